@@ -1,10 +1,11 @@
-"""`python -m tests.batch_kill KILLS REQUESTS [SEED] [FLAGS]`: a batch whose server is killed again
-and again.
+"""`python -m tests.batch_kill KILLS REQUESTS [SEED] [FLAGS]`: a server that is killed again and
+again while it runs a batch and answers stored responses.
 
 SIGKILL comes at moments that the seed chooses, also while the server starts and while the batch
-ends. After each the log is looked at: no answer that was there is lost or another one. At the end
-each request has one answer, and none two. With `--real` the server is `trouper serve` with the
-embedded model, else one with a fake engine, which is ready sooner.
+ends. After each kill the database is looked at: no answer that was there is lost or another one. At
+the end each request has one answer, and none two, and each response whose end a client heard of is
+stored as the client heard it. With `--real` the server is `trouper serve` with the embedded model,
+else one with a fake engine, which is ready sooner.
 """
 
 # ruff: noqa: T201
@@ -14,24 +15,32 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
+import httpx2
 import openai
 from openai.types import Batch
 
-from tests.web.batching import ENDED, lines, request, strict
+from tests.web.batch_server import STORED_RESPONSES
+from tests.web.batching import ENDED, lines, request, state_copied, stored_answers, strict
 
 PATIENCE_S = 180.0
 START_S = 0.5
 """A kill comes within so much of the start of a process,"""
 EARLY = 0.2
 """so often; else soon after so many answers as the seed says."""
+ASKING, RESPONSES_A_LIFE = 3, 4
+"""Clients that ask for responses at a time, and responses that end before a kill."""
 RUN = "from trouper.cli import main; main()"
 
 
@@ -49,16 +58,21 @@ class Tally:
     twice: list[str] = attrs.field(factory=list)
     missing: list[str] = attrs.field(factory=list)
     changed: list[str] = attrs.field(factory=list)
-    """Answers that were in the log before a kill and were lost or others after it."""
+    """Answers that were in the database before a kill and were lost or others after it."""
     errors: Counter[str] = attrs.field(factory=Counter)
     """Requests whose answer is an error, by its code."""
     at_kills: list[int] = attrs.field(factory=list)
-    """Answers in the log when a kill came."""
+    """Answers in the database when a kill came."""
+    responses: int = 0
+    """Responses whose end a client heard of."""
+    lost_responses: list[str] = attrs.field(factory=list)
+    """Those that are not stored, or otherwise than the client heard."""
     status: str = ""
 
     @property
     def good(self) -> bool:
-        return self.status == "completed" and not (self.twice or self.missing or self.changed)
+        wrong = (self.twice, self.missing, self.changed, self.lost_responses)
+        return self.status == "completed" and not any(wrong)
 
     def __str__(self) -> str:
         return (
@@ -66,7 +80,8 @@ class Tally:
             f"end) at {self.at_kills} answers; "
             f"{self.requests} requests, {self.answers} answered: {len(self.twice)} twice, "
             f"{len(self.missing)} not, "
-            f"{len(self.changed)} changed by a kill; errors: {dict(self.errors)}; {self.status}"
+            f"{len(self.changed)} changed by a kill; errors: {dict(self.errors)}; {self.status}; "
+            f"{self.responses} responses, {len(self.lost_responses)} lost"
         )
 
 
@@ -84,8 +99,10 @@ class Server:
             str(directory),
             "--batch-rows",
             str(rows),
+            "--stored-responses",
+            str(STORED_RESPONSES),
         ]
-        self._real = real
+        self._url: str | None = None
         self.process = subprocess.Popen(
             [sys.executable, *(["-c", RUN, *serve] if real else own)],
             stdin=subprocess.PIPE,
@@ -98,13 +115,12 @@ class Server:
 
     def url(self) -> str:
         """Wait until it serves; empty if it died before."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().strip()
-        return (
-            line
-            if not self._real or not line
-            else "http" + line.partition("http")[2].split()[0].rstrip("/")
-        )
+        if self._url is None:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline().strip()
+            said = "http" + line.partition("http")[2].split()[0] if line else ""
+            self._url = said.rstrip("/").removesuffix("/v1")
+        return self._url
 
     def died(self) -> None:
         """Wait until it has killed itself."""
@@ -114,6 +130,34 @@ class Server:
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+class Asking(threading.Thread):
+    """A client that asks for stored responses, each of which continues the one before, streamed and
+    not in turns, until its server dies."""
+
+    def __init__(self, url: str, heard: dict[str, Any]) -> None:
+        super().__init__()
+        self._url, self._heard = f"{url}/v1", heard
+        self.start()
+
+    def run(self) -> None:
+        previous: str | None = None
+        with suppress(openai.APIError, httpx2.HTTPError), strict(self._url) as client:
+            while True:
+                create = partial(
+                    client.responses.create,
+                    input="hello",
+                    max_output_tokens=4,
+                    previous_response_id=previous,
+                )
+                response = create() if previous is None else last_of(create(stream=True))
+                self._heard[response.id] = response.output
+                previous = response.id if previous is None else None
+
+
+def last_of(events: Iterable[Any]) -> Any:
+    return [event for event in events if event.type.startswith("response.")][-1].response
 
 
 class Campaign:
@@ -126,6 +170,7 @@ class Campaign:
         self.tally = Tally(len(requests))
         self._batch: Batch | None = None
         self._answers: dict[int, str] = {}
+        self._heard: dict[str, Any] = {}
 
     def server(self) -> Server:
         return Server(self.directory, self._rows, real=self._real)
@@ -133,7 +178,7 @@ class Campaign:
     def client(self, server: Server) -> openai.OpenAI:
         url = server.url()
         assert url, "it does not start"
-        return strict(f"{url.removesuffix('/v1')}/v1")
+        return strict(f"{url}/v1")
 
     def begin(self, server: Server) -> None:
         with self.client(server) as client:
@@ -144,7 +189,7 @@ class Campaign:
             )
 
     def kill_after(self, server: Server, seconds: float) -> None:
-        """Kill it, and look at the log."""
+        """Kill it, and look at the database."""
         time.sleep(seconds)
         server.kill()
         self.tally.kills += 1
@@ -160,24 +205,33 @@ class Campaign:
         self._answers = found
 
     def logged(self) -> dict[int, str] | None:
-        """The answers in the log; None if it is not needed any more."""
+        """The answers in the database; None if the batch has ended."""
         assert self._batch is not None
-        log = self.directory / "batches" / self._batch.id / "log.jsonl"
-        if not log.exists():
+        with state_copied(self.directory) as connection:
+            select = "SELECT state FROM batches WHERE id = ?"
+            [state] = connection.execute(select, (self._batch.id,)).fetchone()
+        if json.loads(state)["status"] in ENDED:
             return None
-        found: dict[int, str] = {}
-        for line in log.read_bytes().splitlines(keepends=True):
-            record = json.loads(line) if line.endswith(b"\n") else {}
-            if "answer" in record:
-                assert record["answer"] not in found, "two answers in the log"
-                found[record["answer"]] = record["output"]["id"]
-        return found
+        return stored_answers(self.directory, self._batch.id)
 
-    def count(self) -> int:
-        """About how many answers there are; -1 if the batch has ended."""
+    def wait_for(self, server: Server, answers: int) -> None:
+        """Ask for responses until some have ended, and there are so many answers or the batch has
+        ended."""
         assert self._batch is not None
-        log = self.directory / "batches" / self._batch.id / "log.jsonl"
-        return log.read_bytes().count(b'{"answer":') if log.exists() else -1
+        with self.client(server) as client:
+            enough = len(self._heard) + RESPONSES_A_LIFE
+            for _ in range(ASKING):
+                Asking(server.url(), self._heard)
+            end = time.monotonic() + PATIENCE_S
+            while time.monotonic() < end:
+                if len(self._heard) < enough:
+                    time.sleep(0.002)
+                    continue
+                batch = client.batches.retrieve(self._batch.id)
+                counts = batch.request_counts
+                assert counts is not None
+                if batch.status in ENDED or counts.completed + counts.failed >= answers:
+                    return
 
     def end(self, server: Server) -> None:
         """Let it finish, and look at the answers."""
@@ -189,7 +243,18 @@ class Campaign:
                 time.sleep(0.02)
             self.tally.status = batch.status
             self._check(client, batch)
+            self._check_responses(client)
         server.kill()
+
+    def _check_responses(self, client: openai.OpenAI) -> None:
+        self.tally.responses = len(self._heard)
+        for response_id, heard in self._heard.items():
+            try:
+                stored = client.responses.retrieve(response_id).output
+            except openai.APIError:
+                stored = []
+            if stored != heard:
+                self.tally.lost_responses.append(response_id)
 
     def _check(self, client: openai.OpenAI, batch: Batch) -> None:
         ids = [one for one in (batch.output_file_id, batch.error_file_id) if one is not None]
@@ -238,11 +303,7 @@ def campaign(
             loop.kill_after(server, dice.uniform(0, START_S))
             loop.tally.early += 1
         else:
-            if loop.tally.kills:
-                assert server.url(), "it does not start"
-            end = time.monotonic() + PATIENCE_S
-            while 0 <= loop.count() < target and time.monotonic() < end:
-                time.sleep(0.002)
+            loop.wait_for(server, target)
             loop.kill_after(server, dice.uniform(0, 0.02))
         if not quiet:
             print(loop.tally, flush=True)

@@ -107,17 +107,25 @@ def test_a_model_is_unloaded_although_its_disk_hangs(model: Path, tmp_path: Path
 
 
 def test_sigterm_ends_a_server_whatever_hangs(model: Path, tmp_path: Path) -> None:
-    """Here it is the directory of batches: what is written there may not be abandoned before."""
+    """Here it is the input of a batch, as a directory of an earlier version had it."""
+    spec = {"endpoint": "/v1/completions", "completion_window": "24h", "created_at": 1}
+    ids = {"input_file_id": "file-1", "output_file_id": "file-2", "error_file_id": "file-3"}
     batch = tmp_path / "batches" / "batches" / "batch_1"
     batch.mkdir(parents=True)
-    os.mkfifo(fifo := batch / "batch.json")
+    (batch / "batch.json").write_text(
+        json.dumps(spec | ids | {"id": "batch_1", "expires_at": 2**33})
+    )
+    file = {"id": "file-1", "filename": "f", "bytes": 0, "purpose": "batch", "created_at": 1}
+    (files := tmp_path / "batches" / "files").mkdir()
+    (files / "file-1.json").write_text(json.dumps(file))
+    os.mkfifo(fifo := files / "file-1")
     port = free_port()
     flags = ("--batch-dir", str(tmp_path / "batches"), "--drain-timeout-s", "0.3")
     with serving(model, port, *flags, run=ENDS_SOON) as process, read_without_end(fifo):
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
-        assert "threads that still run: _load from" in errors
+        assert "threads that still run: " in errors and "BatchWorker._run" in errors
 
 
 def test_models_are_loaded_beside_one_whose_files_do_not_answer(

@@ -14,7 +14,7 @@ from trouper import RequestFailed
 from trouper.actors.runtime.disk_thread import DiskThread
 from trouper.actors.runtime.worker_lanes import GRAMMAR_SHARE, FairLane, Lanes, LaneSize
 from trouper.protocol.problems import grammars_full, is_shortage
-from trouper.web.batches.disk_threads import on_disk
+from trouper.web.batches.stored_files import on_disk
 
 SLOW_S = 10.0
 """Time limit of a grammar."""

@@ -26,11 +26,9 @@ from trouper.engine.loading import (
     model_fingerprint,
     model_source,
 )
-from trouper.protocol.api_keys import NO_KEYS
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage import cache_fingerprint
-from trouper.web.batches.batch_storage import BatchStorage
-from trouper.web.batches.key_shares import KeyShares
+from trouper.web.state_database import StateDatabase
 
 LONG = "a" * 300
 """No file can have such a name."""
@@ -183,8 +181,7 @@ def test_an_embedded_model_for_which_the_disk_has_no_room_has_a_remedy(
 
 
 async def test_a_directory_of_batches_that_may_not_be_looked_at_is_not_there(locked: Path) -> None:
-    storage = BatchStorage(locked / "batches", KeyShares(NO_KEYS, 1000))
-    assert await storage.open(create=False) is False
+    assert await StateDatabase(locked / "batches").open(create=False) is False
 
 
 def test_blocks_are_kept_where_the_home_takes_no_files(tmp_path: Path) -> None:

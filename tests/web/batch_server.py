@@ -21,6 +21,8 @@ from trouper.web.server import serve_http
 
 DEADLY = "deadly"
 STEP_S = 0.005
+STORED_RESPONSES = 100_000
+"""More than a campaign makes."""
 
 
 def kills(rows: Sequence[FakeRow]) -> bool:
@@ -37,7 +39,10 @@ async def step(_: object) -> None:
 async def serve(directory: Path, rows: int) -> None:
     engine = FakeEngine(before_step=step, dies=kills)
     settings = Settings(no_ssd=True, gather_ms=0)
-    server, shutdown = ServerSettings(port=0, batch_dir=directory, batch_rows=rows), trio.Event()
+    server = ServerSettings(
+        port=0, batch_dir=directory, batch_rows=rows, stored_responses=STORED_RESPONSES
+    )
+    shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=engine))
         [url] = await nursery.start(partial(serve_http, runtime, server, shutdown=shutdown))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import openai
 from openai.types import Batch
 
 from tests.web.serving import PATIENCE_S
+from trouper.web.state_database import NAME
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
@@ -68,3 +74,23 @@ def output(client: openai.OpenAI, file_id: str | None) -> dict[str, dict[str, An
     by_id = {line["custom_id"]: line for line in found}
     assert len(by_id) == len(found), "an answer is there twice"
     return by_id
+
+
+@contextmanager
+def state_copied(directory: Path) -> Iterator[sqlite3.Connection]:
+    """A copy of the database of a server that has ended, however: the next one finds the original
+    as it was left."""
+    with TemporaryDirectory() as copies:
+        for path in directory.glob(f"{NAME}*"):
+            shutil.copy(path, copies)
+        with closing(sqlite3.connect(Path(copies) / NAME)) as connection:
+            yield connection
+
+
+def stored_answers(directory: Path, batch_id: str) -> dict[int, str]:
+    """The answers of a batch that has not ended: number of the request, and id of its line."""
+    with state_copied(directory) as connection:
+        rows = connection.execute(
+            "SELECT number, output FROM lines WHERE batch = ? AND output IS NOT NULL", (batch_id,)
+        )
+        return {number: json.loads(answer)["id"] for number, answer in rows}

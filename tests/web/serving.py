@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -71,20 +72,27 @@ async def serving(
     engine = engine or FakeEngine(before_step=pace)
     shutdown = trio.Event()
     before = open_files()
-    async with trio.open_nursery() as nursery:
-        chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
-        runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
-        chosen_server = ServerSettings(**{"port": 0} | server)
-        start = partial(
-            serve_http, runtime, chosen_server, shutdown=shutdown, observers=observers, clock=clock
-        )
-        [url] = await nursery.start(start)
-        yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
-        with trio.fail_after(SHUTDOWN_S):
-            await runtime.drain(0)
-            shutdown.set()
-            while nursery.child_tasks:  # noqa: ASYNC110 - they end without a word
-                await trio.sleep(0.005)
+    with TemporaryDirectory() as state:
+        server = {"port": 0, "batch_dir": Path(state) / "state", **server}
+        async with trio.open_nursery() as nursery:
+            chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
+            runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
+            chosen_server = ServerSettings(**server)
+            start = partial(
+                serve_http,
+                runtime,
+                chosen_server,
+                shutdown=shutdown,
+                observers=observers,
+                clock=clock,
+            )
+            [url] = await nursery.start(start)
+            yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
+            with trio.fail_after(SHUTDOWN_S):
+                await runtime.drain(0)
+                shutdown.set()
+                while nursery.child_tasks:  # noqa: ASYNC110 - they end without a word
+                    await trio.sleep(0.005)
     assert open_files() <= before + 1
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -15,6 +17,7 @@ from tests.web.batching import ended, output, request, started, strict
 from tests.web.serving import Served, eventually, serving
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS, MAX_UNBEGUN
 from trouper.web.batches.line_runner import Begin, LineResponse, LineRunner
+from trouper.web.state_database import NAME
 
 LONG = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, "ignore_eos": True}
 
@@ -112,8 +115,10 @@ async def test_of_those_that_ran_at_a_kill_the_ones_with_the_fewest_attempts_run
 ) -> None:
     """Else each kill would be one more attempt of the same request, whatever kills."""
     ran: list[str] = []
+    waiting: list[object] = []
 
-    async def waits(*_: Any, **__: Any) -> None:
+    async def waits(*arguments: Any, **__: Any) -> None:
+        waiting.append(arguments)
         await trio.sleep_forever()
 
     async def answers(_: LineRunner, __: str, body: bytes, *___: Any, **____: Any) -> LineResponse:
@@ -122,17 +127,16 @@ async def test_of_those_that_ran_at_a_kill_the_ones_with_the_fewest_attempts_run
         return LineResponse(200, b"{}")
 
     monkeypatch.setattr(LineRunner, "run", waits)
-    async with serving(batch_dir=tmp_path / "first") as served:
+    async with serving(batch_dir=tmp_path) as served:
         with strict(served.base_url) as client:
             requests = [request(name, LONG | {"user": name}) for name in "abc"]
             batch = await trio.to_thread.run_sync(started, client, requests)
-        log = tmp_path / "first" / "batches" / batch.id / "log.jsonl"
-        await eventually(lambda: log.read_bytes().count(b'"attempt"') == len(requests))
-        copytree(tmp_path / "first", tmp_path / "second")
-    with (tmp_path / "second" / "batches" / batch.id / "log.jsonl").open("ab") as file:
-        file.write(b'{"attempt":0}\n{"attempt":2}\n{"attempt":0}\n')
+        await eventually(lambda: len(waiting) == len(requests))
+    with closing(sqlite3.connect(tmp_path / NAME)) as connection, connection:
+        count = "UPDATE lines SET attempts = ? WHERE number = ?"
+        connection.executemany(count, [(3, 0), (1, 1), (2, 2)])
     monkeypatch.setattr(LineRunner, "run", answers)
-    async with serving(batch_dir=tmp_path / "second") as served:
+    async with serving(batch_dir=tmp_path) as served:
         with strict(served.base_url) as client:
             await trio.to_thread.run_sync(ended, client, batch)
     assert ran == ["b", "c", "a"]

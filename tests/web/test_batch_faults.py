@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,17 +37,18 @@ from tests.web.test_batches import END, FORM, using
 from tests.web.test_key_limits import FastClock
 from tests.web.test_key_rights import bearer, key_file
 from trouper.protocol import paths
-from trouper.protocol.api_keys import NO_KEYS
 from trouper.protocol.model import AdapterCard, LoadedModel
 from trouper.protocol.problems import OutOfDeviceMemory
 from trouper.protocol.setting_fields import ByteSize
-from trouper.web.batches import batch_storage, batch_worker, durable_files
-from trouper.web.batches.answer_log import AnswerLog, BatchProgress, BatchRecord
+from trouper.web import state_database
+from trouper.web.batches import batch_storage, batch_table, batch_worker, stored_files
+from trouper.web.batches.batch_record import Batch
 from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.batch_table import BatchTable
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS
 from trouper.web.batches.input_lines import validated
-from trouper.web.batches.key_shares import KeyShares
 from trouper.web.batches.stored_files import FileStore, Upload
+from trouper.web.state_database import NAME, StateDatabase
 from trouper.web.streaming import response_streams
 
 HEAVY = "heavy" * 20
@@ -90,7 +92,7 @@ async def test_a_full_disk_is_named_to_who_would_write_on_it(
 ) -> None:
     """Found by use: each was a 500 of an internal error."""
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def use(client: openai.OpenAI) -> None:
@@ -103,7 +105,8 @@ async def test_a_full_disk_is_named_to_who_would_write_on_it(
             )
 
         with monkeypatch.context() as patch:
-            patch.setattr(durable_files, "write_all", full)
+            patch.setattr(stored_files, "write_all", full)
+            patch.setattr(batch_table, "insert_batch", full)
             for ask in (lambda: client.files.create(file=data, purpose="batch"), start):
                 with pytest.raises(openai.InternalServerError) as refused:
                     ask()
@@ -137,12 +140,12 @@ async def test_health_says_that_a_batch_waits_for_a_full_disk(
 ) -> None:
     monkeypatch.setattr(batch_worker, "RETRY_S", 0.005)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async with serving(batch_dir=tmp_path) as served:
         with monkeypatch.context() as patch:
-            patch.setattr(AnswerLog, "_write", full)
+            patch.setattr(batch_table, "enter_status", full)
             await using(served, lambda client: started(client, [request("a")]))
             said = await problem(served, waits=True)
         assert "failed: No space left on device; make room there" in said and str(tmp_path) in said
@@ -175,13 +178,6 @@ async def test_the_limit_of_a_key_does_not_hold_up_the_batches_of_others(
     assert 1 <= health["batches"]["requests"]["again"] <= 2, "no more begin than --batch-rows"
 
 
-def test_what_is_cancelled_stays_so_whatever_is_logged_after_it() -> None:
-    progress = BatchProgress()
-    for status in ("in_progress", "cancelling", "in_progress", "finalizing"):
-        progress.add(BatchRecord(status=status, at=1))
-    assert (progress.status, {*progress.times}) == ("cancelling", {"in_progress", "cancelling"})
-
-
 async def test_a_cancel_while_validation_ends_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,26 +186,26 @@ async def test_a_cancel_while_validation_ends_is_not_lost(
         threading.Event(),
         threading.Event(),
     )
-    append, write = AnswerLog.append, AnswerLog._write
+    enter, enter_status = BatchTable.enter, batch_table.enter_status
 
     def wait_and_validate(*args: Any) -> Any:
         assert may_validate.wait(60)
         return validated(*args)
 
-    async def tell_and_append(log: AnswerLog, *records: BatchRecord) -> None:
-        if any(record.status in ("in_progress", "finalizing") for record in records):
+    async def tell_and_enter(table: BatchTable, batch: Batch, status: str, at: int) -> None:
+        if status in ("in_progress", "finalizing"):
             validation_ended.set()
-        await append(log, *records)
+        await enter(table, batch, status, at)
 
-    def write_slowly(log: AnswerLog, data: bytes) -> None:
-        if b"cancelling" in data:
+    def enter_slowly(connection: sqlite3.Connection, *, status: str, **more: Any) -> Any:
+        if status == "cancelling":
             cancels.set()
             assert validation_ended.wait(60)
-        write(log, data)
+        return enter_status(connection, status=status, **more)
 
     monkeypatch.setattr(batch_worker, "validated", wait_and_validate)
-    monkeypatch.setattr(AnswerLog, "append", tell_and_append)
-    monkeypatch.setattr(AnswerLog, "_write", write_slowly)
+    monkeypatch.setattr(BatchTable, "enter", tell_and_enter)
+    monkeypatch.setattr(batch_table, "enter_status", enter_slowly)
 
     def let_validation_end() -> None:
         assert cancels.wait(60)
@@ -305,12 +301,12 @@ async def test_the_event_loop_alone_changes_what_it_reads(
     monkeypatch.setattr(Index, "threads", set(), raising=False)
     load, load_files = BatchStorage._load, FileStore.load
 
-    def load_index(storage: BatchStorage) -> None:
-        load(storage)
+    async def load_index(storage: BatchStorage) -> None:
+        await load(storage)
         storage.batches = Index(storage.batches)
 
-    def load_file_index(store: FileStore) -> None:
-        load_files(store)
+    async def load_file_index(store: FileStore) -> None:
+        await load_files(store)
         store._files = Index(store._files)
 
     monkeypatch.setattr(BatchStorage, "_load", load_index)
@@ -336,10 +332,8 @@ async def test_a_directory_that_does_not_answer_stops_no_stream(
         threads.append(threading.current_thread())
         return paths.exists(path)
 
-    monkeypatch.setattr(batch_storage, "exists", noted)
-    assert not await BatchStorage(tmp_path / "batches", KeyShares(NO_KEYS, 10**6)).open(
-        create=False
-    )
+    monkeypatch.setattr(state_database, "exists", noted)
+    assert not await StateDatabase(tmp_path / "batches").open(create=False)
     assert len(threads) == 1 and threading.main_thread() not in threads
 
 
@@ -358,7 +352,7 @@ async def test_a_disk_that_takes_no_more_stops_no_answer(
         begun.append(store)
         return await begin(store, owner)
 
-    monkeypatch.setattr(durable_files, "create", hangs)
+    monkeypatch.setattr(stored_files, "create", hangs)
     monkeypatch.setattr(FileStore, "begin", noted)
     monkeypatch.setattr(response_streams, "LONG_ANSWER", 1)
     statuses: list[int] = []
@@ -384,10 +378,8 @@ async def test_a_disk_that_takes_no_more_stops_no_answer(
     assert statuses == [200] * uploads
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-@pytest.mark.parametrize("kind", ["files", "batches"])
-async def test_what_cannot_be_read_for_the_moment_is_there_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: str
+async def test_a_database_that_cannot_be_opened_for_the_moment_is_opened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file whose description could not be read at the start for want of a descriptor was
     removed."""
@@ -396,16 +388,16 @@ async def test_what_cannot_be_read_for_the_moment_is_there_later(
             batch = await trio.to_thread.run_sync(
                 ended, client, await trio.to_thread.run_sync(started, client, [request("a")])
             )
-    lacking, read_bytes = [True], Path.read_bytes
+    lacking, open_file = [True], os.open
 
-    def read(path: Path) -> bytes:
-        if lacking and path.parent.is_relative_to(tmp_path / kind):
+    def opens(path: Any, *arguments: Any, **more: Any) -> int:
+        if lacking and str(path) == str(tmp_path / NAME):
             lacking.pop()
-            raise OSError(number, os.strerror(number))
-        return read_bytes(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open_file(path, *arguments, **more)
 
     monkeypatch.setattr(batch_storage, "RETRY_S", 0.005)
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(os, "open", opens)
     async with serving(batch_dir=tmp_path) as served:
         await eventually(lambda: not lacking)
         with strict(served.base_url) as client:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from tests.web.test_batches import END, FORM, PURPOSE, using
 from tests.web.test_key_limits import FastClock
 from tests.web.test_key_rights import key_file
 from trouper.web.batches import batch_routes, batch_storage, batch_worker
+from trouper.web.batches.batch_record import LineAnswer
 from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.batch_table import BatchTable
 from trouper.web.batches.stored_files import FileStore, StoredFile
+from trouper.web.state_database import StateDatabase
 
 UPLOAD = PURPOSE + b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
 
@@ -55,15 +59,20 @@ async def test_uploads_at_the_same_time_share_the_room(tmp_path: Path) -> None:
         assert (await batches_of(served))["bytes"] == 3000
 
 
-def taken(directory: Path) -> int:
-    """Bytes of files and logs, and of the output files that will be made of these."""
-    logs = [*(directory / "batches").rglob("log.jsonl")]
-    paths = [path for path in (directory / "files").iterdir() if path.suffix != ".json"]
-    return sum(path.stat().st_size for path in [*paths, *logs, *logs])
+def taken(directory: Path, answer_bytes: int) -> int:
+    """Bytes of files and answers, and of the output files that will be made of these."""
+    return 2 * answer_bytes + sum(path.stat().st_size for path in (directory / "files").iterdir())
 
 
 async def test_answers_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_storage, "ROOM_S", 0.01)
+    answered, store_answers = list[LineAnswer](), BatchTable.store_answers
+
+    async def noted(table: BatchTable, batch: Any, answers: Sequence[LineAnswer]) -> None:
+        await store_answers(table, batch, answers)
+        answered.extend(answers)
+
+    monkeypatch.setattr(BatchTable, "store_answers", noted)
     requests, limit, taken_bytes = (
         [request(f"r{number}") for number in range(20)],
         50_000,
@@ -80,22 +89,17 @@ async def test_answers_wait_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyP
             batch = await trio.to_thread.run_sync(started, client, requests)
             with trio.fail_after(60):
                 while not (problem := (await batches_of(served))["problem"]):
-                    taken_bytes.append(taken(tmp_path))
+                    pass
             assert "--batch-max-bytes" in problem
-            assert len(requests) > len(log_of(tmp_path, batch.id)) > 0
-            taken_bytes.append(taken(tmp_path))
+            assert len(requests) > len(answered) > 0
+            taken_bytes.append(taken(tmp_path, sum(len(each.output) for each in answered)))
             await trio.to_thread.run_sync(client.files.delete, filler.id)
             batch = await trio.to_thread.run_sync(ended, client, batch)
             found = await trio.to_thread.run_sync(output, client, batch.output_file_id)
         assert (batch.status, len(found)) == ("completed", len(requests))
         assert (await batches_of(served))["problem"] == ""
+        taken_bytes.append(taken(tmp_path, 0))
     assert max(taken_bytes) <= limit
-
-
-def log_of(directory: Path, batch_id: str) -> list[bytes]:
-    """Its answers."""
-    log = directory / "batches" / batch_id / "log.jsonl"
-    return [line for line in log.read_bytes().splitlines() if b'"answer"' in line]
 
 
 async def test_a_batch_that_waits_for_room_can_be_cancelled(tmp_path: Path) -> None:
@@ -154,8 +158,8 @@ async def test_a_batch_that_has_ended_holds_nothing_of_its_requests(
     ever."""
     storages, load = list[BatchStorage](), BatchStorage._load
 
-    def noted(storage: BatchStorage) -> None:
-        load(storage)
+    async def noted(storage: BatchStorage) -> None:
+        await load(storage)
         storages.append(storage)
 
     monkeypatch.setattr(BatchStorage, "_load", noted)
@@ -166,7 +170,7 @@ async def test_a_batch_that_has_ended_holds_nothing_of_its_requests(
     async with serving(batch_dir=tmp_path) as served:
         await using(served, use)
         [kept] = storages[0].batches.values()
-        await eventually(lambda: not kept.progress.answered)
+        await eventually(lambda: kept.ended and not kept.answered)
         shown = kept.body()
     assert (shown["status"], shown["request_counts"]) == (
         "completed",
@@ -183,20 +187,23 @@ class Unlooked(dict[str, StoredFile]):
 
 
 async def test_the_bytes_of_all_files_are_known_without_a_look_at_each(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
-    store.load()
+    database = StateDatabase(tmp_path)
+    await database.open(create=True)
+    store = FileStore(tmp_path / "files", database)
+    await store.load()
     store._files = Unlooked()
-    first, second = (
-        StoredFile(id=name, filename=name, bytes=0, purpose="batch_output", created_at=1)
-        for name in ("a", "b")
-    )
     seen = []
-    for file, content in ((first, b"12345"), (second, b"678"), (first, b"1")):
-        await store.put(file, [content])
-        seen.append(store.total_bytes)
-    again = FileStore(tmp_path)
-    again.load()
-    for file in (second, second):
-        await store.remove(file)
-        seen.append(store.total_bytes)
-    assert seen == [5, 8, 4, 1, 1] and again.total_bytes == 4
+    for owner, content in (("a", b"12345"), ("b", b"678"), ("a", b"1")):
+        upload = await store.begin(owner)
+        upload.content.write(content)
+        await store.keep(upload, "name", 1)
+        store.end(upload)
+        seen.append((store.total_bytes, store.bytes_of(owner)))
+    again = FileStore(tmp_path / "files", database)
+    await again.load()
+    [first, *_] = store._files
+    for _ in range(2):
+        await store.remove(again.get(first, None))
+        seen.append((store.total_bytes, store.number_of("a")))
+    assert seen == [(5, 5), (8, 3), (9, 6), (4, 1), (4, 1)] and again.total_bytes == 9
+    await database.close()

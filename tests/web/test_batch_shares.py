@@ -10,15 +10,15 @@ import openai
 import pytest
 import trio
 
-from tests.web.batching import ended, lines, request, started, strict
+from tests.web.batching import ended, lines, request, started, state_copied, strict
 from tests.web.serving import Served, exchange, get, post, serving
 from tests.web.test_batch_room import UPLOAD
 from tests.web.test_batches import END, FORM
 from tests.web.test_key_rights import bearer, key_file
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.api_keys import Keys
-from trouper.web.batches import batch_storage, batch_worker, key_shares
-from trouper.web.batches.key_shares import KeyShares
+from trouper.web.batches import batch_storage, batch_worker
+from trouper.web.batches.batch_storage import KeyShares
 
 KEYS = "sk-a name=a\nsk-b name=b\nsk-adm name=boss admin=true\n"
 
@@ -105,7 +105,7 @@ async def test_a_key_has_so_many_files_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A description of each is in memory, also of one without a byte."""
-    monkeypatch.setattr(key_shares, "MAX_FILES", 4)
+    monkeypatch.setattr(batch_storage, "MAX_FILES", 4)
     monkeypatch.setattr(batch_worker, "AGAIN_S", 600)
     file = key_file(tmp_path, "sk-a name=a requests_per_minute=1\nsk-b name=b\n")
     async with serving(api_key_file=file, batch_dir=tmp_path / "batches") as served:
@@ -145,11 +145,13 @@ async def test_the_ended_batches_of_a_key_are_forgotten_and_not_those_of_others(
             ids = await trio.to_thread.run_sync(run, a, 5)
         assert await listed(served, "sk-a") == ids[:-4:-1], "the last ended after it was created"
         assert await listed(served, "sk-b") == other
-        assert {path.name for path in (directory / "batches").iterdir()} == {*other, *ids[-3:]}
+    with state_copied(directory) as connection:
+        rows = connection.execute("SELECT id FROM batches")
+        assert {batch_id for (batch_id,) in rows} == {*other, *ids[-3:]}
     async with serving(api_key_file=key_file(tmp_path, KEYS), batch_dir=directory) as served:
         assert (await upload(served, "sk-b", b""))[0] == 200
         left = await listed(served, "sk-a")
-        assert len(left) == 2 and {*left} < {*ids[-3:]}, "which of those of one second is left open"
+        assert left == ids[:-3:-1]
         assert await listed(served, "sk-b") == other
 
 

@@ -45,7 +45,7 @@ def messages(turns: list[Json]) -> ChatPrompt:
 def response(items: list[Json]) -> ChatPrompt:
     resolved = parse_response({"input": items})
     assert resolved.request.input is not None
-    turns = messages_of(None, items_of(resolved.request.input, lambda _: None))
+    turns = messages_of(None, items_of(resolved.request.input, {}))
     prompt = response_to_generate(resolved, turns, "id", None).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt

@@ -35,7 +35,7 @@ def completion(body: Json) -> tuple[Generate, list[str]]:
 def response(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
     resolved = parse_response({"input": "x", **body}, past)
-    items = items_of(resolved.request.input or "", lambda _: None)
+    items = items_of(resolved.request.input or "", {})
     return response_to_generate(resolved, messages_of(None, items), "id", 1), [*past.names]
 
 

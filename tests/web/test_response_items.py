@@ -14,15 +14,11 @@ from trouper.web.responses.response_request import parse_response
 Json = dict[str, Any]
 
 
-def items_of(given: Any, find: items.Find) -> tuple[Json, ...]:
+def items_of(given: Any, stored: dict[str, Json]) -> tuple[Json, ...]:
     """As a request's input becomes them."""
     value = parse_response({"input": given}).request.input
     assert value is not None
-    return items.items_of(value, find)
-
-
-def nothing(_: str) -> Json | None:
-    return None
+    return items.items_of(value, stored)
 
 
 def message(role: str, text: str) -> Json:
@@ -46,7 +42,7 @@ def thought(**parts: str) -> Json:
 
 
 def heard(*given: Json, instructions: str | None = None) -> list[Json]:
-    return [*messages_of(instructions, items_of([*given], nothing))]
+    return [*messages_of(instructions, items_of([*given], {}))]
 
 
 def test_one_turn_is_one_message() -> None:
@@ -104,7 +100,7 @@ def test_what_comes_out_of_order_begins_another_message(
 
 
 def test_an_output_answers_a_call_that_came_before() -> None:
-    both = items_of([call("f"), output("f", "1")], nothing)
+    both = items_of([call("f"), output("f", "1")], {})
     check_outputs([], both)
     check_outputs(both[:1], both[1:])
     assert fault(check_outputs, [], both[1:])[0] == "input.0.call_id"
@@ -113,8 +109,8 @@ def test_an_output_answers_a_call_that_came_before() -> None:
 
 def test_an_item_is_referred_to_once() -> None:
     """Else a short request becomes a prompt of any length."""
-    [stored] = items_of("a", nothing)
+    [stored] = items_of("a", {})
     refer = {"type": "item_reference", "id": stored["id"]}
-    assert items_of([refer, message("user", "b")], lambda _: stored)[0] is stored
-    assert fault(items_of, [refer, refer], lambda _: stored)[0] == "input.1.id"
-    assert fault(items_of, [refer, {"id": stored["id"]}], lambda _: stored)[0] == "input.1.id"
+    assert items_of([refer, message("user", "b")], {stored["id"]: stored})[0] is stored
+    assert fault(items_of, [refer, refer], {stored["id"]: stored})[0] == "input.1.id"
+    assert fault(items_of, [refer, {"id": stored["id"]}], {stored["id"]: stored})[0] == "input.1.id"

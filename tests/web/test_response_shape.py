@@ -25,8 +25,7 @@ from trouper.web.http.request_schema import ref
 from trouper.web.output.dialect import Choice, Json, Usage
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
-from trouper.web.responses.response_events import ResponseDialect
-from trouper.web.responses.response_fields import head_of
+from trouper.web.responses.response_events import ResponseDialect, head_of
 from trouper.web.responses.response_request import parse_response
 from trouper.web.responses.schemas import COMPONENTS
 from trouper.web.streaming.event_log import EventLog
@@ -57,7 +56,7 @@ def answer_of(tokens: int) -> Answer:
 
 def shape_of(answer: Answer, log: EventLog | None = None) -> ResponseDialect:
     parser = OutputParser(Tools((TOOL,)), WORDS, thinks=False)
-    return ResponseDialect(HEAD, WORDS, parser, answer, ended=lambda: None, log=log)
+    return ResponseDialect(HEAD, WORDS, parser, answer, log=log)
 
 
 def deltas_of(pieces: Sequence[str]) -> list[Delta]:

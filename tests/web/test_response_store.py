@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from random import Random
+from sqlite3 import Connection
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trouper import ServerSettings
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.setting_fields import ByteSize
-from trouper.web.responses.response_store import ResponseStore, StoredResponse, Turn
+from trouper.web.responses.response_store import ResponseStore, StoredResponse
+from trouper.web.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog
 
 
@@ -23,117 +25,164 @@ class Clock:
         return self.now
 
 
-def store_of(
-    most: int = 100, most_bytes: int = 10**6, ttl_s: float = 100.0
-) -> tuple[ResponseStore, Clock]:
-    clock = Clock()
-    bounds = ServerSettings(
-        stored_responses=most,
-        stored_responses_bytes=ByteSize(most_bytes),
-        stored_responses_ttl_s=ttl_s,
-    )
-    return ResponseStore(bounds, clock), clock
+@pytest.fixture
+async def database() -> AsyncIterator[StateDatabase]:
+    database = StateDatabase(None)
+    await database.open(create=True)
+    yield database
+    await database.close()
+
+
+class Store(ResponseStore):
+    """Shows what the database holds."""
+
+    def __init__(
+        self,
+        database: StateDatabase,
+        max_count: int = 100,
+        max_bytes: int = 10**6,
+        ttl_s: float = 100.0,
+    ) -> None:
+        self.clock, self.key = Clock(), ""
+        bounds = ServerSettings(
+            stored_responses=max_count,
+            stored_responses_bytes=ByteSize(max_bytes),
+            stored_responses_ttl_s=ttl_s,
+        )
+        super().__init__(bounds, database, lambda: {self.key}, self.clock)
+        self.database = database
+
+    async def has(self, name: str) -> bool:
+        try:
+            return (await self.get(name)).id == name
+        except RequestFailed as failed:
+            return failed.problem.status != 404
+
+    async def number(self, what: str = "count(used) FROM responses") -> int:
+        def look(connection: Connection) -> int:
+            return int(connection.execute(f"SELECT {what}").fetchone()[0] or 0)
+
+        return await self.database.run(look)
+
+    async def bytes(self) -> int:
+        """As counted, which is what is there."""
+        counted = await self.number("sum(size) FROM responses")
+        rows = "sum(ifnull(length(body), 0) + ifnull(length(events), 0)) FROM responses"
+        items = "sum(length(item)) FROM items"
+        assert counted == await self.number(rows) + await self.number(items)
+        return counted
 
 
 def response(
-    name: str, before: Turn | None = None, text: str = "", log: EventLog | None = None
+    name: str,
+    previous: str | None = None,
+    text: str = "",
+    log: EventLog | None = None,
+    owner: str = "",
 ) -> StoredResponse:
-    said: dict[str, Any] = {"id": f"out_{name}", "text": text}
-    return StoredResponse({"id": name, "output": [said]}, ({"id": f"in_{name}"},), before, log)
-
-
-def test_a_conversation_outlives_the_responses_that_began_it() -> None:
-    store, _ = store_of(most=2)
-    first = response("a")
-    store.add(first)
-    second = response("b", first.turn)
-    store.add(second)
-    alone = second.turn.size
-    third = response("c", second.turn)
-    store.add(third)
-    assert store.find("a") is None
-    assert [item["id"] for item in third.turn.all_items()] == [
-        "in_a",
-        "out_a",
-        "in_b",
-        "out_b",
-        "in_c",
-        "out_c",
-    ]
-    assert store.item("out_a") == {"id": "out_a", "text": ""}
-    turns = first.turn.size + alone + third.turn.size
-    assert store.bytes == turns + second.size + third.size
-    store.remove("b")
-    assert store.bytes == turns + third.size, "c needs all turns"
-    store.remove("c")
-    assert (store.bytes, len(store)) == (0, 0)
-    assert store.item("out_a") is None
-
-
-def test_going_on_from_what_is_gone_counts_it_again() -> None:
-    """Its turn was taken before it went."""
-    store, _ = store_of(most=1)
-    first, other = response("a"), response("x")
-    store.add(first)
-    store.add(other)
-    assert store.bytes == other.turn.size + other.size
-    following = response("b", first.turn)
-    store.add(following)
-    assert store.bytes == first.turn.size + following.turn.size + following.size
-    assert store.item("in_a") is not None
-
-
-def test_age_counts_from_the_last_use() -> None:
-    store, clock = store_of(ttl_s=10)
-    store.add(response("a"))
-    store.add(response("b"))
-    clock.now = 8
-    assert store.find("a") is not None
-    clock.now = 15
-    assert store.find("b") is None
-    assert store.find("a") is not None
-    clock.now = 26
-    assert store.item("in_a") is None
-    assert store.bytes == 0
-
-
-def test_bytes_count_events_too() -> None:
-    log = EventLog()
-    log.add(b"x" * 500)
-    store, _ = store_of(most_bytes=400)
-    store.add(response("a", log=log))
-    assert len(store) == 0
-    store.add(response("a"))
-    assert len(store) == 1
-    store.add(response("b", text="y" * 300))
-    assert store.find("a") is None
-    assert store.bytes == len(
-        msgspec.json.encode(
-            ({"id": "b", "output": [{"id": "out_b", "text": "y" * 300}]}, ({"id": "in_b"},))
-        )
+    item: dict[str, Any] = {"id": f"out_{name}", "text": text}
+    return StoredResponse(
+        {"id": name, "output": [item]}, ({"id": f"in_{name}"},), previous, log, owner
     )
 
 
-def test_events_and_tools_of_what_is_gone_count_no_more() -> None:
+async def ids_of(store: Store, name: str) -> list[str]:
+    return [item["id"] for item in await store.conversation(name)]
+
+
+async def test_a_conversation_outlives_the_responses_that_began_it(
+    database: StateDatabase,
+) -> None:
+    store = Store(database, max_count=2)
+    for name, previous in (("a", None), ("b", "a"), ("c", "b")):
+        await store.add(response(name, previous))
+    assert not await store.has("a")
+    items = ["in_a", "out_a", "in_b", "out_b", "in_c", "out_c"]
+    assert await ids_of(store, "c") == items
+    assert await store.conversation_bytes("c") == sum(
+        len(msgspec.json.encode(item)) for item in await store.conversation("c")
+    )
+    assert await store.item("out_a") == {"id": "out_a", "text": ""}
+    before = await store.bytes()
+    await store.remove("b")
+    assert await ids_of(store, "c") == items, "c needs all of them"
+    assert 0 < await store.bytes() < before
+    await store.remove("c")
+    assert (await store.bytes(), await store.number("count(*) FROM responses")) == (0, 0)
+    assert await store.item("out_a") is None
+
+
+async def test_going_on_from_what_is_gone_stores_it_again(database: StateDatabase) -> None:
+    """Its items were read before it went."""
+    store = Store(database, max_count=1)
+    await store.add(response("a"))
+    earlier = await store.conversation("a")
+    await store.add(response("x"))
+    assert await store.conversation("a") == [] and not await store.has("a")
+    await store.add(response("b", "a"), earlier)
+    assert await ids_of(store, "b") == ["in_a", "out_a", "in_b", "out_b"]
+    assert not await store.has("a") and await store.has("b")
+    assert await store.item("in_a") is not None
+    await store.bytes()
+
+
+async def test_age_counts_from_the_last_use(database: StateDatabase) -> None:
+    store = Store(database, ttl_s=10)
+    await store.add(response("a"))
+    await store.add(response("b"))
+    store.clock.now = 8
+    assert await store.has("a")
+    store.clock.now = 15
+    assert not await store.has("b")
+    assert await store.has("a")
+    store.clock.now = 26
+    assert await store.item("in_a") is None
+    assert await store.bytes() == 0
+
+
+async def test_bytes_count_events_too(database: StateDatabase) -> None:
+    log = EventLog()
+    log.add(b"x" * 500)
+    store = Store(database, max_bytes=400)
+    await store.add(response("a", log=log))
+    assert await store.number() == 0
+    await store.add(response("a"))
+    assert await store.number() == 1
+    await store.add(response("b", text="y" * 330))
+    assert not await store.has("a") and await store.has("b")
+    assert 0 < await store.bytes() <= 400
+
+
+async def test_events_are_there_as_they_were(database: StateDatabase) -> None:
+    log = EventLog()
+    for event in (b"first", b"\xff", b""):
+        log.add(event)
+    store = Store(database)
+    await store.add(response("a", log=log))
+    stored = (await store.get("a")).log
+    assert stored is not None and stored.over
+    assert stored.since(1, 10) == [b"\xff", b""] and stored.size == log.size
+
+
+async def test_events_and_tools_of_what_is_gone_count_no_more(database: StateDatabase) -> None:
     """They counted as long as a later response built on it, until the whole conversation was more
     than the store, and all of it went."""
-    store, _ = store_of(most_bytes=1000)
-    before: Turn | None = None
+    store = Store(database, max_bytes=1000)
+    previous: str | None = None
     for number in range(10):
         log = EventLog()
         log.add(b"x" * 400)
-        stored = response(str(number), before, log=log)
-        store.add(stored)
-        assert store.find(stored.id) is stored
-        before = stored.turn
-    assert store.bytes <= 1000 and store.item("in_0") is not None
+        await store.add(response(str(number), previous, log=log))
+        assert await store.has(str(number))
+        previous = str(number)
+    assert await store.bytes() <= 1000 and await store.item("in_0") is not None
 
 
-def test_an_id_that_is_gone_says_so() -> None:
-    store, _ = store_of(most=0)
-    store.add(response("a"))
+async def test_an_id_that_is_gone_says_so(database: StateDatabase) -> None:
+    store = Store(database, max_count=0)
+    await store.add(response("a"))
     with pytest.raises(RequestFailed, match="is gone") as caught:
-        store.get("a", "previous_response_id", "previous_response_not_found")
+        await store.get("a", "previous_response_id", "previous_response_not_found")
     problem = caught.value.problem
     assert (problem.status, problem.param, problem.code) == (
         404,
@@ -142,92 +191,78 @@ def test_an_id_that_is_gone_says_so() -> None:
     )
 
 
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["add", "follow", "find", "remove", "wait"]),
-        st.integers(0, 9),
-        st.integers(0, 300),
-    ),
-    max_size=60,
-)
-
-
-@given(steps, st.integers(0, 5), st.integers(0, 1500))
-def test_the_bounds_hold_whatever_happens(
-    steps: list[tuple[str, int, int]], most: int, most_bytes: int
-) -> None:
-    store, clock = store_of(most, most_bytes, ttl_s=50)
-    kept: dict[str, StoredResponse] = {}
-    for place, (what, which, size) in enumerate(steps):
-        name = f"r{which}"
-        match what:
-            case "add" | "follow":
-                before = kept.get(f"r{size % 10}") if what == "follow" else None
-                stored = response(
-                    f"r{which}-{place}", None if before is None else before.turn, "z" * size
-                )
-                store.add(stored)
-                kept[name] = stored
-            case "find" if name in kept:
-                store.find(kept[name].id)
-            case "remove" if name in kept:
-                store.remove(kept[name].id)
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_bounds_hold_whatever_happens(database: StateDatabase, seed: int) -> None:
+    dice = Random(seed)
+    max_count, max_bytes = dice.randrange(6), dice.randrange(1500)
+    store = Store(database, max_count, max_bytes, ttl_s=50)
+    names: list[str] = []
+    items: dict[str, list[str]] = {}
+    """What each conversation must have, if it is there."""
+    for number in range(80):
+        match dice.choice(["add", "follow", "find", "remove", "wait"]):
+            case "add" | "follow" as way:
+                previous = dice.choice(names) if way == "follow" and names else None
+                earlier = [] if previous is None else await store.conversation(previous)
+                name, previous = f"r{number}", previous if earlier else None
+                await store.add(response(name, previous, "z" * dice.randrange(300)), earlier)
+                before = items[previous] if previous is not None else []
+                items[name] = [*before, f"in_{name}", f"out_{name}"]
+                names.append(name)
+            case "find" if names:
+                await store.has(dice.choice(names))
+            case "remove" if names:
+                await store.remove(dice.choice(names))
             case "wait":
-                clock.now += size / 10
-        store.item("")  # Looks at the clock.
-        alive = [one for one in kept.values() if store.find(one.id) is not None]
-        assert len(store) <= most and store.bytes <= most_bytes
-        for stored in alive:
-            assert all(store.item(item["id"]) == item for item in stored.turn.all_items())
-        turns = {id(turn): turn.size for stored in alive for turn in stored.turn._back()}
-        assert store.bytes >= sum(turns.values())
-    for stored in kept.values():
-        store.remove(stored.id)
-    clock.now += 1000
-    store.item("")
-    assert (store.bytes, len(store), store._items) == (0, 0, {})
+                store.clock.now += dice.random() * 30
+        await store.item("")  # Looks at the clock.
+        assert await store.number() <= max_count and await store.bytes() <= max_bytes
+        for name in names:
+            if await store.number(f"count(*) FROM responses WHERE used >= 0 AND id = '{name}'"):
+                assert await ids_of(store, name) == items[name]
+    store.clock.now += 1000
+    await store.item("")
+    assert await store.number("count(*) FROM responses") == 0
+    assert await store.number("count(*) FROM items") == 0
 
 
-def of_owner(owner: str, name: str, text: str) -> StoredResponse:
-    said: dict[str, Any] = {"id": f"out_{name}", "text": text}
-    return StoredResponse({"id": name, "output": [said]}, (), None, None, owner)
-
-
-@pytest.mark.parametrize(("most", "most_bytes"), [(8, 10**6), (1000, 4000)])
-def test_a_key_that_floods_the_store_pushes_out_its_own(most: int, most_bytes: int) -> None:
-    asking = ["b"]
-    bounds = ServerSettings(stored_responses=most, stored_responses_bytes=ByteSize(most_bytes))
-    store = ResponseStore(bounds, lambda: 0.0, lambda: asking[0])
-    for number in range(30):
-        store.add(of_owner("a", f"a{number}", "x" * 200))
-    alone = len(store)
-    assert alone >= 8, "one key alone may have all of it"
-    for number in range(3):
-        store.add(of_owner("b", f"b{number}", "y" * 200))
-    for number in range(30, 90):
-        store.add(of_owner("a", f"a{number}", "x" * (number * 10)))
-    assert all(store.find(f"b{number}") is not None for number in range(3))
-    assert store.find("a89") is None, "it is another key's"
-    asking[0] = "a"
-    assert store.find("a89") is not None and store.find("a0") is None
-    assert len(store) <= most and store.bytes <= most_bytes
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 400)), max_size=60), st.integers(1, 9)
-)
-def test_nobody_loses_what_is_within_an_equal_share(
-    added: list[tuple[str, int]], most: int
+@pytest.mark.parametrize(("max_count", "max_bytes"), [(8, 10**6), (1000, 4000)])
+async def test_a_key_that_floods_the_store_pushes_out_its_own(
+    database: StateDatabase, max_count: int, max_bytes: int
 ) -> None:
-    store, _ = store_of(most, most_bytes=2000)
-    held: dict[str, list[StoredResponse]] = {"a": [], "b": [], "c": []}
-    for number, (owner, size) in enumerate(added):
-        stored = of_owner(owner, f"r{number}", "z" * size)
-        store.add(stored)
-        held[owner].append(stored)
-        for mine in held.values():
-            latest, taken = mine[-(most // 3) :] if most >= 3 else [], 0
-            for one in reversed(latest):
-                taken += one.size + one.turn.size
+    store = Store(database, max_count, max_bytes)
+    for number in range(30):
+        await store.add(response(f"a{number}", text="x" * 200, owner="a"))
+    assert await store.number() >= 8, "one key alone may have all of it"
+    for number in range(3):
+        await store.add(response(f"b{number}", text="y" * 200, owner="b"))
+    for number in range(30, 90):
+        await store.add(response(f"a{number}", text="x" * (number * 10), owner="a"))
+    store.key = "b"
+    assert all([await store.has(f"b{number}") for number in range(3)])
+    assert not await store.has("a89"), "it is another key's"
+    assert await store.item("out_a89") is None
+    store.key = "a"
+    assert await store.has("a89") and not await store.has("a0")
+    assert await store.number() <= max_count and await store.bytes() <= max_bytes
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_nobody_loses_what_is_within_an_equal_share(
+    database: StateDatabase, seed: int
+) -> None:
+    dice = Random(seed)
+    max_count = dice.randrange(1, 10)
+    store = Store(database, max_count, max_bytes=2000)
+    held: dict[str, list[tuple[str, int]]] = {"a": [], "b": [], "c": []}
+    for number in range(60):
+        name, owner = f"r{number}", dice.choice("abc")
+        await store.add(response(name, text="z" * dice.randrange(400), owner=owner))
+        size = await store.number(f"sum(size) FROM responses WHERE id = '{name}'")
+        held[owner].append((name, size))
+        for store.key, mine in held.items():
+            latest, taken = mine[-(max_count // 3) :] if max_count >= 3 else [], 0
+            for name, size in reversed(latest):
+                taken += size
                 if taken <= 2000 // 3:
-                    assert one.id in store._responses
+                    assert await store.number(f"count(*) FROM responses WHERE id = '{name}'")

@@ -349,7 +349,7 @@ class ServerSettings:
     )
     stored_responses: int = setting(
         1000,
-        "Responses kept in memory for previous_response_id and GET /v1/responses/ID; 0: none.",
+        "Responses kept in --batch-dir for previous_response_id and GET /v1/responses/ID; 0: none.",
         0,
     )
     stored_responses_bytes: ByteSize = size(ByteSize("64MB"), "Most that they may take.")
@@ -358,7 +358,7 @@ class ServerSettings:
     )
     batch_dir: Path | None = setting(
         None,
-        "Directory of files and batches. Default: in the user's cache directory.",
+        "Directory of files, batches and stored responses. Default: in the user's cache directory.",
         directory=True,
     )
     no_batches: bool = setting(False, "Serve neither /v1/files nor /v1/batches.")
@@ -426,9 +426,14 @@ class ServerSettings:
         require_directories(self.adapters_from)
 
     @property
+    def state_dir(self) -> Path:
+        """The directory of files, batches and stored responses."""
+        return Path(self.batch_dir or default_cache_dir() / "batches")
+
+    @property
     def batches_dir(self) -> Path | None:
         """The directory of files and batches; None if there are none."""
-        return None if self.no_batches else Path(self.batch_dir or default_cache_dir() / "batches")
+        return None if self.no_batches else self.state_dir
 
     def max_models(self, given: int) -> int:
         """Number of models that may be loaded at a time, if --model names `given`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -34,8 +34,8 @@ from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
 from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
-from trouper.web.batches.batching import Batching, batching_of
-from trouper.web.batches.file_upload import UploadBody
+from trouper.web.batches.batching import Batching
+from trouper.web.batches.file_routes import UploadBody
 from trouper.web.current_request import RequestScope, at_hand
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors, head_of
@@ -70,10 +70,13 @@ from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import ResponseId, Responses
 from trouper.web.service import Service, as_json
+from trouper.web.state_database import StateDatabase
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
 LARGE_RESPONSE = 2**16
+LAST_RESPONSES_S = 1.0
+"""Time for storing the last responses after the models were drained."""
 KEY_REMOVED = http_problem(
     401, "the API key that created this batch is not accepted any more", "invalid_api_key"
 )
@@ -160,16 +163,21 @@ def create_app(
     metrics.accounts = partial(service.accounts.listed, keys)
     app.delivery = service.delivery
     service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
-    app.batching = metrics.batching = batching_of(service, app, background)
-    edge, dialects = (
-        HttpEdge(service, keys, metrics),
-        (
-            OpenAi(service),
-            Reranking(service),
-            ModelOperations(service),
-            Responses(service),
-            Anthropic(service),
-        ),
+    database = StateDatabase(settings.state_dir)
+    app.batching = metrics.batching = (
+        None if settings.no_batches else Batching(service, app, settings.state_dir, database)
+    )
+    responses = Responses(service, database)
+    if background is not None:
+        closes = (database.close, responses.store.close)
+        background.start_soon(_run_state, app.batching, models.finished, closes)
+    edge = HttpEdge(service, keys, metrics)
+    dialects = (
+        OpenAi(service),
+        Reranking(service),
+        ModelOperations(service),
+        responses,
+        Anthropic(service),
     )
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
@@ -193,6 +201,21 @@ def create_app(
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     app.add_url_rule(f"{ASSETS}<digest>/<name>", "site_file", site.file, methods=["GET"])
     return app
+
+
+async def _run_state(
+    batching: Batching | None, finished: trio.Event, closes: Sequence[Callable[[], Awaitable[None]]]
+) -> None:
+    """Run batches until the models were drained, and close the database a moment later: responses
+    that ended then are stored."""
+    try:
+        if batching is not None:
+            await batching.run()
+        await finished.wait()
+        await trio.sleep(LAST_RESPONSES_S)
+    finally:
+        for close in closes:
+            await close()
 
 
 def _configured(app: App, settings: ServerSettings) -> App:

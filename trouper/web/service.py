@@ -43,7 +43,13 @@ from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
-from trouper.web.streaming.response_streams import SCORE_BYTES, EventStream, collect_all, is_long
+from trouper.web.streaming.response_streams import (
+    SCORE_BYTES,
+    EventStream,
+    at_once,
+    collect_all,
+    is_long,
+)
 from trouper.web.streaming.step_delivery import StepDelivery
 from trouper.web.tool_support import ToolSupport
 
@@ -316,11 +322,19 @@ class Service(CurrentRequest):
         )
 
     async def respond(
-        self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool
+        self,
+        dialect: Dialect,
+        answers: Sequence[Answer],
+        *,
+        stream: bool,
+        before_end: Callable[[], Awaitable[None]] = at_once,
     ) -> Response:
+        """`before_end` is awaited before the client hears of the end."""
         if not stream:
             choices = await collect_all(answers, self.holding.grow)
-            return await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
+            response = await formatted(lambda: dialect.body(choices), is_long=is_long(choices))
+            await before_end()
+            return response
         events = EventStream(
             dialect,
             answers,
@@ -328,6 +342,7 @@ class Service(CurrentRequest):
             self.scope.nursery,
             self._direct(),
             hold=self.hold,
+            before_end=before_end,
         )
         return as_events(await events.waited())
 

@@ -1,38 +1,23 @@
-"""The directory of files and batches (--batch-dir): one server at a time owns it.
-
-The owner holds a lock on the file `lock`, which the system releases however the process ends.
-Nothing is created before a client uploads the first file, so a server that is never used for
-batches leaves no directory behind.
-"""
+"""Files and batches in --batch-dir: their index in memory, and the room that each key has there."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import msgspec
+import attrs
 import trio
 
-from trouper.protocol.paths import exists
-from trouper.protocol.private_files import FILE_MODE, make_private
-from trouper.protocol.problems import Problem, RequestFailed, is_shortage
-from trouper.web.batches import durable_files
-from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
-from trouper.web.batches.disk_threads import on_disk
-from trouper.web.batches.key_shares import (
-    MAX_ENDED,
-    KeyShares,
-    no_room,
-    no_room_for_key,
-    require_number,
-)
+from trouper.protocol.api_keys import Keys
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.web.batches.batch_record import Batch, BatchSpec
+from trouper.web.batches.batch_table import BatchTable
+from trouper.web.batches.old_directory import import_old
 from trouper.web.batches.stored_files import FileStore, Upload
+from trouper.web.state_database import StateDatabase
 
 log = logging.getLogger("trouper.batches")
 NO_ROOM = (
@@ -45,6 +30,32 @@ RETRY_AFTER_S = 5
 """Retry-After of what is refused because of the directory."""
 RETRY_S = 5.0
 """Time until a directory that another server has, or that cannot be read, is tried again."""
+MAX_FILES = 10_000
+"""Number of files of a key: a description of each is in memory. A batch counts as the two files
+that it may leave."""
+MAX_ENDED = 1000
+"""Number of ended batches of a key that are remembered. The oldest are forgotten, and their files
+stay."""
+
+
+@attrs.frozen
+class KeyShares:
+    """The bounds of each key. One key alone may hold all of `max_bytes`; beside others half, unless
+    the line of the key says otherwise."""
+
+    keys: Keys
+    max_bytes: int
+
+    def of(self, owner: str) -> tuple[int, frozenset[str]]:
+        """Return the bytes that an owner may hold, and all identities that its key has had."""
+        key, owners = self.keys.clients_of(owner)
+        if key is not None and key.max_batch_bytes is not None:
+            return key.max_batch_bytes, owners
+        return self.max_bytes // 2 if self.keys.several else self.max_bytes, owners
+
+
+def too_large(message: str, code: str, param: str) -> RequestFailed:
+    return RequestFailed(Problem(413, message, "invalid_request_error", param, code))
 
 
 def _unavailable(message: str) -> RequestFailed:
@@ -57,13 +68,12 @@ def _unavailable(message: str) -> RequestFailed:
 
 
 class BatchStorage:
-    """Files and batches on disk, and their index in memory, which the event loop alone changes once
-    it is loaded."""
+    """Files and batches on disk. The event loop alone changes the index of them in memory."""
 
-    def __init__(self, directory: Path, shares: KeyShares) -> None:
-        """`shares`: bounds on what all files and logs take, and those of each owner."""
-        self.directory, self._shares = directory, shares
-        self.files = FileStore(directory / "files")
+    def __init__(self, database: StateDatabase, directory: Path, shares: KeyShares) -> None:
+        """`shares`: bounds on the bytes of all files and answers, and on those of each owner."""
+        self.directory, self._shares, self._database = directory, shares, database
+        self.files, self.table = FileStore(directory / "files", database), BatchTable(database)
         self.batches: dict[str, Batch] = {}
         """By id, the oldest first."""
         self._unended: list[Batch] = []
@@ -77,7 +87,6 @@ class BatchStorage:
         self._reserved = Counter[str]()
         """Bytes that answers will take, by owner."""
         self._opening = trio.Lock()
-        self._lock_fd = -1
 
     @property
     def unended(self) -> Sequence[Batch]:
@@ -85,17 +94,17 @@ class BatchStorage:
         self._unended = [batch for batch in self._unended if not batch.ended]
         return self._unended
 
-    def _log_bytes(self, owners: Collection[str] | None = None) -> int:
+    def _answer_bytes(self, owners: Collection[str] | None = None) -> int:
         return sum(
-            batch.log.bytes
+            batch.answer_bytes
             for batch in self.unended
             if owners is None or batch.spec.owner in owners
         )
 
     @property
     def bytes(self) -> int:
-        """Bytes of files and logs."""
-        return self.files.total_bytes + self._log_bytes()
+        """Bytes of files, and of answers of batches that have not ended."""
+        return self.files.total_bytes + self._answer_bytes()
 
     @property
     def room(self) -> int:
@@ -108,24 +117,40 @@ class BatchStorage:
         return max(0, min(self.room, limit - self._held(self.files.bytes_of(owners), owners)))
 
     def _held(self, file_bytes: int, owners: Collection[str] | None) -> int:
-        """Bytes that these owners hold, None: all, with those of answers to come. A batch that has
-        not ended has as many as its log
-        for the files that it will leave."""
+        """Bytes that these owners hold (None: all), with those of answers to come. Each answer of a
+        batch that has not ended counts a second time, for the file that it will be in."""
         reserved = sum(
             size for owner, size in self._reserved.items() if owners is None or owner in owners
         )
-        return file_bytes + 2 * self._log_bytes(owners) + reserved
+        return file_bytes + 2 * self._answer_bytes(owners) + reserved
 
     def require_room(self, owner: str, size: int) -> None:
         """Raises `RequestFailed` (413) if there is no room for `size` bytes more of a file of this
         owner."""
-        if size > self.room_of(owner):
-            raise no_room() if size > self.room else no_room_for_key(self._shares.of(owner)[0])
+        if size <= self.room_of(owner):
+            return
+        if size > self.room:
+            message = (
+                "there is no room for the file: delete others, or start the server with a larger "
+                "--batch-max-bytes"
+            )
+            raise too_large(message, "no_room_for_file", "file")
+        message = (
+            f"files and batches of this API key may take {self._shares.of(owner)[0]} bytes: delete "
+            "some; whoever runs the server gives it more by max_batch_bytes in --api-key-file, or "
+            "all keys by --batch-max-bytes, of which each has half"
+        )
+        raise too_large(message, "no_room_for_key", "file")
 
     def require_number(self, owner: str, more: int, param: str) -> None:
         """Raises `RequestFailed` (413) if this owner may not have so many files more."""
         _, owners = self._shares.of(owner)
-        require_number(self.files.number_of(owners) + 2 * self.unfinished(owners) + more, param)
+        if self.files.number_of(owners) + 2 * self.unfinished(owners) + more > MAX_FILES:
+            message = (
+                f"a client may have {MAX_FILES} files, two of them for each batch that has not "
+                "ended; delete some"
+            )
+            raise too_large(message, "too_many_files", param)
 
     async def begin_file(self, owner: str) -> Upload:
         """Begin a file of a client. Raises `RequestFailed` (413), and `OSError`."""
@@ -157,41 +182,24 @@ class BatchStorage:
             self._reserved[owner] -= size
 
     async def open(self, *, create: bool) -> bool:
-        """Take the directory, unless that is done. Returns whether it is there; `create` makes it.
-        Raises `RequestFailed` (503) if another server has it, or it cannot be read."""
+        """Open the directory, unless that is done. Returns whether it is there; `create` makes it.
+        Raises `RequestFailed` (503) if another server has it, or if it cannot be used."""
         async with self._opening:
-            if not self.opened.is_set() and (create or await self._exists()):
-                await self._open()
+            if not self.opened.is_set():
+                try:
+                    if await self._database.open(create=create):
+                        await self._load()
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                    self.problem = self._database.problem or (
+                        f"{self.directory} cannot be used: {reason}; see --batch-dir"
+                    )
+                    raise _unavailable(self.problem) from error
         return self.opened.is_set()
-
-    async def _exists(self) -> bool:
-        """On a thread: a file system that does not answer must not stop the server, which then
-        would not even hear SIGTERM."""
-        return await on_disk(exists, self.directory, abandon_on_cancel=True)
-
-    async def _open(self) -> None:
-        try:
-            await on_disk(self._take)
-            await on_disk(self._load)
-        except BlockingIOError:
-            self.problem = (
-                f"another server uses {self.directory}; give this one another --batch-dir"
-            )
-        except OSError as error:
-            self.problem = (
-                f"{self.directory} cannot be used: {error.strerror or error}; see --batch-dir"
-            )
-        else:
-            self.problem = ""
-            self.opened.set()
-            return
-        self.close()
-        raise _unavailable(self.problem)
 
     @contextmanager
     def written_for_client(self) -> Iterator[None]:
-        """Raises `RequestFailed` (503) for a disk that takes no more, or is ill: the request can be
-        sent again when it is not."""
+        """Raises `RequestFailed` (503) if the disk is full or ill."""
         try:
             yield
         except OSError as error:
@@ -215,67 +223,25 @@ class BatchStorage:
                 with trio.move_on_after(RETRY_S):
                     await self.opened.wait()
 
-    def _take(self) -> None:
-        make_private(self.directory)
-        if self._lock_fd < 0:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            self._lock_fd = os.open(self.directory / "lock", flags, FILE_MODE)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def close(self) -> None:
-        """Leave the directory to others."""
-        for batch in self.batches.values():
-            batch.log.close()
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-
     # -- batches ----------------------------------------------------------------------------------
 
-    def _load(self) -> None:
-        self.files.load()
-        make_private(self._batch_directory)
-        found = sorted(self._found(), key=lambda batch: (batch.spec.created_at, batch.spec.id))
-        self.batches = {batch.spec.id: batch for batch in found}
-        for batch in self._forget_surplus(found):
-            shutil.rmtree(batch.directory, ignore_errors=True)
-        self._unended = [batch for batch in found if not batch.ended]
-
-    @property
-    def _batch_directory(self) -> Path:
-        return self.directory / "batches"
-
-    def _found(self) -> Iterator[Batch]:
-        for directory in self._batch_directory.iterdir():
-            try:
-                batch = Batch.of(
-                    msgspec.json.decode((directory / SPEC).read_bytes(), type=BatchSpec), directory
-                )
-                if (directory / RESULT).exists():
-                    batch.result = msgspec.json.decode(
-                        (directory / RESULT).read_bytes(), type=BatchResult
-                    )
-                    batch.log.path.unlink(missing_ok=True)
-                else:
-                    batch.replay()
-            except FileNotFoundError:
-                # Its client was not told that it was created.
-                shutil.rmtree(directory, ignore_errors=True)
-            except (OSError, msgspec.MsgspecError) as error:
-                if is_shortage(error):  # The directory is opened again soon.
-                    raise
-                log.warning("batches: %s cannot be read and is left alone: %s", directory, error)
-            else:
-                yield batch
+    async def _load(self) -> None:
+        await import_old(self.directory, self._database)
+        await self.files.load()
+        batches = await self.table.load()
+        self.batches = {batch.spec.id: batch for batch in batches}
+        await self.table.delete(self._forget_surplus(batches))
+        self._unended = [batch for batch in batches if not batch.ended]
+        self.problem = ""
+        self.opened.set()
 
     async def create(self, spec: BatchSpec) -> Batch:
         """Create a batch durably. Raises `OSError`."""
-        batch = Batch.of(spec, self._batch_directory / spec.id)
-        await on_disk(self._write, batch)
+        await self.table.delete(self._forget_surplus(self.of((spec.owner,))))
+        batch = Batch(spec)
+        await self.table.create(batch)
         self.batches[spec.id] = batch
         self._unended.append(batch)
-        for surplus in self._forget_surplus(self.of((spec.owner,))):
-            await on_disk(shutil.rmtree, surplus.directory, True)
         return batch
 
     def _forget_surplus(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -288,19 +254,6 @@ class BatchStorage:
                 left[batch.spec.owner] -= 1
                 surplus.append(self.batches.pop(batch.spec.id))
         return surplus
-
-    def _write(self, batch: Batch) -> None:
-        make_private(batch.directory)
-        durable_files.write(batch.directory / SPEC, [msgspec.json.encode(batch.spec)])
-        durable_files.sync_directory(self._batch_directory)
-        batch.replay()
-
-    def finish(self, batch: Batch, result: BatchResult) -> None:
-        """Write the result; the log is not needed after it. Runs in a thread; raises `OSError`."""
-        durable_files.write(batch.directory / RESULT, [msgspec.json.encode(result)])
-        batch.result = result
-        batch.log.close()
-        batch.log.path.unlink(missing_ok=True)
 
     def batch(self, batch_id: str, owners: Collection[str] | None) -> Batch:
         """Return a batch of one of these owners; None: of any. Raises `RequestFailed` (404), also

@@ -1,22 +1,18 @@
 """Runs batches: one task for each, and as many requests of all of them at a time as --batch-rows
 allows.
 
-A request of a batch has the lowest priority, so it enters the model's batch of rows only when no
-other request waits. Requests of several batches take turns. What ends a request decides what
-becomes of it:
+Requests of a batch have the lowest priority, and those of several batches take turns. The end of a
+request decides how it goes on:
 
-- Any response but those below is its answer, an error of the client's making too.
-- 429 and 503 are no answers: the request runs again later, until the batch expires. Meanwhile its
-  slot is for others.
-- A request for which the device had no memory, although it ran alone, runs at most MAX_ATTEMPTS
-  times: each time costs restarts of the engine.
-- A request during which the engine stopped, or the process was killed, runs again, but at most
-  MAX_ATTEMPTS times. An attempt that ended before a model worked for it (the model was being
-  loaded) says little: it counts towards MAX_UNBEGUN alone. After a kill those that ran run first,
-  one at a time, and those with the fewest attempts before the others: so the one that kills is
-  found, and the others get their answers, also if kills come for another reason.
-- Cancelled (the server leaves, the model is unloaded by force, the batch is cancelled or expires):
-  the attempt does not count.
+- Any response but those below is the answer, an error of the client's making too.
+- After 429 and 503 the request runs again later, until the batch expires. Others have the slot
+  meanwhile.
+- Without device memory a request runs at most MAX_ATTEMPTS times: each costs restarts of the
+  engine.
+- After a crash of the engine or a kill a request runs again, at most MAX_ATTEMPTS times. An attempt
+  for which no model worked (the model was being loaded) counts towards MAX_UNBEGUN alone.
+- After a cancellation (the server leaves, the model is unloaded by force, the batch is cancelled or
+  expires) the attempt does not count.
 """
 
 from __future__ import annotations
@@ -24,42 +20,48 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from contextvars import Context, copy_context
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import attrs
+import msgspec
 import trio
 
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.problems import Problem, RequestFailed
-from trouper.web.batches.answer_log import BatchProgress, BatchRecord
-from trouper.web.batches.batch_record import Batch
+from trouper.web.batches.batch_record import Batch, BatchState, LineAnswer
 from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
-from trouper.web.batches.disk_threads import on_disk
+from trouper.web.batches.batch_table import Attempts
 from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, RunLine, validated
-from trouper.web.batches.line_runner import LineResponse, LineRunner
-from trouper.web.batches.output_lines import code_of, error_line, output_line
-from trouper.web.batches.stored_files import StoredFile
+from trouper.web.batches.line_runner import (
+    LineResponse,
+    LineRunner,
+    code_of,
+    error_line,
+    output_line,
+)
+from trouper.web.batches.stored_files import StoredFile, on_disk
 from trouper.web.http.byte_budget import ByteBudget
 from trouper.web.service import now
 
 log = logging.getLogger("trouper.batches")
 MAX_ATTEMPTS = 3
-"""How often a request may begin without coming to an end."""
+"""How often a model may begin to work for a request without an end."""
 MAX_UNBEGUN = 9
-"""How often it may run without an end, whether or not a model worked for it."""
+"""How often a request may run without an end, whether or not a model worked for it."""
 CRASHED = "engine_stopped"
-"""Code of a response that counts as an attempt if it is a 500: the engine crashed, perhaps by the
-request. As a 503 the server leaves."""
+"""As a 500: the engine crashed, perhaps by the request, and the attempt counts. As a 503 the server
+leaves."""
 NO_MEMORY = "out_of_memory"
-"""Code of a response that counts as an attempt, and is the answer after the last one."""
+"""The attempt counts, and after the last one the response is the answer."""
 MIN_ROOM = 1024
 """Bytes that must be left on disk for a request to begin, and besides its answer."""
 AGAIN_S, MAX_AGAIN_S = 0.5, 30.0
-"""Time until a request that was refused for the moment runs again; it doubles each time."""
+"""Time until a request that was refused for the moment runs again; doubled each time."""
 LINE_COPIES = 2
 """How often a line is in memory beside its request."""
 OUTCOMES = ("completed", "failed", "again")
@@ -67,7 +69,7 @@ OUTCOMES = ("completed", "failed", "again")
 
 @attrs.define
 class BatchCounts:
-    """What the worker has done since the server's start."""
+    """Counts since the server's start."""
 
     running: int = 0
     """Requests that run now."""
@@ -75,7 +77,7 @@ class BatchCounts:
 
 
 class BatchWorker:
-    """Runs what is in the storage."""
+    """Runs the batches of the storage."""
 
     def __init__(
         self,
@@ -90,7 +92,8 @@ class BatchWorker:
         """`budget`: of the lines that run. `check_model` is called with a model and the owner of
         the batch, and raises `RequestFailed` for a model that is not served."""
         self.counts = BatchCounts()
-        self._storage, self._runner, self._max_line_bytes = storage, runner, max_line_bytes
+        self._storage, self._table, self._runner = storage, storage.table, runner
+        self._max_line_bytes = max_line_bytes
         self._check_model, self._budget = check_model, budget
         self._rows, self._slots = rows, trio.Semaphore(rows)
         self._exclusive = trio.Lock()
@@ -101,12 +104,12 @@ class BatchWorker:
 
     @property
     def runs(self) -> bool:
-        """Whether batches are run: `run` is where the server is."""
+        """Whether `run` runs."""
         return self._nursery is not None
 
     async def run(self) -> None:
-        """Resume what an earlier process has left, then run what is created. Runs until it is
-        cancelled."""
+        """Resume the batches that an earlier process has left, then run those that are created.
+        Runs until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery, self._context = nursery, copy_context()
@@ -116,11 +119,10 @@ class BatchWorker:
                 await trio.sleep_forever()
         finally:
             self._nursery = None
-            self._storage.close()
 
     def start(self, batch: Batch) -> None:
-        """Run a batch, once. Its task does not belong to the request that created it, so it has the
-        context variables of `run`."""
+        """Run a batch, once. The task has the context variables of `run`, not those of the request
+        that created the batch."""
         if self._nursery is not None and not batch.started:
             batch.started = True
             self._context.run(self._nursery.start_soon, self._run, batch)
@@ -144,8 +146,7 @@ class BatchWorker:
                     )
             if not batch.ended:
                 await trio.sleep(RETRY_S)
-        # The result says all; what was noted of 50,000 requests are megabytes.
-        batch.progress = BatchProgress()
+        batch.forget_answers()
 
     async def _process(self, batch: Batch) -> None:
         try:
@@ -155,13 +156,20 @@ class BatchWorker:
             return
         batch.total = len(lines)
         if batch.status == "validating":
-            await batch.record(BatchRecord(status="in_progress", at=now()))
+            await self._table.enter(batch, "in_progress", now())
         if batch.status == "in_progress":
             await self._run_lines(batch, lines)
         await self._finish(batch, lines)
 
     async def _fail(self, batch: Batch, errors: list[LineError]) -> None:
-        await on_disk(self._storage.finish, batch, batch.result_of("failed", now(), errors))
+        state = self._ended(batch, "failed", [error.body() for error in errors])
+        await self._table.finish(batch, state, [])
+
+    @staticmethod
+    def _ended(batch: Batch, status: str, errors: Sequence[dict[str, Any]] = ()) -> BatchState:
+        state = batch.counted()
+        times = state.times | {status: now()}
+        return msgspec.structs.replace(state, status=status, times=times, errors=[*errors])
 
     async def _validated(self, batch: Batch) -> InputLines:
         path = self._storage.files.path(batch.spec.input_file_id)
@@ -192,9 +200,7 @@ class BatchWorker:
         with trio.CancelScope(
             deadline=trio.current_time() + batch.spec.expires_at - time.time()
         ) as batch.scope:
-            attempts = batch.progress.attempts
-            ran = [number for number in batch.unanswered() if attempts.get(number)]
-            for number in sorted(ran, key=lambda number: attempts[number]):
+            for number in await self._table.interrupted(batch):
                 await self._run_alone(batch, lines, number)
             # A batch whose requests are all refused for the moment begins no others.
             begun = trio.Semaphore(self._rows)
@@ -206,8 +212,7 @@ class BatchWorker:
 
     async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
         """Run a request that ran when the process was killed, without another request of a batch
-        beside it. So the one that kills it is found, and those that only ran beside it get their
-        answers."""
+        beside it: the one that kills is found, and the others get their answers."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         async with self.all_slots():
             answer = await self._attempt(batch, lines, number)
@@ -215,9 +220,8 @@ class BatchWorker:
             await self._keep(batch, number, answer)
 
     async def _take_slot(self, batch: Batch) -> None:
-        """Wait until there is room for an answer, since one that cannot be kept would be computed
-        in vain, and then for a slot: keys
-        that have no room hold none."""
+        """Wait until there is room for an answer, and then for a slot: keys without room hold
+        none."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         await self._slots.acquire()
 
@@ -253,11 +257,11 @@ class BatchWorker:
             self._slots.release()
         if answer is not None:
             await self._keep(batch, number, answer)
-        return number in batch.progress.answered
+        return number in batch.answered
 
-    async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> BatchRecord | None:
-        """Run a request once, if there is memory for it. Returns its answer, which is to be kept;
-        None: there is none, or it was run too often."""
+    async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> LineAnswer | None:
+        """Run a request once, if there is memory for it. Returns the answer, which is not stored
+        yet. None: there is none, or the request ran too often."""
         holding = self._budget.open(batch.spec.owner)
         try:
             holding.take(LINE_COPIES * lines.sizes[number])
@@ -270,48 +274,45 @@ class BatchWorker:
         finally:
             holding.give_back()
 
-    async def _attempt_now(
-        self, batch: Batch, lines: InputLines, number: int
-    ) -> BatchRecord | None:
+    async def _attempt_now(self, batch: Batch, lines: InputLines, number: int) -> LineAnswer | None:
         line = await on_disk(lines.read, number)
         request_id = uuid4().hex
-        progress = batch.progress
-        if (
-            progress.begun.get(number, 0) >= MAX_ATTEMPTS
-            or progress.attempts.get(number, 0) >= MAX_UNBEGUN
-        ):
-            times = progress.attempts[number]
+        limit = Attempts(MAX_UNBEGUN, MAX_ATTEMPTS)
+        before = await self._table.begin_attempt(batch, number, limit)
+        if before.all >= limit.all or before.begun >= limit.begun:
             message = (
-                f"the request was run {times} times, and each time the server ended before its "
-                "answer"
+                f"the request was run {before.all} times, and each time the server ended before "
+                "its answer"
             )
             output = error_line(request_id, line.custom_id, "request_crashes_server", message)
-            await self._log_answer(batch, BatchRecord(answer=number, ok=False, output=output))
+            await self._store(batch, LineAnswer(number, False, output))
             return None
-        await batch.record(BatchRecord(attempt=number))
         async with self._returned_if_cancelled(batch, number):
             response = await self._respond(batch, line, number, request_id)
             code = code_of(response) if response.status >= 500 else None
-            crashed = (response.status, code) == (500, CRASHED)
-            if crashed or (code == NO_MEMORY and progress.begun.get(number, 0) < MAX_ATTEMPTS):
+            if (response.status, code) == (500, CRASHED):
                 return None
-            if response.status in (429, 503) and code != NO_MEMORY:
-                await batch.record(BatchRecord(returned=number))
+            if code == NO_MEMORY:
+                begun = (await self._table.attempts(batch, number)).begun
+                if begun < MAX_ATTEMPTS:
+                    return None
+            elif response.status in (429, 503):
+                await self._table.return_attempt(batch, number)
                 return None
         output = output_line(request_id, line.custom_id, response)
-        return BatchRecord(answer=number, ok=response.status < 400, output=output)
+        return LineAnswer(number, response.status < 400, output)
 
-    async def _keep(self, batch: Batch, number: int, answer: BatchRecord) -> None:
-        """Log an answer when there is room for it, in the log and in the output file."""
-        size = 2 * len(bytes(answer.output)) + MIN_ROOM
+    async def _keep(self, batch: Batch, number: int, answer: LineAnswer) -> None:
+        """Store an answer when there is room for it, in the database and in the output file."""
+        size = 2 * len(answer.output) + MIN_ROOM
         async with (
             self._returned_if_cancelled(batch, number),
             self._storage.reserved(batch.spec.owner, size),
         ):
-            await self._log_answer(batch, answer)
+            await self._store(batch, answer)
 
-    async def _log_answer(self, batch: Batch, answer: BatchRecord) -> None:
-        await batch.record(answer)
+    async def _store(self, batch: Batch, answer: LineAnswer) -> None:
+        await self._table.store_answers(batch, [answer])
         self.counts.outcomes["completed" if answer.ok else "failed"] += 1
 
     @asynccontextmanager
@@ -320,14 +321,14 @@ class BatchWorker:
         try:
             yield
         except* trio.Cancelled:
-            # In the app (a group, from its nurseries) or waiting for room; appends are shielded.
-            await batch.record(BatchRecord(returned=number))
+            # From nurseries of the app it comes as a group. Writes are shielded.
+            await self._table.return_attempt(batch, number)
             raise
 
     async def _respond(
         self, batch: Batch, line: RunLine, number: int, request_id: str
     ) -> LineResponse:
-        begin, spec = partial(_begin, batch, number), batch.spec
+        begin, spec = partial(self._begin, batch, number), batch.spec
         self.counts.running += 1
         try:
             return await self._runner.run(
@@ -336,73 +337,65 @@ class BatchWorker:
         finally:
             self.counts.running -= 1
 
+    async def _begin(self, batch: Batch, number: int) -> None:
+        """Note that a model begins to work for a request. Raises `RequestFailed` (503) if that
+        cannot be written."""
+        try:
+            await self._table.begin_work(batch, number)
+        except OSError as error:
+            message = f"the attempt could not be noted: {error.strerror}"
+            raise RequestFailed(
+                Problem(503, message, "server_error", code="batches_unavailable", retry_after_s=1)
+            ) from error
+
     # -- the end ----------------------------------------------------------------------------------
 
     async def _finish(self, batch: Batch, lines: InputLines) -> None:
-        """Write the files and the result. After a kill in the middle, the next start writes the
-        same again."""
+        """Write the files, and then how the batch ended. After a kill in the middle, the next start
+        writes the same again."""
         if batch.status == "in_progress":
-            await batch.record(BatchRecord(status="finalizing", at=now()))
-        cancelled = batch.status == "cancelling"
-        expired = not cancelled and len(batch.progress.answered) < batch.total
-        if expired:
-            missing = [*batch.unanswered()]
-            records = await on_disk(_expired, lines, missing)
-            await batch.record(*records)
-        status = "cancelled" if cancelled else "expired" if expired else "completed"
-        result = batch.result_of(status, now())
-        await self._write_files(batch, result.has_output, result.has_errors)
-        await on_disk(self._storage.finish, batch, result)
+            await self._table.enter(batch, "finalizing", now())
+        status = "cancelled" if batch.status == "cancelling" else "completed"
+        if status == "completed" and len(batch.answered) < batch.total:
+            status = "expired"
+            answers = await on_disk(_expired, lines, [*batch.unanswered()])
+            await self._table.store_answers(batch, answers)
+        state = self._ended(batch, status)
+        files = [
+            await self._write_file(batch, ok=ok)
+            for ok, count in ((True, state.completed), (False, state.failed))
+            if count
+        ]
+        await self._table.finish(batch, state, files)
+        for file in files:
+            self._storage.files.note(file)
 
-    async def _write_files(self, batch: Batch, has_output: bool, has_errors: bool) -> None:
+    async def _write_file(self, batch: Batch, *, ok: bool) -> StoredFile:
         spec = batch.spec
-        for there, ok, file_id in (
-            (has_output, True, spec.output_file_id),
-            (has_errors, False, spec.error_file_id),
-        ):
-            if there:
-                file = StoredFile(
-                    id=file_id,
-                    filename=f"{spec.id}_{'output' if ok else 'error'}.jsonl",
-                    bytes=0,
-                    purpose="batch_output",
-                    created_at=now(),
-                    owner=spec.owner,
-                )
-                await self._storage.files.put(file, batch.log.outputs(ok=ok))
+        file_id = spec.output_file_id if ok else spec.error_file_id
+        size = await self._storage.files.write(file_id, self._table.outputs(batch, ok=ok))
+        return StoredFile(
+            id=file_id,
+            filename=f"{spec.id}_{'output' if ok else 'error'}.jsonl",
+            bytes=size,
+            purpose="batch_output",
+            created_at=now(),
+            owner=spec.owner,
+        )
 
     async def cancel(self, batch: Batch) -> None:
         """Cancel a batch: no request of it runs any more. Raises `OSError`."""
         if batch.status not in ("validating", "in_progress"):
             return
-        try:
-            await batch.record(BatchRecord(status="cancelling", at=now()))
-        except OSError:
-            if not batch.ended:  # It has ended meanwhile, and its log with it.
-                raise
+        await self._table.enter(batch, "cancelling", now())
         if batch.scope is not None:
             batch.scope.cancel(reason="the batch was cancelled")
 
 
-async def _begin(batch: Batch, number: int) -> None:
-    """Log that a model begins to work for a request. Raises `RequestFailed` (503) if that is not on
-    disk."""
-    try:
-        await batch.record(BatchRecord(begun=number))
-    except OSError as error:
-        message = f"the attempt could not be logged: {error.strerror}"
-        problem = Problem(503, message, "server_error", code="batches_unavailable", retry_after_s=1)
-        raise RequestFailed(problem) from error
-
-
-def _expired(lines: InputLines, numbers: list[int]) -> list[BatchRecord]:
+def _expired(lines: InputLines, numbers: list[int]) -> list[LineAnswer]:
     """Errors of requests for which there was no time. Runs in a thread; raises `OSError`."""
     message = "the batch expired before this request had its answer"
     return [
-        BatchRecord(
-            answer=number,
-            ok=False,
-            output=error_line(uuid4().hex, custom_id, "batch_expired", message),
-        )
+        LineAnswer(number, False, error_line(uuid4().hex, custom_id, "batch_expired", message))
         for number, custom_id in lines.custom_ids(iter(numbers))
     ]

@@ -16,14 +16,14 @@ from trouper.protocol.key_options import ANYBODY
 from trouper.web import adapter_names
 from trouper.web.batches.batch_record import STATUSES
 from trouper.web.batches.batch_routes import Batches
-from trouper.web.batches.batch_storage import NO_ROOM, BatchStorage
+from trouper.web.batches.batch_storage import NO_ROOM, BatchStorage, KeyShares
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.file_routes import Files
-from trouper.web.batches.key_shares import KeyShares
 from trouper.web.batches.line_runner import Asgi, LineRunner
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.metrics.collector import ANSWERED, BYTES, COUNT, RUNNING
 from trouper.web.service import Service
+from trouper.web.state_database import StateDatabase
 
 LAST_ANSWERS_S = 1.0
 """Time for writing the last answers after the models were drained."""
@@ -32,9 +32,12 @@ LAST_ANSWERS_S = 1.0
 class Batching:
     """Files and batches in one directory."""
 
-    def __init__(self, service: Service, app: Asgi, directory: Path) -> None:
+    def __init__(
+        self, service: Service, app: Asgi, directory: Path, database: StateDatabase
+    ) -> None:
         self._service, settings = service, service.settings
-        self.storage = BatchStorage(directory, KeyShares(service.keys, settings.batch_max_bytes))
+        shares = KeyShares(service.keys, settings.batch_max_bytes)
+        self.storage = BatchStorage(database, directory, shares)
         self.worker = BatchWorker(
             self.storage,
             LineRunner(app),
@@ -68,7 +71,7 @@ class Batching:
         return tuple(endpoint for group in self._groups for endpoint in group.endpoints())
 
     def health(self) -> dict[str, Any]:
-        """What /health shows."""
+        """The part of /health."""
         return {
             "statuses": self._statuses(),
             "requests_running": self.worker.counts.running,
@@ -100,14 +103,3 @@ class Batching:
             ((outcome,), count) for outcome, count in self.worker.counts.outcomes.items()
         )
         yield BYTES.family([((), self.storage.bytes)])
-
-
-def batching_of(service: Service, app: Asgi, background: trio.Nursery | None) -> Batching | None:
-    """Make files and batches of an app, and run batches where there is a nursery."""
-    directory = service.settings.batches_dir
-    if directory is None:
-        return None
-    batching = Batching(service, app, directory)
-    if background is not None:
-        background.start_soon(batching.run)
-    return batching

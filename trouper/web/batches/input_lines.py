@@ -1,8 +1,7 @@
 """The lines of a batch's input file: one request each, validated before any of them runs.
 
-What is checked here fails the batch: it could not be run as it is, and its author should hear of it
-at once. A body's parameters are checked when its line runs, by the code of its endpoint, since they
-depend on the model; a refused line gets its answer in the error file.
+A fault found here fails the batch at once. Parameters of a body depend on the model: the endpoint
+checks them when the line runs, and a refused line has its answer in the error file.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Ways(msgspec.Struct):
 
 
 class LineBody(Ways):
-    """What validation reads of a body."""
+    """The fields of a body that validation reads."""
 
     model: str | None = None
     extra_body: msgspec.Raw = msgspec.Raw(b"null")
@@ -78,7 +77,7 @@ class RunLine(msgspec.Struct):
 
 @attrs.frozen
 class LineError:
-    """What is wrong with a line, or with the file if `line` is None. Lines count from 1."""
+    """A fault of a line, or of the file if `line` is None. Lines count from 1."""
 
     code: str
     message: str

@@ -1,5 +1,5 @@
-"""One request of a batch, run through the app as an HTTP request of its endpoint would be, but
-without a socket."""
+"""A line of a batch, run through the app as a request by HTTP but without a socket, and the line of
+the output or error file that follows from the response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from trouper.web.openai.errors import error_body, http_problem
 
 Begin = Callable[[], Awaitable[None]]
 Asgi = Callable[[HTTPScope, ASGIReceiveCallable, ASGISendCallable], Awaitable[None]]
-
 
 NOT_JSON = http_problem(
     400,
@@ -36,16 +35,16 @@ class LineResponse:
 
 @attrs.frozen
 class LineRunner:
-    """Runs requests through an app. A request has no key: it acts for the owner of its batch, whose
-    key was checked when it was created."""
+    """Runs requests through an app. A request has no key and acts for the owner of the batch, whose
+    key was checked when the batch was created."""
 
     app: Asgi
 
     async def run(
         self, endpoint: str, body: bytes, request_id: str, owner: str, *, begin: Begin
     ) -> LineResponse:
-        """Return the response, whatever its status. Cancelling it aborts the request. `begin` is
-        awaited before a model works for it, and may raise `RequestFailed`."""
+        """Return the response, whatever its status. Cancellation aborts the request. `begin` is
+        awaited before a model works for the request, and may raise `RequestFailed`."""
         status, is_json, parts, received = 500, True, list[bytes](), False
 
         async def receive() -> Any:
@@ -71,7 +70,7 @@ class LineRunner:
         state = ConnectionState({BATCH_OWNER: owner, BATCH_BEGIN: begin})
         scope = _scope(endpoint, len(body), request_id, state)
         await self.app(scope, cast("ASGIReceiveCallable", receive), cast("ASGISendCallable", send))
-        # As one line of a file it could not be read, nor could any other line of its log.
+        # Else a line of the output file could not be read.
         if not is_json:
             return LineResponse(NOT_JSON.status, msgspec.json.encode(error_body(NOT_JSON)))
         return LineResponse(status, b"".join(parts))
@@ -100,3 +99,45 @@ def _scope(endpoint: str, size: int, request_id: str, state: ConnectionState) ->
         "extensions": {},
     }
     return cast("HTTPScope", scope)
+
+
+class _ErrorCode(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorCode | None = None
+
+
+def code_of(response: LineResponse) -> str | None:
+    """The code of the error that a response is; None: it has none."""
+    try:
+        error = msgspec.json.decode(response.body, type=_ErrorBody).error
+    except msgspec.MsgspecError:
+        return None
+    return error.code if error is not None else None
+
+
+def output_line(request_id: str, custom_id: str, response: LineResponse) -> bytes:
+    """The line of a request that has a response, whatever its status."""
+    answer = {
+        "status_code": response.status,
+        "request_id": request_id,
+        "body": msgspec.Raw(response.body),
+    }
+    return _line(request_id, custom_id, answer, None)
+
+
+def error_line(request_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """The line of a request that has no response."""
+    return _line(request_id, custom_id, None, {"code": code, "message": message})
+
+
+def _line(request_id: str, custom_id: str, response: object, error: object) -> bytes:
+    line = {
+        "id": f"batch_req_{request_id}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    return msgspec.json.encode(line)

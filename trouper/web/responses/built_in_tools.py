@@ -74,8 +74,8 @@ def built_in_offer(kind: BuiltInKind) -> ToolOffer:
 
 
 def call_fields(kind: ToolKind, arguments: str) -> Json:
-    """Return what the item of a call says of these arguments. They are those of the model: what is
-    missing or of another type is empty."""
+    """Return the fields of a call's item for arguments of the model. Arguments that are missing or
+    of another type are empty."""
     given = _object(arguments)
     match kind:
         case "local_shell":
@@ -115,8 +115,8 @@ def call_fields(kind: ToolKind, arguments: str) -> Json:
 
 
 def arguments_of_item(item: Json) -> Json:
-    """Return the arguments with which the model would make the call of an item. What is no object,
-    as half of one where an answer was cut, is given as text."""
+    """Return the arguments with which the model would make the call of an item. Half an object,
+    where an answer was cut, is returned as text."""
     match item["type"]:
         case "local_shell_call":
             return {

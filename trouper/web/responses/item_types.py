@@ -19,26 +19,24 @@ from trouper.web.openai.other_parts import item_adapted
 from trouper.web.output.dialect import Json
 from trouper.web.responses.call_items import (
     CALLS,
+    INPUT_PARTS,
     OUTPUTS,
+    PARTS,
     CallItem,
     CallOutputItem,
-    CustomToolCallOutputItem,
-    LocalShellCallOutputItem,
-    Output,
-    plain_output,
-)
-from trouper.web.responses.conversation_item import (
-    INPUT_PARTS,
-    PARTS,
     ConversationItem,
+    CustomToolCallOutputItem,
     InputImage,
     InputText,
+    LocalShellCallOutputItem,
+    Output,
     OutputText,
     ReasoningText,
     RefusalText,
     SummaryText,
     input_text,
     not_a_part,
+    plain_output,
     refuse_part,
     text_part,
 )

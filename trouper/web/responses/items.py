@@ -3,7 +3,7 @@ template."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.web.http.body_parsing import combination
@@ -13,17 +13,19 @@ from trouper.web.responses.built_in_tools import arguments_of_item
 from trouper.web.responses.call_items import CALLS, OUTPUTS, output_text, tool_of
 from trouper.web.responses.item_types import InputMessage, Item, ItemReference
 
-Find = Callable[[str], Json | None]
-"""Finds a stored item by its id."""
+
+def references_of(value: str | Sequence[Item]) -> list[str]:
+    """Ids of stored items that the request's `input` refers to."""
+    return [item.id for item in value if isinstance(item, ItemReference)]
 
 
-def items_of(value: str | Sequence[Item], find: Find) -> tuple[Json, ...]:
-    """Complete the request's `input`. Raises `RequestFailed` (400; 404 for a reference to an item
-    that is not stored)."""
+def items_of(value: str | Sequence[Item], stored: Mapping[str, Json]) -> tuple[Json, ...]:
+    """Complete the request's `input`. `stored`: the items that it refers to, by id. Raises
+    `RequestFailed` (400; 404 for a reference to an item that is not stored)."""
     if isinstance(value, str):
         return (InputMessage(role="user", content=value).stored("input"),)
     items = tuple(
-        _referred(item.id, f"input.{index}.id", find)
+        _referred(item.id, f"input.{index}.id", stored)
         if isinstance(item, ItemReference)
         else item.stored(f"input.{index}")
         for index, item in enumerate(value)
@@ -44,12 +46,11 @@ def _check_references(given: Sequence[Item], items: Sequence[Json]) -> None:
             seen.add(id(item))
 
 
-def _referred(item_id: str, path: str, find: Find) -> Json:
-    found = find(item_id)
-    if found is None:
+def _referred(item_id: str, path: str, stored: Mapping[str, Json]) -> Json:
+    if item_id not in stored:
         detail = f"no item {quoted(item_id)} is stored here, or it is gone: send the item itself"
         raise RequestFailed(Problem(404, detail, "invalid_request_error", path, "item_not_found"))
-    return found
+    return stored[item_id]
 
 
 def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:

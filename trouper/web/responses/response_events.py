@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import attrs
@@ -24,11 +24,85 @@ from trouper.web.output.parsed_delta import (
     Reasoning,
 )
 from trouper.web.output.reasoning_tokens import CountingParser
-from trouper.web.responses.conversation_item import new_id
-from trouper.web.responses.open_items import OpenCall, OpenItem
-from trouper.web.responses.response_fields import usage_body
+from trouper.web.output.tool_forms import ToolKind
+from trouper.web.responses.built_in_tools import call_fields
+from trouper.web.responses.call_items import CALLS, PREFIXES, new_id, text_part
+from trouper.web.responses.response_request import ResolvedRequest
 from trouper.web.service import now
 from trouper.web.streaming.event_log import EventLog, named_event
+
+EVENTS: dict[ToolKind, str] = {
+    "function": "response.function_call_arguments",
+    "custom": "response.custom_tool_call_input",
+}
+"""Events of the arguments of calls, by the kind of the tool. Other calls have none: their items are
+complete at once."""
+
+
+@attrs.define(eq=False)
+class OpenItem:
+    """The item that is being generated: a message or reasoning."""
+
+    body: Json
+    index: int
+    texts: list[str] = attrs.field(factory=list)
+    logprobs: list[Json] = attrs.field(factory=list)
+
+    @property
+    def kind(self) -> str:
+        return "content" if self.body["type"] == "message" else "reasoning"
+
+    @property
+    def part(self) -> Json:
+        text = "".join(self.texts)
+        return (
+            text_part(text, self.logprobs)
+            if self.kind == "content"
+            else {"type": "reasoning_text", "text": text}
+        )
+
+    @property
+    def part_location(self) -> Json:
+        return {"item_id": self.body["id"], "output_index": self.index, "content_index": 0}
+
+
+@attrs.define(eq=False)
+class OpenCall:
+    """The call that is being generated."""
+
+    body: Json
+    index: int
+    kind: ToolKind
+    texts: list[str] = attrs.field(factory=list)
+
+    @classmethod
+    def of(cls, call: CallStarted, index: int) -> OpenCall:
+        tool = call.tool
+        [kind] = [name for name, known in CALLS.items() if known == tool.kind]
+        item: Json = {"id": new_id(PREFIXES[tool.kind]), "type": kind, "call_id": call.id}
+        if tool.kind in EVENTS:
+            item |= {"name": tool.name} | (
+                {} if tool.namespace is None else {"namespace": tool.namespace}
+            )
+        item |= {"environment": None} if tool.kind == "shell" else {}
+        return cls(item | call_fields(tool.kind, "") | {"status": "in_progress"}, index, tool.kind)
+
+    @property
+    def event(self) -> str | None:
+        """Name of the events of its arguments, without their ends; None if there are none."""
+        return EVENTS.get(self.kind)
+
+    def update(self) -> Json:
+        """Write the arguments that were generated into the item. Returns the fields that hold
+        them."""
+        fields = call_fields(self.kind, "".join(self.texts))
+        self.body |= fields
+        return fields
+
+    @property
+    def location(self) -> Json:
+        return {"item_id": self.body["id"], "output_index": self.index}
+
 
 encode = msgspec.json.encode
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -44,8 +118,7 @@ its status says so.
 
 
 class ResponseDialect:
-    """Formats one response. `head` holds the fields that do not change. `ended` is called once,
-    with the response in its final state.
+    """Formats one response. `head` holds the fields that do not change.
 
     Every token goes through `text`, streamed or not, so that complete and streamed responses agree.
     """
@@ -57,12 +130,11 @@ class ResponseDialect:
         parser: OutputParser | None,
         answer: Answer,
         *,
-        ended: Callable[[], None],
         log: EventLog | None = None,
     ) -> None:
         self._head, self._tokenizer, self._answer = head, tokenizer, answer
         self._parser = CountingParser(parser)
-        self._ended, self._log = ended, log
+        self._log = log
         self._output: list[Json] = []
         self._open: OpenItem | None = None
         self._call: OpenCall | None = None
@@ -159,9 +231,9 @@ class ResponseDialect:
         return self._stage("response.in_progress")
 
     def heartbeat_behind(self, number: int) -> bytes:
-        """Format a heartbeat for a reader of the event log. It repeats the number of the last event
-        that was read, so that `starting_after` finds the same position with it and without it, and
-        it is not logged."""
+        """Format a heartbeat for a reader of the event log. The heartbeat has the number of the
+        last event that was read, so that `starting_after` finds the same position, and is not
+        logged."""
         response = self.response()
         return _framed(
             f"response.{response['status']}", {"sequence_number": number, "response": response}
@@ -321,7 +393,6 @@ class ResponseDialect:
         last = closed + self._stage(ENDINGS[status])
         if self._log is not None:
             self._log.close()
-        self._ended()
         return last
 
     def _event(self, kind: str, fields: Json, part: Json | None = None) -> bytes:
@@ -339,3 +410,45 @@ def _framed(kind: str, fields: Json) -> bytes:
     """Format an event. Clients restart their timers with events only: comments do not keep Codex
     waiting."""
     return named_event(kind, {"type": kind} | fields)
+
+
+def head_of(resolved: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
+    """Return the fields of a response that do not change while it is generated."""
+    parsed, given = resolved.request, resolved.given
+    text: Json = given.get("text") or {}
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": now(),
+        "model": model,
+        "background": parsed.background,
+        "instructions": parsed.instructions,
+        "previous_response_id": parsed.previous_response_id,
+        "max_output_tokens": parsed.max_output_tokens,
+        "max_tool_calls": parsed.max_tool_calls,
+        "temperature": parsed.temperature,
+        "top_p": parsed.top_p,
+        "top_logprobs": parsed.top_logprobs or 0,
+        "tools": given.get("tools") or [],
+        "tool_choice": given.get("tool_choice") or "auto",
+        "parallel_tool_calls": parsed.parallel_tool_calls,
+        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
+        "reasoning": {"effort": resolved.effort, "summary": None},
+        "truncation": "disabled",
+        "service_tier": "default",
+        "store": stored,
+        "metadata": parsed.metadata or {},
+        "user": parsed.user,
+        "safety_identifier": parsed.safety_identifier,
+        "prompt_cache_key": parsed.prompt_cache_key,
+    }
+
+
+def usage_body(usage: Usage) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,77 +1,62 @@
-"""In-memory store of responses, bounded by number, bytes and age. Beyond a bound, the key that
-holds the most of it loses its least
-recently used response: so one key alone may fill the store, and none pushes out what another holds
-within an equal share.
+"""Stored responses in the database, bounded by number, bytes and age. Beyond a bound, the key that
+holds the most loses the least recently used response: one key alone may fill the store, and none
+pushes out what another holds within an equal share.
 
-The items of a conversation are kept once, in turns that refer to the turn before. An evicted
-response takes its turn along unless a later response still builds on it.
+The items of a conversation are stored once, with the response that brought them. Without `used`, a
+row is a response that was deleted or evicted and whose items a later response still builds on.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+import errno
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from sqlite3 import Connection
+from typing import TypeVar
 
 import attrs
 import msgspec
 import trio
 
-from trouper.protocol.problems import Problem, RequestFailed, quoted
+from trouper.protocol.problems import Problem, RequestFailed, is_shortage, quoted
 from trouper.protocol.settings import ServerSettings
 from trouper.web.output.dialect import Json
+from trouper.web.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog
 
-
-@attrs.define(eq=False)
-class Turn:
-    """The input and the output of one response, and a reference to the turn before."""
-
-    items: tuple[Json, ...]
-    before: Turn | None = None
-    size: int = 0
-    """Bytes of the items."""
-    holders: int = 0
-    """Number of stored responses and later turns that need this turn."""
-    owner: str = ""
-    """Identity of the API key of the response."""
-
-    @property
-    def conversation_bytes(self) -> int:
-        """Bytes of the items of the whole conversation."""
-        return sum(turn.size for turn in self._back())
-
-    def all_items(self) -> list[Json]:
-        """Return the items of the whole conversation."""
-        return [item for turn in reversed(list(self._back())) for item in turn.items]
-
-    def _back(self) -> Iterator[Turn]:
-        turn: Turn | None = self
-        while turn is not None:
-            yield turn
-            turn = turn.before
+log = logging.getLogger("trouper.responses")
+DISK_S = 5.0
+"""Time that the database has for a statement of a request; then the request goes on without."""
+MAX_UNSTORED = 1000
+"""Number of responses of which is known why they could not be stored."""
+TURNS = """
+WITH RECURSIVE turns (id, previous, age) AS (
+    SELECT id, previous, 0 FROM responses WHERE id = ?
+    UNION ALL
+    SELECT responses.id, responses.previous, age + 1 FROM responses JOIN turns
+    ON responses.id = turns.previous
+)
+"""
+"""A response and those before it."""
+T = TypeVar("T")
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class StoredResponse:
     """A response that has ended."""
 
     body: Json
-    input: tuple[Json, ...]
-    before: Turn | None
-    log: EventLog | None
-    """The events of the response, if it ran in the background and was streamed."""
+    input: Sequence[Json]
+    previous: str | None = None
+    """Id of the response that it continues."""
+    log: EventLog | None = None
+    """The events of a response that ran in the background and was streamed."""
     owner: str = ""
-    """Identity of the API key that created it. No other key sees it."""
-    turn: Turn = attrs.field(init=False)
-    size: int = attrs.field(init=False)
-    """Bytes of all but its turn, which goes with it: tools and instructions, and the events."""
-    used_s: float = 0.0
-
-    def __attrs_post_init__(self) -> None:
-        items = (*self.input, *self.body["output"])
-        events = 0 if self.log is None else self.log.size
-        self.turn = Turn(items, self.before, len(msgspec.json.encode(items)), owner=self.owner)
-        self.size = len(msgspec.json.encode((self.body, self.input))) - self.turn.size + events
+    """Identity of the API key that created the response."""
 
     @property
     def id(self) -> str:
@@ -79,129 +64,245 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The store of all keys. `owner` returns the identity of the key that asks: it finds only what
-    it has created itself."""
+    """The store of all keys. `owners` returns the identities that the key of the request has had: a
+    key finds only its own. Where the directory cannot be used, the database is in memory. Methods
+    raise `RequestFailed` (503) if the database fails."""
 
     def __init__(
         self,
         settings: ServerSettings,
-        clock: Callable[[], float] = trio.current_time,
-        owner: Callable[[], str] = str,
+        database: StateDatabase,
+        owners: Callable[[], Collection[str]],
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._owner = owner
-        self._max_count, self._max_bytes = (
-            settings.stored_responses,
-            settings.stored_responses_bytes,
-        )
-        self._ttl_s, self._clock = settings.stored_responses_ttl_s, clock
-        self._responses: dict[str, StoredResponse] = {}
-        """Responses by id."""
-        self._owned: dict[str, OrderedDict[str, StoredResponse]] = {}
-        """Those of each owner, the least recently used first."""
-        self._owned_bytes = Counter[str]()
-        self._items: dict[tuple[str, str], list[Json]] = {}
-        """Items by owner and id. Clients may repeat an id: the first item counts."""
-        self.bytes = 0
+        self._database, self._owners, self._clock = database, owners, clock
+        self._max_count = settings.stored_responses
+        self._max_bytes = settings.stored_responses_bytes
+        self._ttl_s = settings.stored_responses_ttl_s
+        self._in_memory: StateDatabase | None = None
+        self._unstored = OrderedDict[str, Problem]()
 
-    def __len__(self) -> int:
-        return len(self._responses)
+    async def add(self, stored: StoredResponse, earlier: Sequence[Json] = ()) -> None:
+        """Store a response. `earlier`: the items of the conversation before it, which are stored
+        with it if the response before is no longer there. A failure is logged, and is the answer to
+        whoever asks for the response."""
 
-    def add(self, stored: StoredResponse) -> None:
-        """Store a response. One that is larger than the whole store is evicted at once."""
-        stored.used_s = self._clock()
-        self._responses[stored.id] = stored
-        self._owned.setdefault(stored.owner, OrderedDict())[stored.id] = stored
-        self._count(stored.owner, stored.size)
-        self._hold(stored.turn)
-        self._trim()
+        def work(connection: Connection) -> None:
+            _insert(connection, stored, earlier, self._clock())
+            self._trim(connection)
 
-    def find(self, response_id: str) -> StoredResponse | None:
-        self._trim()
-        stored = self._responses.get(response_id)
-        if stored is not None and stored.owner != self._owner():
-            return None
-        if stored is not None:
-            stored.used_s = self._clock()
-            self._owned[stored.owner].move_to_end(response_id)
-        return stored
+        try:
+            await self._run(work, create=True)
+        except RequestFailed as failed:
+            log.warning("response %s is not stored: %s", stored.id, failed.problem.message)
+            self._unstored[stored.id] = failed.problem
+            if len(self._unstored) > MAX_UNSTORED:
+                self._unstored.popitem(last=False)
 
-    def get(
+    async def get(
         self, response_id: str, param: str | None = None, code: str = "response_not_found"
     ) -> StoredResponse:
-        """Return a stored response. Raises `RequestFailed` (404)."""
-        stored = self.find(response_id)
-        if stored is None:
-            raise RequestFailed(
-                Problem(
-                    404, self._missing_message(response_id), "invalid_request_error", param, code
-                )
-            )
-        return stored
-
-    def _missing_message(self, response_id: str) -> str:
-        kept = (
-            f"the last {self._max_count} responses are kept, for {self._ttl_s:g} s after their "
-            "last use"
-        )
-        return f"no response {quoted(response_id)} is stored here, or it is gone: {kept}"
-
-    def remove(self, response_id: str) -> bool:
-        stored = self._responses.pop(response_id, None)
+        """Return a response; this counts as a use. Raises `RequestFailed` (404)."""
+        work = partial(_use, response_id=response_id, owners=self._owners(), used=self._clock())
+        stored = await self._run(work)
         if stored is not None:
-            owned = self._owned[stored.owner]
-            del owned[response_id]
-            if not owned:
-                del self._owned[stored.owner]
-            self._count(stored.owner, -stored.size)
-            self._release(stored.turn)
-        return stored is not None
+            return stored
+        if response_id in self._unstored:
+            raise RequestFailed(self._unstored[response_id])
+        message = (
+            f"no response {quoted(response_id)} is stored here, or it is gone: the last "
+            f"{self._max_count} responses are kept, for {self._ttl_s:g} s after their last use"
+        )
+        raise RequestFailed(Problem(404, message, "invalid_request_error", param, code))
 
-    def item(self, item_id: str) -> Json | None:
-        self._trim()
-        found = self._items.get((self._owner(), item_id))
-        return found[0] if found else None
+    async def remove(self, response_id: str) -> None:
+        """Delete a response; none of its text is in a file of the database afterwards, apart from
+        items that later responses build on."""
+        await self._run(partial(_remove, response_id=response_id), truncates=True)
 
-    def _trim(self) -> None:
-        oldest = self._clock() - self._ttl_s
-        for owned in [*self._owned.values()]:
-            while owned and (first := next(iter(owned.values()))).used_s < oldest:
-                self.remove(first.id)
-        while len(self._responses) > self._max_count:
-            self._evict(max(self._owned, key=lambda owner: len(self._owned[owner])))
-        while self._responses and self.bytes > self._max_bytes:
-            self._evict(max(self._owned, key=self._owned_bytes.__getitem__))
+    async def conversation_bytes(self, response_id: str) -> int:
+        """Bytes of the items up to that response, the response with them."""
+        return await self._run(partial(_count_bytes, response_id=response_id)) or 0
 
-    def _evict(self, owner: str) -> None:
-        self.remove(next(iter(self._owned[owner])))
+    async def conversation(self, response_id: str) -> list[Json]:
+        """The items up to that response, the oldest first; [] if the response is gone."""
+        return await self._run(partial(_read_conversation, response_id=response_id)) or []
 
-    def _count(self, owner: str, size: int) -> None:
-        self.bytes += size
-        self._owned_bytes[owner] += size
-        if not self._owned_bytes[owner]:
-            del self._owned_bytes[owner]
+    async def item(self, item_id: str) -> Json | None:
+        """An item of this key. Clients may repeat an id: the first item counts."""
+        return await self._run(partial(_read_item, owners=self._owners(), item_id=item_id))
 
-    def _hold(self, turn: Turn | None) -> None:
-        while turn is not None:
-            turn.holders += 1
-            if turn.holders > 1:
-                return
-            self._count(turn.owner, turn.size)
-            for item in turn.items:
-                self._items.setdefault((turn.owner, item["id"]), []).append(item)
-            turn = turn.before
+    async def close(self) -> None:
+        if self._in_memory is not None:
+            await self._in_memory.close()
 
-    def _release(self, turn: Turn | None) -> None:
-        while turn is not None:
-            turn.holders -= 1
-            if turn.holders:
-                return
-            self._count(turn.owner, -turn.size)
-            for item in turn.items:
-                self._forget(turn.owner, item)
-            turn = turn.before
+    async def _run(
+        self, work: Callable[[Connection], T], *, create: bool = False, truncates: bool = False
+    ) -> T | None:
+        """Run statements after a look at the bounds. None: nothing was ever stored."""
 
-    def _forget(self, owner: str, item: Json) -> None:
-        same = self._items[owner, item["id"]]
-        same.remove(item)
-        if not same:
-            del self._items[owner, item["id"]]
+        def within_bounds(connection: Connection) -> T:
+            self._trim(connection)
+            return work(connection)
+
+        try:
+            with trio.move_on_after(DISK_S):
+                database = await self._opened(create=create)
+                if database is None:
+                    return None
+                return await database.run(within_bounds, is_durable=False, truncates=truncates)
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        except OSError as error:
+            message = (
+                f"{self._database.directory} cannot be read or written: "
+                f"{error.strerror or error}; make room there, or see --batch-dir"
+            )
+            raise RequestFailed(
+                Problem(503, message, "server_error", None, "responses_unavailable")
+            ) from error
+
+    def _trim(self, connection: Connection) -> None:
+        _trim(connection, self._clock() - self._ttl_s, self._max_count, self._max_bytes)
+
+    async def _opened(self, *, create: bool) -> StateDatabase | None:
+        if self._in_memory is None:
+            try:
+                return self._database if await self._database.open(create=create) else None
+            except OSError as error:
+                if is_shortage(error):
+                    raise
+                log.warning("responses are kept in memory only: %s", self._database.problem)
+                self._in_memory = StateDatabase(None)
+        await self._in_memory.open(create=True)
+        return self._in_memory
+
+
+# -- statements ----------------------------------------------------------------------------------
+
+
+def _insert(
+    connection: Connection, stored: StoredResponse, earlier: Sequence[Json], used: float
+) -> None:
+    if earlier and not _exists(connection, stored.previous):
+        insert_row = "INSERT INTO responses (id, owner, size, inputs) VALUES (?, ?, ?, ?)"
+        size = _insert_items(connection, str(stored.previous), stored.owner, earlier)
+        connection.execute(insert_row, (stored.previous, stored.owner, size, len(earlier)))
+    body = msgspec.json.encode({**stored.body, "output": []})
+    logged = None if stored.log is None else msgspec.msgpack.encode(stored.log.since(0, None))
+    items = (*stored.input, *stored.body["output"])
+    size = len(body) + len(logged or b"")
+    size += _insert_items(connection, stored.id, stored.owner, items)
+    connection.execute(
+        "INSERT INTO responses (id, owner, previous, used, size, inputs, body, events) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            stored.id,
+            stored.owner,
+            stored.previous,
+            used,
+            size,
+            len(stored.input),
+            body,
+            logged,
+        ),
+    )
+
+
+def _exists(connection: Connection, response_id: str | None) -> bool:
+    select = "SELECT 1 FROM responses WHERE id = ?"
+    return connection.execute(select, (response_id,)).fetchone() is not None
+
+
+def _insert_items(
+    connection: Connection, response_id: str, owner: str, items: Sequence[Json]
+) -> int:
+    """Returns the bytes of the items."""
+    rows = [(response_id, owner, item["id"], msgspec.json.encode(item)) for item in items]
+    connection.executemany(
+        "INSERT INTO items (response, owner, id, item) VALUES (?, ?, ?, ?)", rows
+    )
+    return sum(len(item) for *_, item in rows)
+
+
+def _use(
+    connection: Connection, response_id: str, owners: Collection[str], used: float
+) -> StoredResponse | None:
+    select = (
+        "SELECT owner, previous, inputs, body, events FROM responses "
+        "WHERE id = ? AND used IS NOT NULL"
+    )
+    row = connection.execute(select, (response_id,)).fetchone()
+    if row is None or row[0] not in owners:
+        return None
+    connection.execute("UPDATE responses SET used = ? WHERE id = ?", (used, response_id))
+    owner, previous, inputs, body, logged = row
+    items = _decode(
+        connection.execute(
+            "SELECT item FROM items WHERE response = ? ORDER BY rowid", (response_id,)
+        )
+    )
+    response = msgspec.json.decode(body) | {"output": items[inputs:]}
+    events = None if logged is None else EventLog(msgspec.msgpack.decode(logged))
+    return StoredResponse(response, items[:inputs], previous, events, owner)
+
+
+def _decode(rows: Iterable[tuple[bytes]]) -> list[Json]:
+    return [msgspec.json.decode(item) for (item,) in rows]
+
+
+def _count_bytes(connection: Connection, response_id: str) -> int:
+    select = "SELECT sum(length(item)) FROM turns JOIN items ON items.response = turns.id"
+    return connection.execute(TURNS + select, (response_id,)).fetchone()[0] or 0
+
+
+def _read_conversation(connection: Connection, response_id: str) -> list[Json]:
+    select = (
+        "SELECT item FROM turns JOIN items ON items.response = turns.id "
+        "ORDER BY age DESC, items.rowid"
+    )
+    return _decode(connection.execute(TURNS + select, (response_id,)))
+
+
+def _read_item(connection: Connection, owners: Collection[str], item_id: str) -> Json | None:
+    marks = ", ".join("?" * len(owners))
+    select = f"SELECT item FROM items WHERE id = ? AND owner IN ({marks}) ORDER BY rowid"  # noqa: S608
+    row = connection.execute(select, (item_id, *owners)).fetchone()
+    return None if row is None else msgspec.json.decode(row[0])
+
+
+def _remove(connection: Connection, response_id: str) -> None:
+    """Delete a response, and the items that no later response builds on."""
+    connection.execute(
+        "UPDATE responses SET used = NULL, body = NULL, events = NULL, size = "
+        "(SELECT ifnull(sum(length(item)), 0) FROM items WHERE response = responses.id) "
+        "WHERE id = ?",
+        (response_id,),
+    )
+    unneeded = (
+        "SELECT previous FROM responses AS gone WHERE id = ? AND used IS NULL "
+        "AND NOT EXISTS (SELECT 1 FROM responses WHERE previous = gone.id)"
+    )
+    following: str | None = response_id
+    while (row := connection.execute(unneeded, (following,)).fetchone()) is not None:
+        connection.execute("DELETE FROM responses WHERE id = ?", (following,))
+        [following] = row
+
+
+def _trim(connection: Connection, oldest: float, max_count: int, max_bytes: int) -> None:
+    expired = "SELECT id FROM responses WHERE used < ?"
+    for (response_id,) in connection.execute(expired, (oldest,)).fetchall():
+        _remove(connection, response_id)
+    held = (
+        "SELECT owner, count(used), sum(size), min(used), min(rowid) FROM responses GROUP BY owner"
+    )
+    while rows := connection.execute(held).fetchall():
+        count, size = sum(row[1] for row in rows), sum(row[2] for row in rows)
+        if not count or (count <= max_count and size <= max_bytes):
+            return
+        column = 1 if count > max_count else 2
+        # Of two that hold as much, the one with the older response loses it.
+        [owner, *_] = max(
+            (row for row in rows if row[1]), key=lambda row: (row[column], -row[3], -row[4])
+        )
+        used = "SELECT id FROM responses WHERE owner = ? AND used NOT NULL ORDER BY used, rowid"
+        _remove(connection, connection.execute(f"{used} LIMIT 1", (owner,)).fetchone()[0])

@@ -44,7 +44,7 @@ class FlatTool(FunctionDefinition, tag="function", frozen=True):
 
 
 class FlatGrammar(Body, tag="grammar", frozen=True):
-    """Text that matches a grammar. It is enforced where the tool is the only one that may be
+    """Text that matches a grammar, which is enforced where the tool is the only one that may be
     called, and described to the model elsewhere."""
 
     syntax: Annotated[Literal["lark", "regex"], says("{path} must be lark or regex")]

@@ -2,42 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import attrs
 import msgspec
+import trio
 from quart import Response, request
 from werkzeug.routing import BaseConverter
 
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.problems import bad_request
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.protocol.replies import Delta
 from trouper.protocol.requests import Generate
 from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
-from trouper.web.http.request_schema import ref
+from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
-from trouper.web.responses.conversation_item import new_id
-from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of
-from trouper.web.responses.response_events import ResponseDialect
-from trouper.web.responses.response_fields import head_of
-from trouper.web.responses.response_queries import DEFAULT_PAGE, MAX_PAGE, PAGE_QUERY, REPLAY_QUERY
+from trouper.web.responses.call_items import new_id
+from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of, references_of
+from trouper.web.responses.response_events import ResponseDialect, head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
     ResponseRequest,
     parse_response,
     response_to_generate,
 )
-from trouper.web.responses.response_store import ResponseStore, StoredResponse, Turn
-from trouper.web.responses.running_response import Live, on_loop, run
+from trouper.web.responses.response_store import ResponseStore, StoredResponse
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.service import Served, Service, as_events, as_json, context_of
+from trouper.web.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog, Replay
+from trouper.web.streaming.response_streams import DELTA_BYTES, Hold, at_once
+
+MAX_PAGE, DEFAULT_PAGE = 100, 20
+REPLAY_QUERY: Json = {
+    "stream": FLAG,
+    "starting_after": {"type": "integer", "minimum": 0, "maximum": HUGE},
+    "include_obfuscation": {"enum": [False]},
+}
+PAGE_QUERY: Json = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": TEXT,
+}
+STOPPED = Problem(
+    500, "the server could not finish the response", "server_error", None, "internal_error"
+)
+
+
+@attrs.define(eq=False, kw_only=True)
+class Live:
+    """A response that still runs."""
+
+    id: str
+    dialect: ResponseDialect
+    answer: Answer
+    earlier: list[Json]
+    """Items of the conversation that it continues."""
+    previous: str | None
+    """Id of the response that it continues."""
+    input: tuple[Json, ...]
+    background: bool
+    stored: bool
+    log: EventLog | None
+    owner: str
+    """Identity of the API key that created it."""
+    hold: Hold
+    """Called as more of it is kept, if it runs in the background."""
+    settling: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held while the ended response is stored."""
+
+    def ended(self) -> StoredResponse:
+        return StoredResponse(
+            self.dialect.response(), self.input, self.previous, self.log, self.owner
+        )
+
+
+async def run(live: Live, settle: Callable[[], Awaitable[None]]) -> None:
+    """Run a response in the background until it ends or the server does, and store it."""
+    dialect, answer, held = live.dialect, live.answer, 0
+    try:
+        while isinstance(event := await answer.next(), Delta):
+            dialect.text(0, event, answer)
+            size = 0 if live.log is None else live.log.size
+            live.hold(DELTA_BYTES + size - held)
+            held = size
+        dialect.ending(0, event, answer)
+    except RequestFailed as failed:
+        dialect.failure(failed.problem)
+    finally:
+        dialect.failure(STOPPED)  # Has no effect if the response is over.
+    await settle()
+
 
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 """The runtime's names of parameters, and the names in this API."""
@@ -58,9 +120,9 @@ class ResponseId(BaseConverter):
 class Responses:
     """The handlers."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, database: StateDatabase) -> None:
         self._service = service
-        self._store = ResponseStore(service.settings, owner=lambda: service.key_identity)
+        self.store = ResponseStore(service.settings, database, lambda: service.key_identities)
         self._live: dict[str, Live] = {}
 
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -150,26 +212,25 @@ class Responses:
             and self._service.batch_owner is None
         )
         self._check_background(parsed, stored)
-        before = self._before(parsed.previous_response_id)
-        earlier = self._earlier(before)
-        items = self._input(parsed, earlier)
+        earlier = await self._earlier(parsed.previous_response_id)
+        items = await self._input(parsed, earlier)
         served, resolved, generate = await self._prepare(resolved, (*earlier, *items))
         with called(PARAMS):
             [answer] = await self._service.submit(served, [generate], parsed.priority)
-        live = self._begin(resolved, served, answer, items, before, stored=stored)
+        live = self._begin(resolved, served, answer, items, earlier, stored=stored)
         if parsed.background:
             return self._in_background(live)
-        return await self._service.respond(live.dialect, [answer], stream=parsed.stream)
+        return await self._service.respond(
+            live.dialect, [answer], stream=parsed.stream, before_end=partial(self._settle, live)
+        )
 
     async def count(self) -> Response:
         """Return the number of input tokens that the same request would be charged when it creates
         a response."""
         resolved = await self._service.read(parse_response)
-        before = self._before(resolved.request.previous_response_id)
-        earlier = self._earlier(before)
-        served, _, generate = await self._prepare(
-            resolved, (*earlier, *self._input(resolved.request, earlier))
-        )
+        earlier = await self._earlier(resolved.request.previous_response_id)
+        items = await self._input(resolved.request, earlier)
+        served, _, generate = await self._prepare(resolved, (*earlier, *items))
         self._service.account(served.name)
         # No other code checks it here.
         if generate.max_tokens is not None and self._service.settings.strict:
@@ -203,46 +264,45 @@ class Responses:
             )
             raise bad_request(message, "background", "background_not_supported")
 
-    def _before(self, response_id: str | None) -> Turn | None:
-        """Return the turn that a conversation continues. Raises `RequestFailed`."""
+    async def _earlier(self, response_id: str | None) -> list[Json]:
+        """Return the items of the conversation that a request continues, which become a prompt
+        again. Raises `RequestFailed`."""
         if response_id is None:
-            return None
-        name = "previous_response_id"
-        if self._running(response_id) is not None:
+            return []
+        name, missing = "previous_response_id", "previous_response_not_found"
+        if await self._running(response_id) is not None:
             raise bad_request(
                 f"response {response_id!r} has not ended yet", name, "previous_response_not_ended"
             )
-        stored = self._store.get(response_id, name, "previous_response_not_found")
-        status = stored.body["status"]
+        status = (await self.store.get(response_id, name, missing)).body["status"]
         if status not in CONTINUABLE:
             message = f"response {response_id!r} is {status}; go on from the one before it"
             raise bad_request(message, name, "previous_response_not_completed")
-        return stored.turn
+        self._service.hold(PROMPT_FACTOR * await self.store.conversation_bytes(response_id))
+        items = await self.store.conversation(response_id)
+        if not items:  # The response went meanwhile.
+            await self.store.get(response_id, name, missing)
+        return items
 
-    def _earlier(self, before: Turn | None) -> list[Json]:
-        """Return the items of the turns before, which become a prompt again. Raises `RequestFailed`
-        (413, 429, 503)."""
-        if before is None:
-            return []
-        self._service.hold(PROMPT_FACTOR * before.conversation_bytes)
-        return before.all_items()
-
-    def _input(self, parsed: ResponseRequest, earlier: list[Json]) -> tuple[Json, ...]:
+    async def _input(self, parsed: ResponseRequest, earlier: list[Json]) -> tuple[Json, ...]:
         if parsed.input is None and not earlier:
             raise bad_request("input is required", "input", "missing_required_parameter")
-        items = () if parsed.input is None else items_of(parsed.input, self._referred)
+        items = () if parsed.input is None else items_of(parsed.input, await self._referred(parsed))
         if not items and not earlier:
             raise bad_request("input is empty; send at least one item", "input", "invalid_value")
         check_outputs(earlier, items)
         return items
 
-    def _referred(self, item_id: str) -> Json | None:
-        """Return a stored item, which becomes a part of a prompt. Raises `RequestFailed` (413, 429,
-        503)."""
-        item = self._store.item(item_id)
-        if item is not None:
-            self._service.hold(PROMPT_FACTOR * len(msgspec.json.encode(item)))
-        return item
+    async def _referred(self, parsed: ResponseRequest) -> dict[str, Json]:
+        """Return the stored items that the input refers to, which become a part of the prompt.
+        Raises `RequestFailed` (413, 429, 503)."""
+        found = dict[str, Json]()
+        for item_id in references_of(parsed.input or ()):
+            item = None if item_id in found else await self.store.item(item_id)
+            if item is not None:
+                self._service.hold(PROMPT_FACTOR * len(msgspec.json.encode(item)))
+                found[item_id] = item
+        return found
 
     def _begin(
         self,
@@ -250,7 +310,7 @@ class Responses:
         served: Served,
         answer: Answer,
         items: tuple[Json, ...],
-        before: Turn | None,
+        earlier: list[Json],
         *,
         stored: bool,
     ) -> Live:
@@ -260,11 +320,12 @@ class Responses:
         response_id = new_id("resp_")
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)
-        ended = partial(on_loop, self._ended, response_id, before)
-        dialect = ResponseDialect(head, tokenizer, parser, answer, ended=ended, log=log)
         live = Live(
-            dialect=dialect,
+            id=response_id,
+            dialect=ResponseDialect(head, tokenizer, parser, answer, log=log),
             answer=answer,
+            earlier=earlier,
+            previous=parsed.previous_response_id,
             input=items,
             background=parsed.background,
             stored=stored,
@@ -279,22 +340,28 @@ class Responses:
 
     def _in_background(self, live: Live) -> Response:
         live.dialect.opening(0, live.answer)
-        self._service.run_in_background(partial(run, live))
+        self._service.run_in_background(partial(run, live, partial(self._settle, live)))
         if live.log is not None:
             return self._replay(live.log, 0, live)
         return as_json(live.dialect.response())
 
     def _replay(self, log: EventLog, position: int, live: Live | None) -> Response:
         heartbeat = (lambda _: COMMENT) if live is None else live.dialect.heartbeat_behind
-        return as_events(Replay(log, position, self._service.settings.heartbeat_s, heartbeat))
+        before_end = at_once if live is None else partial(self._settle, live)
+        heartbeat_s = self._service.settings.heartbeat_s
+        return as_events(Replay(log, position, heartbeat_s, heartbeat, before_end=before_end))
 
-    def _ended(self, response_id: str, before: Turn | None) -> None:
-        """Move a running response to the store. A response that was deleted meanwhile is
-        dropped."""
-        if (live := self._live.pop(response_id, None)) is not None and live.stored:
-            self._store.add(
-                StoredResponse(live.dialect.response(), live.input, before, live.log, live.owner)
-            )
+    async def _settle(self, live: Live) -> None:
+        """Store a response that has ended, before a client hears of the end. A response that was
+        deleted meanwhile is dropped."""
+        async with live.settling:
+            if live.id not in self._live or not live.dialect.over:
+                return
+            try:
+                if live.stored:
+                    await self.store.add(live.ended(), live.earlier)
+            finally:
+                self._forget(live.id)
 
     def _forget(self, response_id: str) -> None:
         """Drop a running response whose client disconnected before the end: nobody will ask for
@@ -303,9 +370,15 @@ class Responses:
 
     # -- the others -------------------------------------------------------------------------------
 
-    def _running(self, response_id: str) -> Live | None:
+    async def _running(self, response_id: str) -> Live | None:
+        """Return a response of this key that will be stored and has not ended."""
         live = self._own(response_id)
-        return live if live is not None and live.stored else None
+        if live is None or not live.stored:
+            return None
+        if live.dialect.over:
+            await self._settle(live)
+            return None
+        return live
 
     def _own(self, response_id: str) -> Live | None:
         """Return a running response of this key."""
@@ -317,8 +390,8 @@ class Responses:
             request.args, ("stream", "starting_after", "include_obfuscation"), self._service.report
         )
         query.refuse("include_obfuscation", "false")
-        live = self._running(response_id)
-        kept = live or self._store.get(response_id)
+        live = await self._running(response_id)
+        kept = live or await self.store.get(response_id)
         if query.flag("stream"):
             if kept.log is None:
                 message = (
@@ -334,10 +407,10 @@ class Responses:
 
     async def delete(self, response_id: str) -> Response:
         Query(request.args, (), self._service.report)
-        live = self._running(response_id)
+        live = await self._running(response_id)
         if live is None:
-            self._store.get(response_id)
-            self._store.remove(response_id)
+            await self.store.get(response_id)
+            await self.store.remove(response_id)
         else:
             self._forget(response_id)
             live.dialect.cancel()
@@ -350,8 +423,9 @@ class Responses:
         live = self._own(response_id)
         if live is not None:
             live.dialect.cancel()
+            await self._settle(live)
             return as_json(live.dialect.response())
-        body = self._store.get(response_id).body
+        body = (await self.store.get(response_id)).body
         if not body["background"]:
             raise bad_request(
                 "the response has ended; only one that runs can be cancelled",
@@ -368,5 +442,5 @@ class Responses:
         order, after = query.given("order") or "desc", query.given("after")
         if order not in ("asc", "desc"):
             raise bad_request("order must be asc or desc", "order", "invalid_value")
-        kept = self._running(response_id) or self._store.get(response_id)
+        kept = await self._running(response_id) or await self.store.get(response_id)
         return as_json(page_of(kept.input if order == "asc" else kept.input[::-1], after, limit))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -20,11 +20,12 @@ def named_event(name: str, data: Any) -> bytes:
 class EventLog:
     """An append-only list of events, until closed. Any number of readers follow."""
 
-    def __init__(self) -> None:
-        self._events: list[bytes] = []
+    def __init__(self, events: Sequence[bytes] | None = None) -> None:
+        """`events`: those of a log that is closed."""
+        self._events: list[bytes] = [*(events or ())]
         self._readers = trio.lowlevel.ParkingLot()
-        self.over = False
-        self.size = 0
+        self.over = events is not None
+        self.size = sum(map(len, self._events))
 
     def add(self, event: bytes) -> None:
         self._events.append(event)
@@ -35,8 +36,8 @@ class EventLog:
         self.over = True
         self._readers.unpark_all()
 
-    def since(self, position: int, limit: int) -> list[bytes]:
-        return self._events[position : position + limit]
+    def since(self, position: int, limit: int | None) -> list[bytes]:
+        return self._events[position : None if limit is None else position + limit]
 
     async def wait_beyond(self, position: int) -> None:
         """Wait until there are more than `position` events, or the log is closed."""
@@ -47,10 +48,17 @@ class EventLog:
 
 class Replay(PassiveBody):
     def __init__(
-        self, log: EventLog, position: int, heartbeat_s: float, heartbeat: Callable[[int], bytes]
+        self,
+        log: EventLog,
+        position: int,
+        heartbeat_s: float,
+        heartbeat: Callable[[int], bytes],
+        *,
+        before_end: Callable[[], Awaitable[None]],
     ) -> None:
-        """`heartbeat` formats a heartbeat behind the event of that number, which may be -1."""
-        self._log, self._position = log, position
+        """`heartbeat` formats a heartbeat behind the event of that number, which may be -1.
+        `before_end` is awaited before the last events are sent."""
+        self._log, self._position, self._before_end = log, position, before_end
         self._heartbeat_s, self._heartbeat = heartbeat_s, heartbeat
 
     async def __anext__(self) -> bytes:
@@ -60,6 +68,8 @@ class Replay(PassiveBody):
             events = self._log.since(self._position, MAX_EVENTS)
             if not events:
                 raise StopAsyncIteration
+            if self._log.over:
+                await self._before_end()
             self._position += len(events)
             return b"".join(events)
         return self._heartbeat(self._position - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -36,6 +36,10 @@ Hold = Callable[[int], None]
 
 def unbounded(amount: int) -> None:
     """Hold bytes that nobody counts."""
+
+
+async def at_once() -> None:
+    """Wait for nothing before the end."""
 
 
 async def collect(answer: Answer, hold: Hold = unbounded) -> Choice:
@@ -132,10 +136,11 @@ class EventStream(ResponseBody):
         direct: tuple[SocketWriter, StepDelivery] | None = None,
         *,
         hold: Hold = unbounded,
+        before_end: Callable[[], Awaitable[None]] = at_once,
     ) -> None:
         """`direct`: writes the text of a single answer behind the head. `hold` is called as more
-        waits for a slow client."""
-        self._hold, self._max_waiting = hold, MAX_EVENTS
+        waits for a slow client. `before_end` is awaited before the last events are sent."""
+        self._hold, self._max_waiting, self._before_end = hold, MAX_EVENTS, before_end
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
         self._writer = None if direct is None else direct[0]
@@ -191,14 +196,17 @@ class EventStream(ResponseBody):
             raise StopAsyncIteration
         try:
             self._hold_waiting()
-            return await self._next_write()
+            written = await self._next_write()
         except RequestFailed as failed:
             self._over = True
-            return self._opening + self._dialect.failure(failed.problem)
+            written = self._opening + self._dialect.failure(failed.problem)
         except Exception:
             log.exception("a stream failed; the others go on")
             self._over = True
-            return self._opening + self._dialect.failure(INTERNAL)
+            written = self._opening + self._dialect.failure(INTERNAL)
+        if self._over:
+            await self._before_end()
+        return written
 
     def _hold_waiting(self) -> None:
         waiting = sum(answer.waiting for answer in self._answers)

@@ -1,0 +1,342 @@
+"""The database of files, batches and stored responses: commits, what a kill leaves, and disks that
+take no more."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import threading
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.web.batching import CHAT, ended, output, request, strict
+from tests.web.serving import PATIENCE_S, Served, ask, exchange, get, serving
+from tests.web.test_batches import using
+from tests.web.test_key_rights import bearer, key_file
+from trouper.protocol.private_files import make_private
+from trouper.web import app, state_database
+from trouper.web.batches import batch_table
+from trouper.web.batches.batch_record import Batch, BatchSpec, BatchState, LineAnswer
+from trouper.web.state_database import FORMAT, NAME, StateDatabase, StateRefused
+
+RESPONSE = {"input": "hello", "max_output_tokens": 2}
+SPEC = BatchSpec(
+    id="batch_1",
+    endpoint="/v1/completions",
+    input_file_id="file-in",
+    completion_window="24h",
+    created_at=1,
+    expires_at=2,
+    output_file_id="file-out",
+    error_file_id="file-err",
+)
+
+
+async def opened(directory: Path | None = None) -> StateDatabase:
+    database = StateDatabase(directory)
+    assert await database.open(create=True)
+    return database
+
+
+def add_file(name: str, connection: Connection) -> str:
+    connection.execute("INSERT INTO files (id, file) VALUES (?, ?)", (name, b"{}"))
+    return name
+
+
+def names(connection: Connection) -> list[str]:
+    return [name for (name,) in connection.execute("SELECT id FROM files ORDER BY rowid")]
+
+
+async def test_one_that_fails_fails_alone_and_the_others_are_committed_together() -> None:
+    database, results = await opened(), list[object]()
+
+    async def run(name: str) -> None:
+        try:
+            results.append(await database.run(partial(add_file, name)))
+        except OSError as error:
+            results.append(error.errno)
+
+    async with trio.open_nursery() as nursery:
+        for name in ("a", "b", "a", "c"):
+            nursery.start_soon(run, name)
+    assert sorted(results, key=str) == [errno.EIO, "a", "b", "c"]
+    assert sorted(await database.run(names)) == ["a", "b", "c"]
+    await database.close()
+
+
+async def test_a_cancelled_write_is_done_and_close_waits_for_it(tmp_path: Path) -> None:
+    database = await opened(tmp_path)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await database.run(partial(add_file, "a"))
+    await database.close()
+    with pytest.raises(OSError, match="closed"):
+        await database.run(names)
+    again = await opened(tmp_path)
+    assert await again.run(names) == ["a"]
+    await again.close()
+
+
+async def test_a_database_that_is_closed_while_it_is_opened_leaves_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def waits(directory: Path) -> None:
+        assert goes_on.wait(PATIENCE_S)
+        make_private(directory)
+
+    monkeypatch.setattr(state_database, "make_private", waits)
+    database = StateDatabase(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(database.open, create=True))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    goes_on.set()
+    await database.close()
+    again = await opened(tmp_path)
+    await again.close()
+
+
+async def test_all_files_are_private(tmp_path: Path) -> None:
+    umask = os.umask(0)
+    try:
+        database = await opened(tmp_path / "state")
+        await database.run(partial(add_file, "a"))
+    finally:
+        os.umask(umask)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "state").iterdir()}
+    assert modes == {NAME: 0o600, f"{NAME}-wal": 0o600, "lock": 0o600}
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    await database.close()
+
+
+async def test_a_newer_format_is_refused_by_name_and_left_as_it_is(tmp_path: Path) -> None:
+    database = await opened(tmp_path)
+    await database.run(partial(add_file, "a"))
+    await database.close()
+    with closing(sqlite3.connect(tmp_path / NAME)) as connection:
+        connection.execute(f"PRAGMA user_version = {FORMAT + 1}")
+    before = contents(tmp_path)
+    async with serving(batch_dir=tmp_path) as served:
+        status, _, body = await exchange(served, get("/v1/files"))
+        message = json.loads(body)["error"]["message"]
+        assert status == 503 and str(tmp_path / NAME) in message
+        assert f"format {FORMAT + 1}" in message and "upgrade Trouper, or" in message
+        status, answer = await ask(served, RESPONSE, "/v1/responses")
+        assert status == 200, "responses are kept in memory"
+        assert (await exchange(served, get(f"/v1/responses/{answer['id']}")))[0] == 200
+    assert contents(tmp_path) == before
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+async def test_a_damaged_database_is_named_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"no database at all" * 100)
+    with pytest.raises(StateRefused, match=r"is damaged .*; move it away"):
+        await StateDatabase(tmp_path).open(create=True)
+    assert (tmp_path / NAME).read_bytes() == b"no database at all" * 100
+
+
+async def test_a_directory_that_takes_no_files_harms_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(_: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(state_database, "make_private", refuses)
+    async with serving(batch_dir=tmp_path) as served:
+        status, _, body = await exchange(served, get("/v1/files"))
+        assert status == 503 and "Read-only file system; see --batch-dir" in body.decode()
+        status, answer = await ask(served, RESPONSE, "/v1/responses")
+        assert status == 200
+        more = RESPONSE | {"previous_response_id": answer["id"]}
+        assert (await ask(served, more, "/v1/responses"))[0] == 200
+
+
+async def test_a_full_disk_is_named_and_harms_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may not grow: SQLite's own limit of pages says the same as a full disk."""
+    database = StateDatabase(tmp_path)
+    monkeypatch.setattr(app, "StateDatabase", lambda _: database)
+    async with serving(batch_dir=tmp_path) as served:
+        _, kept = await ask(served, RESPONSE, "/v1/responses")
+        await database.run(partial(limit_pages, 1))
+        large = RESPONSE | {"metadata": {f"key{number}": "x" * 500 for number in range(16)}}
+        status, answer = await ask(served, large, "/v1/responses")
+        assert (status, answer["status"]) == (200, "incomplete")
+        status, _, body = await exchange(served, get(f"/v1/responses/{answer['id']}"))
+        error = json.loads(body)["error"]
+        assert (status, error["code"]) == (503, "responses_unavailable")
+        assert "No space left on device; make room there, or see --batch-dir" in error["message"]
+        assert (await exchange(served, get(f"/v1/responses/{kept['id']}")))[0] == 200
+        await database.run(partial(limit_pages, 10**6))
+        _, answer = await ask(served, large, "/v1/responses")
+        assert (await exchange(served, get(f"/v1/responses/{answer['id']}")))[0] == 200
+
+
+def limit_pages(pages: int, connection: Connection) -> None:
+    """At least as many as there are."""
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+async def test_stored_responses_survive_a_restart_for_their_key_alone(
+    tmp_path: Path,
+) -> None:
+    file = key_file(tmp_path, "sk-a name=a\nsk-b name=b\n")
+    keys: dict[str, Any] = {"api_key_file": file, "batch_dir": tmp_path / "state"}
+    async with serving(**keys) as served:
+
+        def make(client: openai.OpenAI) -> tuple[Any, list[Any]]:
+            create = partial(client.responses.create, input="secret", max_output_tokens=3)
+            return create(), [*create(background=True, stream=True)]
+
+        with strict(served.base_url, "sk-a") as client:
+            kept, events = await trio.to_thread.run_sync(make, client)
+    async with serving(**keys) as served:
+
+        def use(client: openai.OpenAI) -> None:
+            assert client.responses.retrieve(kept.id) == kept
+            [item] = client.responses.input_items.list(kept.id)
+            again = client.responses.retrieve(events[-1].response.id, stream=True, starting_after=1)
+            assert [*again] == events[2:]
+            following = client.responses.create(
+                input=[{"type": "item_reference", "id": item.id}], previous_response_id=kept.id
+            )
+            assert following.previous_response_id == kept.id
+            for name in (kept.id, following.id, events[-1].response.id):
+                client.responses.delete(name)
+                with pytest.raises(openai.NotFoundError, match="is gone"):
+                    client.responses.retrieve(name)
+
+        for path in (f"/v1/responses/{kept.id}", f"/v1/responses/{kept.id}/input_items"):
+            assert (await exchange(served, get(path, bearer("sk-b"))))[0] == 404
+        await using(served, use, "sk-a")
+        texts = [path.read_bytes() for path in (tmp_path / "state").glob(f"{NAME}*")]
+        assert b"secret" not in b"".join(texts), "what is deleted is in no file"
+
+
+async def test_another_server_keeps_responses_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(batch_dir=tmp_path) as first:
+        await stored_by(first)
+        async with serving(batch_dir=tmp_path) as second:
+            await stored_by(second)
+    assert caplog.text.count("responses are kept in memory only: another server uses") == 1
+
+
+async def stored_by(served: Served) -> None:
+    _, answer = await ask(served, RESPONSE, "/v1/responses")
+    assert (await exchange(served, get(f"/v1/responses/{answer['id']}")))[0] == 200
+
+
+# -- batches -------------------------------------------------------------------------------------
+
+
+async def test_a_line_has_one_answer_and_an_attempt_that_was_returned_does_not_count() -> None:
+    database = await opened()
+
+    def use(connection: Connection) -> None:
+        assert batch_table.insert_batch(connection, SPEC, BatchState())
+        assert not batch_table.insert_batch(connection, SPEC, BatchState())
+        for number, step in (
+            *((3, step) for step in ("begin_attempt", "begin_work") * 2),
+            (3, "return_attempt"),
+            (4, "return_attempt"),
+            *((5, step) for step in ("begin_attempt", "begin_work", "begin_attempt")),
+            (5, "return_attempt"),
+        ):
+            getattr(batch_table, step)(connection, SPEC.id, number)
+        answers = [
+            LineAnswer(3, True, b"1"),
+            LineAnswer(3, False, b"2"),
+            LineAnswer(6, False, b"3"),
+        ]
+        batch_table.insert_answers(connection, SPEC.id, answers)
+
+    await database.run(use)
+    rows = "SELECT number, attempts, begun, ok, output FROM lines ORDER BY number"
+    assert await database.run(lambda connection: connection.execute(rows).fetchall()) == [
+        (3, 1, 1, 1, b"1"),
+        (5, 1, 1, None, None),
+        (6, 0, 0, 0, b"3"),
+    ]
+    await database.close()
+
+
+async def test_a_cancelled_batch_stays_so_whatever_it_enters_after_that() -> None:
+    database = await opened()
+
+    def use(connection: Connection) -> BatchState:
+        batch_table.insert_batch(connection, SPEC, BatchState())
+        for status in ("in_progress", "cancelling", "in_progress", "finalizing"):
+            state = batch_table.enter_status(connection, SPEC.id, status, 1)
+        return state
+
+    state = await database.run(use)
+    assert (state.status, {*state.times}) == ("cancelling", {"in_progress", "cancelling"})
+    await database.close()
+
+
+async def test_outputs_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_table, "PIECE_BYTES", 30)
+    database = await opened()
+    answers = [LineAnswer(number, number % 3 > 0, b"%04d" % number) for number in range(40)]
+    table, batch = batch_table.BatchTable(database), Batch(SPEC)
+    await table.create(batch)
+    await table.store_answers(batch, answers[::-1])
+    pieces = [piece async for piece in table.outputs(batch, ok=True)]
+    assert b"".join(pieces) == b"".join(b"%04d\n" % number for number in range(40) if number % 3)
+    assert len(pieces) == 4 and (batch.failed, batch.answer_bytes) == (14, 160)
+    await database.close()
+
+
+async def test_a_directory_of_an_earlier_version_is_imported(tmp_path: Path) -> None:
+    """Its batch was killed after one answer, while it wrote the next one."""
+    file = {"id": "file-in", "filename": "in.jsonl", "purpose": "batch", "created_at": 1}
+    spec = msgspec.to_builtins(SPEC) | {"endpoint": CHAT, "expires_at": 2**33}
+    answer = {"id": "batch_req_1", "custom_id": "a", "response": None, "error": {"code": "x"}}
+    log = [{"status": "in_progress", "at": 5}, {"attempt": 0}, {"begun": 0}, {"attempt": 1}]
+    log.append({"answer": 0, "ok": False, "output": answer})
+    content = b"".join(json.dumps(request(name)).encode() + b"\n" for name in "ab")
+    (tmp_path / "files").mkdir(0o700)
+    (tmp_path / "files" / "file-in").write_bytes(content)
+    (tmp_path / "files" / "file-in.json").write_text(json.dumps(file | {"bytes": len(content)}))
+    for name, result in (("batch_1", None), ("batch_2", {"status": "cancelled"})):
+        (directory := tmp_path / "batches" / name).mkdir(0o700, parents=True)
+        (directory / "batch.json").write_text(json.dumps(spec | {"id": name}))
+        if result is None:
+            text = "".join(json.dumps(record) + "\n" for record in log)
+            (directory / "log.jsonl").write_text(text + '{"answer":1,"out')
+        else:
+            counts = {"times": {"cancelled": 6}, "total": 2, "completed": 0, "failed": 0}
+            more = {"errors": [], "has_output": False, "has_errors": False}
+            (directory / "result.json").write_text(json.dumps(result | counts | more))
+
+    def use(client: openai.OpenAI) -> None:
+        batch = ended(client, client.batches.retrieve("batch_1"))
+        assert (batch.status, batch.in_progress_at) == ("completed", 5)
+        assert output(client, batch.output_file_id).keys() == {"b"}
+        assert output(client, batch.error_file_id) == {"a": answer}
+        assert client.batches.retrieve("batch_2").cancelled_at == 6
+
+    for _ in range(2):
+        async with serving(batch_dir=tmp_path) as served:
+            await using(served, use)
+    assert [*(tmp_path / "batches").iterdir()] == []
+    assert len([*(tmp_path / "files").iterdir()]) == 3

@@ -1,0 +1,236 @@
+"""Batches and their lines in the database.
+
+The order makes it safe. An attempt is in the database before its request runs, and `begun` before a
+model works for the request: a request that kills the process is counted, however often it does. A
+line whose answer is not in the database has none and runs again; one whose answer is there never
+does. A batch's end, its files and the deletion of its lines are one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from sqlite3 import Connection
+from typing import TypeVar
+
+import attrs
+import msgspec
+import trio
+
+from trouper.web.batches.batch_record import ENDED, Batch, BatchSpec, BatchState, LineAnswer
+from trouper.web.batches.stored_files import StoredFile, insert_file
+from trouper.web.state_database import StateDatabase
+
+PIECE_BYTES = 2**20
+"""Bytes of answers that are read at a time."""
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Attempts:
+    """How often a line ran without an end."""
+
+    all: int = 0
+    begun: int = 0
+    """Number of them for which a model began to work."""
+
+
+class BatchTable:
+    """The table. A cancelled task's writes are completed, so that memory and database agree.
+    Methods raise `OSError`."""
+
+    def __init__(self, database: StateDatabase) -> None:
+        self._database = database
+
+    async def _write(self, batch: Batch, work: Callable[[Connection], T], **options: bool) -> T:
+        with trio.CancelScope(shield=True):
+            result = await self._database.run(work, **options)
+        batch.fault = ""
+        return result
+
+    async def load(self) -> list[Batch]:
+        """Read all batches, the oldest first."""
+        return await self._database.run(_read_batches)
+
+    async def create(self, batch: Batch) -> None:
+        await self._write(batch, partial(insert_batch, spec=batch.spec, state=batch.state))
+
+    async def delete(self, batches: Sequence[Batch]) -> None:
+        if batches:
+            ids = [batch.spec.id for batch in batches]
+            await self._database.run(partial(_delete_batches, ids=ids))
+
+    async def enter(self, batch: Batch, status: str, at: int) -> None:
+        """Let the batch enter a status, unless it is being cancelled or has ended."""
+        work = partial(enter_status, batch_id=batch.spec.id, status=status, at=at)
+        with trio.CancelScope(shield=True):
+            async with batch.entering:
+                batch.state = await self._write(batch, work)
+
+    async def finish(self, batch: Batch, state: BatchState, files: Sequence[StoredFile]) -> None:
+        """Write how the batch ended, with the files that it leaves."""
+        work = partial(_finish, batch_id=batch.spec.id, state=state, files=files)
+        await self._write(batch, work, truncates=True)
+        batch.state = state
+
+    async def interrupted(self, batch: Batch) -> list[int]:
+        """The lines that ran and have no answer, those with the fewest attempts first."""
+        return await self._database.run(partial(_read_interrupted, batch_id=batch.spec.id))
+
+    async def attempts(self, batch: Batch, number: int) -> Attempts:
+        work = partial(_read_attempts, batch_id=batch.spec.id, number=number)
+        return await self._database.run(work)
+
+    async def begin_attempt(self, batch: Batch, number: int, limit: Attempts) -> Attempts:
+        """Begin an attempt, unless the line has had so many. Returns the attempts before it."""
+        work = partial(_begin_attempt_below, batch_id=batch.spec.id, number=number, limit=limit)
+        return await self._write(batch, work)
+
+    async def begin_work(self, batch: Batch, number: int) -> None:
+        """A model begins to work for the attempt."""
+        await self._write(batch, partial(begin_work, batch_id=batch.spec.id, number=number))
+
+    async def return_attempt(self, batch: Batch, number: int) -> None:
+        """The attempt did not come to its end through no fault of its own and does not count."""
+        await self._write(batch, partial(return_attempt, batch_id=batch.spec.id, number=number))
+
+    async def store_answers(self, batch: Batch, answers: Sequence[LineAnswer]) -> None:
+        """Store answers of lines that have none."""
+        work = partial(insert_answers, batch_id=batch.spec.id, answers=answers)
+        await self._write(batch, work)
+        for answer in answers:
+            batch.count(answer)
+
+    async def outputs(self, batch: Batch, *, ok: bool) -> AsyncIterator[bytes]:
+        """Yield the content of the output file, or of the error file, in the order of the lines."""
+        after: int | None = -1
+        while after is not None:
+            work = partial(_read_outputs, batch_id=batch.spec.id, ok=ok, after=after)
+            piece, after = await self._database.run(work)
+            yield piece
+
+
+# -- statements ----------------------------------------------------------------------------------
+
+
+def _read_batches(connection: Connection) -> list[Batch]:
+    rows = connection.execute("SELECT spec, state FROM batches ORDER BY rowid")
+    batches = {
+        spec.id: Batch(spec, msgspec.json.decode(state, type=BatchState))
+        for spec, state in ((msgspec.json.decode(row[0], type=BatchSpec), row[1]) for row in rows)
+    }
+    answers = "SELECT batch, number, ok, length(output) FROM lines WHERE output IS NOT NULL"
+    for batch_id, number, ok, size in connection.execute(answers):
+        batch = batches[batch_id]
+        batch.answered.add(number)
+        batch.failed += not ok
+        batch.answer_bytes += size
+    return sorted(batches.values(), key=lambda batch: batch.spec.created_at)
+
+
+def insert_batch(connection: Connection, spec: BatchSpec, state: BatchState) -> bool:
+    """Returns False if the batch is there already."""
+    row = (spec.id, msgspec.json.encode(spec), msgspec.json.encode(state))
+    insert = "INSERT OR IGNORE INTO batches (id, spec, state) VALUES (?, ?, ?)"
+    return connection.execute(insert, row).rowcount > 0
+
+
+def _delete_batches(connection: Connection, ids: Sequence[str]) -> None:
+    connection.executemany("DELETE FROM batches WHERE id = ?", [(each,) for each in ids])
+
+
+def enter_status(connection: Connection, batch_id: str, status: str, at: int) -> BatchState:
+    select = "SELECT state FROM batches WHERE id = ?"
+    [encoded] = connection.execute(select, (batch_id,)).fetchone()
+    state = msgspec.json.decode(encoded, type=BatchState)
+    if state.status == "cancelling" or state.status in ENDED:
+        return state
+    state = msgspec.structs.replace(state, status=status, times=state.times | {status: at})
+    _write_state(connection, batch_id, state)
+    return state
+
+
+def _write_state(connection: Connection, batch_id: str, state: BatchState) -> None:
+    row = (msgspec.json.encode(state), batch_id)
+    connection.execute("UPDATE batches SET state = ? WHERE id = ?", row)
+
+
+def _finish(
+    connection: Connection, batch_id: str, state: BatchState, files: Sequence[StoredFile]
+) -> None:
+    for file in files:
+        insert_file(connection, file)
+    _write_state(connection, batch_id, state)
+    connection.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))
+
+
+def _read_interrupted(connection: Connection, batch_id: str) -> list[int]:
+    select = (
+        "SELECT number FROM lines WHERE batch = ? AND output IS NULL AND attempts > 0 "
+        "ORDER BY attempts, number"
+    )
+    return [number for (number,) in connection.execute(select, (batch_id,))]
+
+
+def _read_attempts(connection: Connection, batch_id: str, number: int) -> Attempts:
+    select = "SELECT attempts, begun FROM lines WHERE batch = ? AND number = ?"
+    return Attempts(*connection.execute(select, (batch_id, number)).fetchone() or ())
+
+
+def _begin_attempt_below(
+    connection: Connection, batch_id: str, number: int, limit: Attempts
+) -> Attempts:
+    attempts = _read_attempts(connection, batch_id, number)
+    if attempts.all < limit.all and attempts.begun < limit.begun:
+        begin_attempt(connection, batch_id, number)
+    return attempts
+
+
+def begin_attempt(connection: Connection, batch_id: str, number: int) -> None:
+    connection.execute(
+        "INSERT INTO lines (batch, number, attempts) VALUES (?, ?, 1) "
+        "ON CONFLICT DO UPDATE SET attempts = attempts + 1, at_work = 0",
+        (batch_id, number),
+    )
+
+
+def begin_work(connection: Connection, batch_id: str, number: int) -> None:
+    connection.execute(
+        "UPDATE lines SET begun = begun + 1, at_work = 1 WHERE batch = ? AND number = ?",
+        (batch_id, number),
+    )
+
+
+def return_attempt(connection: Connection, batch_id: str, number: int) -> None:
+    connection.execute(
+        "UPDATE lines SET attempts = max(0, attempts - 1), begun = begun - at_work, at_work = 0 "
+        "WHERE batch = ? AND number = ?",
+        (batch_id, number),
+    )
+
+
+def insert_answers(connection: Connection, batch_id: str, answers: Sequence[LineAnswer]) -> None:
+    connection.executemany(
+        "INSERT INTO lines (batch, number, ok, output) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET ok = excluded.ok, output = excluded.output "
+        "WHERE output IS NULL",
+        [(batch_id, each.number, each.ok, each.output) for each in answers],
+    )
+
+
+def _read_outputs(
+    connection: Connection, batch_id: str, ok: bool, after: int
+) -> tuple[bytes, int | None]:
+    """Return lines behind that number, and the number of the last one; None: there are no
+    more."""
+    select = (
+        "SELECT number, output FROM lines WHERE batch = ? AND number > ? AND ok = ? "
+        "AND output IS NOT NULL ORDER BY number"
+    )
+    lines, size = list[bytes](), 0
+    for number, output in connection.execute(select, (batch_id, after, ok)):
+        lines += (output, b"\n")
+        size += len(output)
+        if size >= PIECE_BYTES:
+            return b"".join(lines), number
+    return b"".join(lines), None

@@ -1,0 +1,330 @@
+"""`state.sqlite` in --batch-dir: descriptions of files, batches with their answers, and stored
+responses.
+
+All statements run on one thread, and those that wait at the same time are committed together. A
+commit survives `kill -9`. A durable one also survives a loss of power; after that, other commits of
+the last seconds may be missing, and the database is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from sqlite3 import Connection
+from typing import Any, Generic, TypeVar
+
+import attrs
+import trio
+
+from trouper.actors.runtime.worker_threads import run_on_thread
+from trouper.protocol.paths import exists
+from trouper.protocol.private_files import FILE_MODE, make_private
+
+FORMAT = 1
+"""The `user_version` of the database. A database of a newer format is refused."""
+NAME = "state.sqlite"
+MAX_TOGETHER = 256
+"""Number of jobs that are committed together at most."""
+CLOSE_S = 1.0
+"""Time that the last jobs have when the server ends."""
+SCHEMA = """
+CREATE TABLE files (id TEXT PRIMARY KEY, file BLOB NOT NULL);
+CREATE TABLE batches (id TEXT PRIMARY KEY, spec BLOB NOT NULL, state BLOB NOT NULL);
+CREATE TABLE lines (
+    batch TEXT NOT NULL REFERENCES batches ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    begun INTEGER NOT NULL DEFAULT 0,
+    at_work INTEGER NOT NULL DEFAULT 0,
+    ok INTEGER,
+    output BLOB,
+    PRIMARY KEY (batch, number)
+);
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    previous TEXT,
+    used REAL,
+    size INTEGER NOT NULL,
+    inputs INTEGER NOT NULL,
+    body BLOB,
+    events BLOB
+);
+CREATE INDEX responses_previous ON responses (previous);
+CREATE INDEX responses_used ON responses (owner, used, size);
+CREATE TABLE items (
+    response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED,
+    owner TEXT NOT NULL,
+    id TEXT NOT NULL,
+    item BLOB NOT NULL
+);
+CREATE INDEX items_response ON items (response);
+CREATE INDEX items_id ON items (owner, id);
+"""
+ERRORS = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+}
+"""The system's errors by SQLite's primary codes."""
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+
+
+class StateRefused(OSError):
+    """The directory or its database is not for this server. The text names the remedy."""
+
+
+@attrs.define(eq=False)
+class _Job(Generic[T]):
+    """Statements that are committed as a whole, and the task that waits for them."""
+
+    work: Work[T]
+    is_durable: bool
+    truncates: bool
+    _token: trio.lowlevel.TrioToken = attrs.field(factory=trio.lowlevel.current_trio_token)
+    _done: trio.Event = attrs.field(factory=trio.Event)
+    result: T | None = None
+    error: Exception | None = None
+
+    def end(self) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._done.set)
+
+    async def wait(self) -> T:
+        await self._done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]  # `work` has returned it.
+
+
+class StateDatabase:
+    """The database of a directory, which is opened by its first use, and locked: one server at a
+    time has it."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """`directory` None: the database is in memory."""
+        self.directory = directory
+        self.opened = trio.Event()
+        self.problem = ""
+        """Why the directory cannot be used; empty if it can."""
+        self._opening, self._looking = trio.Lock(), trio.CapacityLimiter(1)
+        self._jobs = SimpleQueue[_Job[Any] | None]()
+        self._ended = trio.Event()
+        self._first: _Job[None] | None = None
+        """Ends when the thread has opened the database."""
+        self._lock_fd = -1
+
+    async def open(self, *, create: bool) -> bool:
+        """Open the database, unless that is done. Returns whether the directory is there; `create`
+        makes it. Raises `OSError` if another server has it, or if it cannot be used."""
+        async with self._opening:
+            if not self.opened.is_set() and (create or await self._exists()):
+                await self._start()
+        return self.opened.is_set()
+
+    async def _exists(self) -> bool:
+        """Look on a thread: a file system that does not answer must not stop the event loop."""
+        return self.directory is None or await run_on_thread(
+            partial(exists, self.directory), self._looking
+        )
+
+    async def _start(self) -> None:
+        if self._first is None:
+            self._first = self._start_thread()
+        try:
+            await self._first.wait()
+        except StateRefused as error:
+            self._first, self.problem = None, str(error)
+            raise
+        except OSError as error:
+            reason = error.strerror or error
+            self.problem = f"{self.directory} cannot be used: {reason}; see --batch-dir"
+            self._first = None
+            raise
+        self.problem = ""
+        self.opened.set()
+
+    def _start_thread(self) -> _Job[None]:
+        self._jobs, self._ended = SimpleQueue(), trio.Event()
+        first = _Job(lambda _: None, is_durable=False, truncates=False)
+        arguments = (self._jobs, first, trio.lowlevel.current_trio_token(), self._ended)
+        # As a daemon, a thread whose disk hangs does not keep the process alive.
+        thread = threading.Thread(None, self._serve, "state database", arguments, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, "the system starts no further thread") from error
+        return first
+
+    async def run(self, work: Work[T], *, is_durable: bool = True, truncates: bool = False) -> T:
+        """Run `work` in a transaction and return its result once that is committed. A cancelled
+        task's work is done all the same. `work` may be called again if what was committed with it
+        failed. `truncates`: what it deleted is in no file afterwards. Raises `OSError`; then
+        nothing of it is in the database."""
+        if not self.opened.is_set():
+            raise OSError(errno.EBADF, f"{NAME} is closed")
+        job = _Job(work, is_durable=is_durable, truncates=truncates)
+        self._jobs.put(job)
+        return await job.wait()
+
+    async def close(self) -> None:
+        """Let the jobs that wait end, and leave the directory to others. A database that is being
+        opened is closed, too."""
+        if self._first is not None:
+            self.opened, self._first = trio.Event(), None
+            self._jobs.put(None)
+            with trio.move_on_after(CLOSE_S, shield=True):
+                await self._ended.wait()
+
+    # -- on its thread ----------------------------------------------------------------------------
+
+    def _serve(
+        self,
+        jobs: SimpleQueue[_Job[Any] | None],
+        first: _Job[None],
+        token: trio.lowlevel.TrioToken,
+        ended: trio.Event,
+    ) -> None:
+        try:
+            with closing(self._connect()) as connection:
+                first.end()
+                while (group := _next_group(jobs)) is not None:
+                    _carry_out(connection, group)
+        except (OSError, sqlite3.Error) as error:
+            first.error = _system_error(error)
+            first.end()
+        finally:
+            if self._lock_fd >= 0:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(ended.set)
+
+    def _connect(self) -> Connection:
+        """Raises `OSError` and `sqlite3.Error`."""
+        if self.directory is None:
+            connection = sqlite3.connect(":memory:", isolation_level=None)
+        else:
+            make_private(self.directory)
+            self._lock(self.directory)
+            path = self.directory / NAME
+            _require_format(path)
+            connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+        try:
+            _prepare(connection)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    def _lock(self, directory: Path) -> None:
+        """The system releases the lock however the process ends."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self._lock_fd = os.open(directory / "lock", flags, FILE_MODE)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StateRefused(
+                f"another server uses {directory}; give this one another --batch-dir"
+            ) from error
+
+
+def _require_format(path: Path) -> None:
+    """Make the file, private, or look at the format of the one that is there without changing
+    anything. Raises `OSError` and `sqlite3.Error`."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE))
+    except FileExistsError:
+        # As an immutable file, a database is read without its write-ahead log, which stays as well.
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            try:
+                version = _format_of(connection)
+            except sqlite3.DatabaseError as error:
+                if _primary_code(error) not in DAMAGED:
+                    raise
+                message = f"{path} is damaged ({error}); move it away, or put a copy in its place"
+                raise StateRefused(message) from error
+        if version > FORMAT:
+            raise StateRefused(
+                f"{path} has format {version}, and this version of Trouper reads formats up to "
+                f"{FORMAT}; upgrade Trouper, or give this server another --batch-dir"
+            ) from None
+
+
+def _prepare(connection: Connection) -> None:
+    # The lock is this server's alone, so the log needs no shared memory beside it.
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA secure_delete = ON")
+    if _format_of(connection) == 0:
+        # Before the log exists: the format is then in the file itself.
+        connection.execute("PRAGMA auto_vacuum = FULL")
+        connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA journal_size_limit = 0")
+
+
+def _format_of(connection: Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _next_group(jobs: SimpleQueue[_Job[Any] | None]) -> list[_Job[Any]] | None:
+    """Wait for jobs. None: there are no further ones."""
+    group = list[_Job[Any]]()
+    while not group or (len(group) < MAX_TOGETHER and not jobs.empty()):
+        job = jobs.get()
+        if job is None:
+            if not group:
+                return None
+            jobs.put(None)
+            return group
+        group.append(job)
+    return group
+
+
+def _carry_out(connection: Connection, group: Sequence[_Job[Any]]) -> None:
+    """Commit jobs together, or if that fails, each of them alone."""
+    try:
+        level = "FULL" if any(job.is_durable for job in group) else "NORMAL"
+        connection.execute(f"PRAGMA synchronous = {level}")
+        connection.execute("BEGIN")
+        for job in group:
+            job.result = job.work(connection)
+        connection.execute("COMMIT")
+    except Exception as error:  # noqa: BLE001 - who waits for the job gets it
+        if connection.in_transaction:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        if len(group) > 1:
+            for job in group:
+                _carry_out(connection, [job])
+            return
+        group[0].error = _system_error(error)
+    if any(job.truncates for job in group):
+        with suppress(sqlite3.Error):  # The next checkpoint does the same.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for job in group:
+        job.end()
+
+
+def _system_error(error: Exception) -> Exception:
+    """Return SQLite's error as the system's; another one as it is."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    number = ERRORS.get(_primary_code(error), errno.EIO)
+    return OSError(number, os.strerror(number), f"{NAME}: {error}")
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
