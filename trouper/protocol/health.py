@@ -1,5 +1,4 @@
-"""Statistics that the actors publish about themselves: frozen snapshots, of which the newest
-replaces the last."""
+"""Frozen statistics that actors publish; the newest replaces the last."""
 
 from __future__ import annotations
 
@@ -24,22 +23,22 @@ SEVERITY: tuple[MemoryPressure, ...] = ("unknown", "normal", "warning", "critica
 
 @attrs.frozen(kw_only=True)
 class CacheStats:
-    """The prefix cache: counters since the server started, and what it holds now."""
+    """The prefix cache: counters since the start, and its content."""
 
     hits_block: int = 0
-    """Full blocks of prompts that were in the cache."""
+    """Full blocks of prompts found in the cache."""
     hits_sequence: int = 0
-    """Prompts that reused more than full blocks: part of a block, or the KV of a live row."""
+    """Prompts that reused part of a block, or the KV of a live row."""
     hits_disk: int = 0
-    """Blocks of prompts that came from disk."""
+    """Blocks of prompts read from disk."""
     misses: int = 0
-    """Full blocks of prompts that had to be computed."""
+    """Full blocks of prompts computed."""
     waited: int = 0
-    """Requests that waited for another one's prefill instead of computing the same."""
+    """Requests that waited for another's prefill of the same prompt."""
     queried_tokens: int = 0
-    """Prompt tokens that were looked up in the cache."""
+    """Prompt tokens looked up."""
     hit_tokens: int = 0
-    """Prompt tokens that were found in the cache and need not be computed."""
+    """Prompt tokens found."""
     blocks: int = 0
     snapshots: int = 0
     bytes: int = 0
@@ -48,15 +47,15 @@ class CacheStats:
     evicted_blocks: int = 0
     evicted_snapshots: int = 0
     refused: int = 0
-    """Blocks and snapshots that were not stored, since all others were in use."""
+    """Blocks and snapshots not stored, since all others were in use."""
     collisions: int = 0
     reason: str = ""
-    """Reason why nothing is cached; "" if the cache is on."""
+    """Reason why the cache is off; "" if on."""
 
 
 @attrs.frozen(kw_only=True)
 class ProposerStats:
-    """Drafts of one proposer: counters since the server started."""
+    """Counters of one proposer since the start."""
 
     drafts: int = 0
     drafted: int = 0
@@ -65,57 +64,54 @@ class ProposerStats:
 
 @attrs.frozen(kw_only=True)
 class SpeculationStats:
-    """Speculative decoding: counters since the server started."""
+    """Counters of speculative decoding since the start."""
 
     steps: int = 0
-    """Steps that verified drafts of any row."""
+    """Steps that verified drafts."""
     drafts: int = 0
-    """Drafts that were verified, one for each row and step."""
+    """Verified drafts, one for each row and step."""
     drafted: int = 0
-    """Tokens that were drafted."""
+    """Drafted tokens."""
     accepted: int = 0
-    """Drafted tokens that were accepted."""
+    """Accepted drafted tokens."""
     accepted_at: tuple[int, ...] = ()
-    """How often the first token of a draft was accepted, the second, and so on."""
+    """Number of acceptances by the position in the draft."""
     by_proposer: Mapping[ProposerName, ProposerStats] = attrs.field(factory=dict)
-    """The same counts for each proposer that has drafted."""
     parked_s: float = 0.0
-    """Seconds of steps in which rows that may draft decoded without drafting."""
+    """Seconds of steps in which rows that may draft did not."""
     reason: str = ""
     """Reason why no row can draft; "" if rows can."""
 
 
 @attrs.frozen(kw_only=True)
 class RecoveryStats:
-    """Crashes of the engine: counters since the server started, and what holds now."""
+    """Crashes of the engine: counters since the start, and the present state."""
 
     crashes: int = 0
     resumed: int = 0
-    """Requests that had a row when the engine crashed and resumed after the restart."""
+    """Requests with a row that resumed after a crash."""
     convicted: int = 0
-    """Contents that made the engine crash while they ran alone."""
+    """Contents that crashed the engine while alone."""
     refused: int = 0
-    """Requests that were refused because the same content had made the engine crash."""
+    """Requests refused because of such contents."""
     quarantined: int = 0
-    """Contents that are refused at present."""
+    """Contents refused at present."""
     apart: bool = False
-    """Whether all rows run alone at present, because together they made the engine crash and each
-    alone did not."""
+    """Whether all rows run alone: a crash came only from several together."""
     allocation_failures: int = 0
     """Crashes because the device had no memory for a step."""
     bound_bytes: int = 0
-    """Bound on the bytes of rows and cached blocks after such a crash; 0: there is none."""
+    """Bound on rows and cached blocks after such a crash; 0: none."""
 
 
 @attrs.frozen(kw_only=True)
 class SchedulerStats:
-    """Counters since the server started (they survive a restart of the engine group) and gauges of
-    now."""
+    """Counters since the start, which survive restarts of the engine group, and gauges."""
 
     active_sequences: int = 0
     queued_requests: int = 0
     preempted_sequences: int = 0
-    """Sequences in the queue that had a row and left it: they wait to return."""
+    """Queued sequences that were preempted."""
     prefilling_sequences: int = 0
     tokens_generated: int = 0
     total_prefill_tokens: int = 0
@@ -128,25 +124,24 @@ class SchedulerStats:
     """Prompt tokens of all rows, including cached ones."""
     steps: int = 0
     preemptions: int = 0
-    """How often a row was preempted, since rows outgrew memory or one of a higher priority needed
-    room."""
+    """Preemptions for memory or for a higher priority."""
     kv_row_bytes: int = 0
     """Bytes that running rows may hold after the next plan."""
     kv_limit_bytes: int = 0
-    """Limit on the bytes of rows and cached blocks; 0: none is known."""
+    """Limit on rows and cached blocks; 0: unknown."""
     banks: tuple[BankStats, ...] = ()
-    """Banks of the engine, of several ranks rank 0's: at most about a second old while rows run."""
+    """Banks of rank 0, about a second old at most while rows run."""
     stalls: int = 0
-    """Steps that took longer than --stall-timeout-s."""
+    """Steps longer than --stall-timeout-s."""
     inter_token_latency: Histogram = NO_LATENCIES
-    """Seconds between two output tokens of a row."""
+    """Seconds between output tokens of a row."""
     step_tokens: Histogram = NO_STEP_TOKENS
-    """Tokens that a step prefilled and decoded."""
+    """Tokens prefilled and decoded in a step."""
     cache: CacheStats = attrs.field(factory=CacheStats)
     speculation: SpeculationStats = attrs.field(factory=SpeculationStats)
     recovery: RecoveryStats = attrs.field(factory=RecoveryStats)
     stalled_since: float | None = None
-    """trio.current_time() of the plan that has been unanswered for too long."""
+    """trio.current_time() of the plan that is unanswered for too long."""
 
 
 @attrs.frozen(kw_only=True)
@@ -158,24 +153,23 @@ class MemoryStatus:
     limit_bytes: int = 0
     under_pressure: bool = False
     fixed_bytes: int = 0
-    """Memory in use besides rows, cached blocks and LoRA adapters, as measured while no row ran; 0:
-    not measured yet."""
+    """Memory besides rows, cached blocks and LoRA adapters, measured while no row ran; 0: not
+    yet."""
     releases: int = 0
-    """How often spare buffers were released to the system."""
+    """Number of releases of spare buffers to the system."""
     pressure: MemoryPressure = "unknown"
-    """The system's verdict on the memory of the whole machine, or "warning" where swap grows."""
+    """The system's verdict on the machine's memory, or "warning" where swap grows."""
     pressure_bound_bytes: int = 0
-    """Bound on rows and cached blocks that follows from that; 0: there is none."""
+    """Bound on rows and cached blocks under pressure; 0: none."""
 
 
 @attrs.frozen(kw_only=True)
 class AdapterStats:
-    """Memory of the LoRA adapters of a model, which come and go while it is loaded."""
+    """Memory of a model's LoRA adapters."""
 
     held_bytes: int = 0
-    """Bytes of all adapters' matrices."""
     reserved_bytes: int = 0
-    """Bytes for one that is being loaded, beside those."""
+    """Bytes for adapters that are being loaded."""
 
     @property
     def nbytes(self) -> int:
@@ -187,34 +181,34 @@ NO_ADAPTERS = AdapterStats()
 
 @attrs.frozen(kw_only=True)
 class DirectoryStats:
-    """The cache directory: counters and gauges of SSDWriter."""
+    """The cache directory, as SSDWriter counts."""
 
     path: str = ""
     files: int = 0
     bytes: int = 0
     free_disk_bytes: int = 0
     blocks: int = 0
-    """Blocks and snapshots that are stored, and found again after a restart."""
+    """Stored blocks and snapshots."""
     swept_files: int = 0
     written_files: int = 0
     written_bytes: int = 0
     shed_writes: int = 0
-    """Runs of blocks that were not written: no room, write budget spent, or a faulty disk."""
+    """Runs not written: no room, write budget spent, or a faulty disk."""
     read_files: int = 0
     read_bytes: int = 0
     damaged: int = 0
-    """Files that were removed because their content was damaged."""
+    """Files removed because of damaged content."""
     lacking: int = 0
-    """Blocks and snapshots that rank 0 read and another rank did not have; 0 with a single rank."""
+    """Blocks and snapshots that another rank lacked when rank 0 read them."""
     inspected: int = 0
     attached: bool = False
     reason: str = ""
-    """Reason why the directory is not in use; "" if it is."""
+    """Reason why the directory is unused; "" if used."""
 
 
 @attrs.frozen(kw_only=True)
 class ActorStats:
-    """State of one supervised actor or group."""
+    """One supervised actor or group."""
 
     name: str
     state: str = "starting"
@@ -225,18 +219,17 @@ class ActorStats:
 
 @attrs.frozen(kw_only=True)
 class ChannelStats:
-    """A channel of the graph at one moment."""
+    """A channel of the graph."""
 
     name: str
     source: str
     target: str
     capacity: int
     policy: str
-    """Effect of a full channel on its sender: blocks, never full, sheds."""
+    """Effect of a full channel: blocks, never full, sheds."""
     used: int
     peak: int
-    """Largest number of messages that an arriving request or a reader of these statistics found in
-    the channel."""
+    """Maximum of waiting messages that any request or reader has seen."""
     senders_waiting: int
 
 
@@ -245,14 +238,14 @@ RankState = Literal["joining", "loading", "ready", "lost", "left"]
 
 @attrs.frozen(kw_only=True)
 class RankStats:
-    """One rank, as rank 0 knows it."""
+    """One rank, as rank 0 knows."""
 
     rank: int
     state: RankState = "joining"
     step: int = -1
-    """Last step that the rank has answered."""
+    """Last answered step."""
     heard_at: float = 0.0
-    """trio.current_time() of the last message from the rank; for rank 0 itself, the present."""
+    """trio.current_time() of the rank's last message; for rank 0, the present."""
     directory: DirectoryStats | None = None
     """A follower's own cache directory; None for rank 0."""
 
@@ -263,4 +256,4 @@ class RanksStats:
 
     ranks: tuple[RankStats, ...] = ()
     lost: str = ""
-    """Reason why the group ended; "" while it runs."""
+    """Reason why the group ended; "" while running."""

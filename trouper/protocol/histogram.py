@@ -1,4 +1,4 @@
-"""Histograms as Prometheus defines them. They are frozen, so that a watch can hold one."""
+"""Histograms as Prometheus defines them, frozen for watches."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import attrs
 
 @attrs.frozen
 class Histogram:
-    """Counts of values by size. `counts` has one entry for each bound (values up to it, and above
-    the one before) and one for what is above all."""
+    """`counts[i]`: values above bounds[i - 1], up to bounds[i]; the last entry has no upper
+    bound."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -21,11 +21,10 @@ class Histogram:
 
     @classmethod
     def of(cls, bounds: tuple[float, ...]) -> Histogram:
-        """An empty histogram. latency_buckets.py has the bounds."""
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def with_value(self, value: float, times: int = 1) -> Histogram:
-        """Add a value `times` times, at the cost of adding it once."""
+        """Add a value `times` times, at the cost of one."""
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += times
         return Histogram(self.bounds, tuple(counts), self.total + value * times)
@@ -36,5 +35,6 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[float, int]]:
-        """Cumulative buckets (bound, number of values up to it); the last bound is infinite."""
+        """Cumulative buckets (bound, number of values up to the bound); the last bound is
+        infinite."""
         return list(zip((*self.bounds, inf), accumulate(self.counts), strict=True))

@@ -1,4 +1,4 @@
-"""Deltas that waited together, as one."""
+"""Several deltas as one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from trouper.protocol.replies import Delta
 
 
 class JoinedDelta(Delta, frozen=True, gc=False):
-    """Several deltas of one answer as one. It has all their text, tokens and log-probabilities."""
+    """The text, tokens and log-probabilities of several deltas."""
 
     parts: tuple[Delta, ...] = ()
-    """The deltas as they were generated. Whoever must know which token belongs to which text reads
-    them one by one."""
+    """The original deltas, which say the tokens of each text."""
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
-    """Join deltas into one, because their reader is behind or wants fewer events
-    (--stream-interval)."""
+    """Join deltas for a reader who is behind or wants fewer events (--stream-interval)."""
     if len(deltas) == 1:
         return deltas[0]
     return JoinedDelta(
@@ -30,5 +28,4 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 
 def parts_of(delta: Delta) -> Sequence[Delta]:
-    """Return the deltas as they were generated."""
     return delta.parts if isinstance(delta, JoinedDelta) else (delta,)

@@ -1,5 +1,4 @@
-"""Bucket bounds of all histograms: latencies in seconds, and numbers of tokens. They are vLLM's, so
-that its dashboards fit."""
+"""Bucket bounds of histograms in seconds and tokens, as in vLLM for the sake of dashboards."""
 
 from __future__ import annotations
 
@@ -71,8 +70,7 @@ PHASE_S = (
     1920.0,
     7680.0,
 )
-"""Bounds for a whole request, and for its parts: queue, prefill, decode."""
+"""Bounds for a whole request, and for its queue, prefill and decode."""
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 REQUEST_TOKENS = (*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
-"""Bounds for prompts and answers. The same for every model, where vLLM's end at the model's
-context."""
+"""Bounds for prompts and answers, the same for every model; vLLM's end at the context."""
