@@ -9,7 +9,7 @@ from trouper.storage.stored_blocks import BlockEntry, RunInfo
 
 
 class BlockLocations:
-    """Run and entry of each block by key. Of several runs, one with the snapshot is preferred."""
+    """Run and entry of each block by key. A run with the snapshot is preferred."""
 
     def __init__(self, runs: Iterable[RunInfo] = ()) -> None:
         self._locations: dict[bytes, tuple[str, BlockEntry]] = {}

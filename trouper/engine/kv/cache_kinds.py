@@ -1,5 +1,4 @@
-"""Kinds of caches: classes of other packages that behave as one of mlx-lm's, whose rows may then
-have slots."""
+"""Cache classes of other packages that behave as mlx-lm's, and hence may have slots."""
 
 from __future__ import annotations
 
@@ -9,11 +8,10 @@ _ALIKE: dict[type, type] = {}
 
 
 def treat_alike(kind: type, counterpart: type) -> None:
-    """Give caches of a class the slots of one of mlx-lm's classes. The self-check finds whether
-    answers are then right."""
+    """Give a class the slots of mlx-lm's `counterpart`. The self-check finds wrong answers."""
     _ALIKE[kind] = counterpart
 
 
 def kind_of(cache: Any) -> type:
-    """Return the class of a cache, or mlx-lm's class that it is treated as."""
+    """The class of a cache, or the counterpart in mlx-lm."""
     return _ALIKE.get(type(cache), type(cache))
