@@ -45,8 +45,8 @@ class Keys:
     restricted: bool = False
     """Whether there is a key file: then metrics and details of health need a right."""
     _settings: ServerSettings | None = None
+    # State of the file at the last read.
     _read: FileState = None
-    """State of the file at the last read."""
     stale: str = ""
     """Reason why the keys differ from the file; "" if the keys are up to date."""
 
@@ -157,7 +157,7 @@ class Keys:
         return Problem(401, message, "authentication_error", code="invalid_api_key")
 
     def _known(self, key: str) -> bool:
-        """Compare in constant time: every digest, whether or not one matched."""
+        # Compare in constant time: every digest, whether or not one matched.
         digest = digest_of(key)
         return sum(hmac.compare_digest(digest, known) for known in self._keys) > 0
 
@@ -197,8 +197,8 @@ def sendable(key: str, flag: str, where: str = "") -> str:
     return key
 
 
+# Content of pipes (`--api-key-file <(...)`, /dev/stdin), which can be read once.
 _PIPED: dict[Path, str] = {}
-"""Content of pipes (`--api-key-file <(...)`, /dev/stdin), which can be read once."""
 
 
 def _text_of(path: Path) -> str:
@@ -234,7 +234,7 @@ def keys_in(path: Path) -> Iterator[ApiKey]:
 
 
 def _key_of(line: str, number: int, path: Path) -> ApiKey:
-    """Parse a key and the options behind it. Messages do not contain the key."""
+    # Parse a key and the options behind it. Messages do not contain the key.
     where = f"{FILE_FLAG} {path}, line {number}"
     key, options = split_options(line, where)
     if is_option(key):

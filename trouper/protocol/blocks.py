@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import attrs
 
+# Bytes of a token id: int32.
 TOKEN_BYTES = 4
-"""Bytes of a token id: int32."""
 
 
 @attrs.frozen(eq=False)

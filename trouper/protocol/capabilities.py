@@ -7,8 +7,8 @@ from typing import Literal, Self
 import attrs
 
 Feature = Literal["batch", "prefill_together", "restore", "drafts", "banks"]
+# Each feature needs the first; the last is the cheapest to lose.
 FEATURES: tuple[Feature, ...] = ("batch", "prefill_together", "restore", "drafts", "banks")
-"""Each feature needs the first; the last is the cheapest to lose."""
 
 
 @attrs.frozen(kw_only=True)

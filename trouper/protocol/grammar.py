@@ -8,8 +8,8 @@ import attrs
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
+# Maximum number of characters of a schema or grammar.
 MAX_SOURCE = 256 * 1024
-"""Maximum number of characters of a schema or grammar."""
 
 
 @attrs.frozen

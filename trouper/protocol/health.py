@@ -12,8 +12,8 @@ from trouper.protocol.kv import BankStats
 from trouper.protocol.latency_buckets import INTER_TOKEN_S, STEP_TOKENS
 from trouper.protocol.plans import ProposerName
 
+# Empty histogram of inter-token latencies.
 NO_LATENCIES = Histogram.of(INTER_TOKEN_S)
-"""Empty histogram of inter-token latencies."""
 NO_STEP_TOKENS = Histogram.of(STEP_TOKENS)
 
 

@@ -15,8 +15,8 @@ AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#\\\s,]+)(?::(\d{0,5}))?", r
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.IGNORECASE)
 DOMAIN = re.compile(r"(?:\*?\.)?[\w-]+(?:\.[\w-]+)*", re.ASCII)
 PORTS = {"http": 80, "https": 443}
+# Domains without a public registry: no web page has a name below these.
 PRIVATE_SUFFIXES = ("local", "internal", "home.arpa", "lan", "localhost", "test")
-"""Domains without a public registry: no web page has a name below these."""
 
 
 @attrs.frozen

@@ -21,14 +21,14 @@ Right = Literal["inference", "observability", "admin"]
 """inference: ask models. observability: the live page, metrics, details of health, usage of all
 keys. admin: change the server, cancel requests of other keys."""
 ALL_RIGHTS: frozenset[Right] = frozenset(get_args(Right))
+# Default rights of a key in the file.
 FILE_RIGHTS: frozenset[Right] = frozenset({"inference"})
-"""Default rights of a key in the file."""
 OWN, SHARED = "own", "shared"
+# A line whose last word is an option. A key may contain blanks.
 OPTION = re.compile(r"(.*\S)\s+([A-Za-z_-]+)=(\S*)")
-"""A line whose last word is an option. A key may contain blanks."""
 NAME = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
+# Names that stand for keys without a name.
 RESERVED = re.compile(r"line-.*|api-key.*|anybody")
-"""Names that stand for keys without a name."""
 MAX_LIMIT = 10**12
 
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import attrs
 
+# Maximum tokens of a row in the bank of level 0; each level has twice as many.
 FIRST_BANK = 512
-"""Maximum tokens of a row in the bank of level 0; each level has twice as many."""
+# Maximum level of shared banks, in tokens; a longer row has a bank alone. Rows of different lengths
+# need a mask, for which MLX has no fused attention on CUDA. Each bank costs operations in every
+# layer, hence short rows share.
 SHARED_TOKENS = 2**14
-"""Maximum level of shared banks, in tokens; a longer row has a bank alone. Rows of different
-lengths need a mask, for which MLX has no fused attention on CUDA. Each bank costs operations in
-every layer, hence short rows share."""
+# Minimum step of a buffer's capacity in tokens, as in mlx-lm's caches.
 CAPACITY_STEP = 256
-"""Minimum step of a buffer's capacity in tokens, as in mlx-lm's caches."""
 
 
 def kv_capacity(tokens: int, step: int = CAPACITY_STEP) -> int:
@@ -145,7 +145,7 @@ class KvLayout:
 
     @property
     def _early_tokens(self) -> int:
-        """Mean tokens of room in layers that have grown already."""
+        # Mean tokens of room in layers that have grown already.
         return 0 if self.lead_tokens else self.capacity_step // 2
 
     @property
@@ -154,7 +154,7 @@ class KvLayout:
 
     @property
     def _row_token_bytes(self) -> int:
-        """Bytes of one token in buffers, and dequantized in a pass."""
+        # Bytes of one token in buffers, and dequantized in a pass.
         return self.token_bytes + self.dequantized_token_bytes
 
     def row_bytes(self, tokens: int) -> int:

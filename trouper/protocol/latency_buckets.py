@@ -47,6 +47,7 @@ FIRST_TOKEN_S = (
     640.0,
     2560.0,
 )
+# Bounds for a whole request, and for its queue, prefill and decode.
 PHASE_S = (
     0.3,
     0.5,
@@ -70,7 +71,6 @@ PHASE_S = (
     1920.0,
     7680.0,
 )
-"""Bounds for a whole request, and for its queue, prefill and decode."""
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# Bounds for prompts and answers, the same for every model; vLLM's end at the context.
 REQUEST_TOKENS = (*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
-"""Bounds for prompts and answers, the same for every model; vLLM's end at the context."""

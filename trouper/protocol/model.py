@@ -16,8 +16,8 @@ from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import Breakers, Pooling, Stepped
 from trouper.protocol.ranks import Joined
 
+# Default of `no_mtp`.
 NO_HEAD = "its checkpoint has none"
-"""Default of `no_mtp`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 from trouper.protocol.paths import encodable
 from trouper.protocol.problems import SettingsInvalid
 
+# Model that is served without --model.
 EMBEDDED = "SmolLM2-135M-Instruct"
-"""Model that is served without --model."""
 FLAG = "--served-model-name"
 ALIAS_FLAG = "--model-alias"
+# Default aliases with one model, for clients that insist on a name.
 ANY_NAME = ("*",)
-"""Default aliases with one model, for clients that insist on a name."""
 NO_ALIASES = ("off",)
 DRAFT_FLAG = "--draft-model"
 ADAPTER_FLAG = "--adapter"
@@ -49,7 +49,7 @@ def require_names(models: Sequence[str], aliases: Sequence[str]) -> None:
 
 
 def _parted(alias: str) -> tuple[str, str | None]:
-    """Split an alias into name and model; None: the default model."""
+    # Split an alias into name and model; None: the default model.
     name, given, model = alias.partition("=")
     return name, model if given else None
 

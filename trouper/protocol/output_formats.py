@@ -8,6 +8,7 @@ from trouper.protocol.problems import SettingsInvalid
 
 AUTO, NONE = "auto", "none"
 HARMONY = "harmony"
+# Formats whose arguments are streamed while generated.
 STREAMED_TOOL_PARSERS = (
     "cohere",
     "deepseek_v3",
@@ -32,7 +33,7 @@ STREAMED_TOOL_PARSERS = (
     "qwen3_coder",
     "seed_oss",
 )
-"""Formats whose arguments are streamed while generated."""
+# Formats that are read once a call is complete.
 BUFFERED_TOOL_PARSERS = (
     "apertus",
     "function_gemma",
@@ -43,12 +44,11 @@ BUFFERED_TOOL_PARSERS = (
     "olmo3",
     "pythonic",
 )
-"""Formats that are read once a call is complete."""
+# Markers around calls of buffered formats that mlx-lm lacks.
 OWN_MARKERS = {
     "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
     "olmo3": ("<function_calls>", "</function_calls>"),
 }
-"""Markers around calls of buffered formats that mlx-lm lacks."""
 TOOL_PARSER_ALIASES = {
     "apriel": "jamba",
     "cohere_command": "cohere",
@@ -72,6 +72,7 @@ TOOL_PARSER_ALIASES = {
     "openai": HARMONY,
     "qwen3_xml": "qwen3_coder",
 }
+# Markers around reasoning, by format.
 THINKING = {
     "think": ("<think>", "</think>"),
     "longcat": ("<longcat_think>", "</longcat_think>"),
@@ -86,13 +87,12 @@ THINKING = {
     "hunyuan_a13b": ("<think>", "</think>"),
     HARMONY: ("<|channel|>analysis<|message|>", "<|end|>"),
 }
-"""Markers around reasoning, by format."""
+# Markers around the answer behind reasoning, part of no text.
 ANSWERING = {
     "apriel": ("[END FINAL RESPONSE]",),
     "cohere": ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     "hunyuan_a13b": ("<answer>", "</answer>"),
 }
-"""Markers around the answer behind reasoning, part of no text."""
 REASONING_PARSER_ALIASES = {
     **dict.fromkeys(
         (
@@ -117,6 +117,7 @@ REASONING_PARSER_ALIASES = {
     "openai": HARMONY,
     "openai_gptoss": HARMONY,
 }
+# Texts in calls that may be special tokens, made visible for the parsers.
 CALL_MARKERS = {
     "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
     "function_gemma": ("<escape>",),
@@ -177,7 +178,6 @@ CALL_MARKERS = {
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
 }
-"""Texts in calls that may be special tokens, made visible for the parsers."""
 TOOL_PARSERS = (
     AUTO,
     NONE,

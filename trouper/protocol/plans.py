@@ -1,10 +1,10 @@
-"""Plans from Scheduler to ModelStepper, and the engine's answers.
+"""Plans from Scheduler to ModelStepper, and the engine's answers."""
 
-A plan is everything that one engine step does. A plan is deterministic: clocks, randomness,
-withdrawal and sizes are data already, hence a rank that replays the plans computes the same. One
-`Stepped` answers each plan, in order, and at most `PLANS_IN_FLIGHT` are unanswered. The engine
-launches plan n before reading the tokens of plan n-1, and may answer n-1 only when n has arrived; a
-plan without work flushes the pipeline."""
+# A plan is everything that one engine step does. A plan is deterministic: clocks, randomness,
+# withdrawal and sizes are data already, hence a rank that replays the plans computes the same. One
+# `Stepped` answers each plan, in order, and at most `PLANS_IN_FLIGHT` are unanswered. The engine
+# launches plan n before reading the tokens of plan n-1, and may answer n-1 only when n has arrived;
+# a plan without work flushes the pipeline.
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BlockId = NewType("BlockId", int)
 ProposerName = Literal["ngram", "draft_model", "mtp"]
 """Source of drafts: the row's n-grams, the draft model, or the model's MTP head."""
 Pooling = Literal["mean", "mean_sqrt", "last", "first", "max", "weighted"]
+# Maximum of unanswered plans: one on the device, and one whose tokens are read next.
 PLANS_IN_FLIGHT = 2
-"""Maximum of unanswered plans: one on the device, and one whose tokens are read next."""
 
 
 @attrs.frozen
@@ -40,12 +40,12 @@ class RowFault:
     reason: str
 
 
+# Fault of a row whose KV is worthless.
 NOT_A_NUMBER = RowFault(
     "not_a_number",
     "the model has computed no numbers (NaN) for this text: it overflows, or its weights are "
     "damaged",
 )
-"""Fault of a row whose KV is worthless."""
 NO_CHOICE = RowFault("no_choice", "no token is left to choose")
 
 

@@ -12,8 +12,8 @@ import pwd
 import stat
 from pathlib import Path
 
+# The files hold users' text, or are trusted.
 DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
-"""The files hold users' text, or are trusted."""
 OTHERS = 0o077
 
 
@@ -92,7 +92,7 @@ def _is_private_group(info: os.stat_result) -> bool:
 
 
 def _is_trusted(uid: int) -> bool:
-    """Root is also the owner of /, whom a user namespace shows as nobody."""
+    # Root is also the owner of /, whom a user namespace shows as nobody.
     return uid in (os.geteuid(), 0, os.stat("/").st_uid)  # noqa: PTH116 - often called
 
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import attrs
 
+# Maximum characters of a client's word in an error.
 LONGEST_QUOTED = 200
-"""Maximum characters of a client's word in an error."""
+# Characters kept of a longer message; the remedy is at the end.
 LONGEST_BEGINNING, LONGEST_END = 700, 300
-"""Characters kept of a longer message; the remedy is at the end."""
 WORD = re.compile(r"\S++")
 
 
@@ -25,7 +25,7 @@ def shortened(text: str) -> str:
 
 
 def _bounded(message: str) -> str:
-    """Shorten a message and each of its words."""
+    # Shorten a message and each of its words.
     if len(message) > LONGEST_BEGINNING + LONGEST_END:
         message = f"{message[:LONGEST_BEGINNING]}...{message[-LONGEST_END:]}"
     return WORD.sub(lambda word: shortened(word[0]), message)
@@ -43,6 +43,7 @@ class Problem:
     retry_after_s: int | None = None
 
 
+# Answer to an unforeseen error.
 INTERNAL = Problem(
     500,
     "an internal error; the log has it under the request id",
@@ -50,7 +51,6 @@ INTERNAL = Problem(
     None,
     "internal_error",
 )
-"""Answer to an unforeseen error."""
 SYSTEM_SHORTAGE = Problem(
     503,
     "the server is short of file descriptors, processes or memory, which this request needs; try "
@@ -152,10 +152,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return RequestFailed(Problem(400, message, "invalid_request_error", param, code))
 
 
+# The preparation crashed by this request. Clients do not repeat a request after a 422.
 NOT_PREPARED = Problem(
     422, "the request could not be prepared", "invalid_request_error", None, "intake_failed"
 )
-"""The preparation crashed by this request. Clients do not repeat a request after a 422."""
 
 
 def queue_full(size: int) -> Problem:

@@ -1,9 +1,10 @@
-"""State that the ranks of one model must agree on.
+"""State that the ranks of one model must agree on."""
 
-Rank 0 decides, followers replay (F19): a rank's results are a function of the plans. Tensors travel
-by `mx.distributed`, plans by TCP (`wire.py`), hence a rank that died, stalls or differs is found
-while engines are blocked in a collective. The hashes are for RankMirror, which predicts the state,
-and for the engines, which have the state. Whole arrays are hashed, in few operations a step."""
+# Rank 0 decides, followers replay (F19): a rank's results are a function of the plans. Tensors
+# travel by `mx.distributed`, plans by TCP (`wire.py`), hence a rank that died, stalls or differs is
+# found while engines are blocked in a collective. The hashes are for RankMirror, which predicts the
+# state, and for the engines, which have the state. Whole arrays are hashed, in few operations a
+# step.
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ class Digest:
     """`Stepped.tokens_hash` of step `settled`."""
 
 
+# In the order of comparison.
 FIELDS = ("rows", "lengths", "blocks", "order", "tokens")
-"""In the order of comparison."""
 
 
 class RankDiffers(Exception):
@@ -67,8 +68,8 @@ class RankDiffers(Exception):
         self.step, self.field, self.expected, self.found = step, field, expected, found
 
 
+# Steps whose hashes a rank remembers; at most two steps are unanswered.
 KEPT = 8
-"""Steps whose hashes a rank remembers; at most two steps are unanswered."""
 
 
 def forget_old(steps: dict[int, Any]) -> None:

@@ -92,12 +92,12 @@ class Failed:
 
 
 Reply = Accepted | Started | Scored | Embedded | Delta | Finished | Failed
+# Accepted, Started, Scored, a last Delta of held-back text, and the terminal event.
 REPLIES_BEYOND_TOKENS = 5
-"""Accepted, Started, Scored, a last Delta of held-back text, and the terminal event."""
 
 
+# `waits_for` of a prepared request.
 NEXT_STEP = "the step at hand to end, since the queue is filled between steps"
-"""`waits_for` of a prepared request."""
 
 
 @attrs.frozen

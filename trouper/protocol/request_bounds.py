@@ -51,12 +51,12 @@ class Number:
 
 
 LENGTH = Number(0, UNBOUNDED, integer=True, optional=True)
+# Number of most likely tokens that the engine finds at each position.
 MAX_LOGPROBS = 64
-"""Number of most likely tokens that the engine finds at each position."""
 LOGPROBS = Number(0, MAX_LOGPROBS, integer=True, optional=True)
 SHARE = Number(0, 1)
+# The range of float32.
 FINITE = 3e38
-"""The range of float32."""
 SECONDS = Number(0, inf, optional=True)
 OF_REQUEST: Mapping[str, Number] = {
     "max_tokens": Number(1, UNBOUNDED, integer=True, optional=True),
@@ -132,7 +132,7 @@ def _check_types(holder: object, types: Mapping[str, tuple[type, ...]]) -> None:
 
 
 def _check_token_ids(prompt: Prompt) -> None:
-    """Refuse floats, which the conversion to bytes would cut to other tokens."""
+    # Refuse floats, which the conversion to bytes would cut to other tokens.
     if isinstance(prompt, TokenPrompt):
         tokens: object = prompt.tokens
     elif isinstance(prompt, InfillPrompt) and isinstance(prompt.prefix, tuple | list):
@@ -178,6 +178,6 @@ def _check_biases(biases: Any) -> None:
 
 
 def _shown(value: object) -> str:
-    """The type of a wrong value, and a short value itself."""
+    # The type of a wrong value, and a short value itself.
     text = repr(value)
     return text if len(text) <= 40 else type(value).__name__

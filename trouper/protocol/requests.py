@@ -12,11 +12,11 @@ from trouper.protocol.sampling import Sampling
 
 Speculation = Literal["auto", "ngram", "draft_model", "mtp", "off"]
 """Source of drafts: n-grams, the draft model, the MTP head, whichever pays, or none."""
+# Bounds of `Generate.priority` from clients: 32 bits, which every client's integers hold.
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
-"""Bounds of `Generate.priority` from clients: 32 bits, which every client's integers hold."""
+# Priority of batches, behind all clients. Such requests wait without limit, yield rows, and take no
+# room in the queue.
 BATCH_PRIORITY = MAX_PRIORITY + 1
-"""Priority of batches, behind all clients. Such requests wait without limit, yield rows, and take
-no room in the queue."""
 
 
 @attrs.frozen
@@ -77,8 +77,8 @@ class CacheScope:
     """Adapter that computed the KV."""
 
 
+# Maximum of any number in a request. As `max_tokens`: as long as there is room.
 UNBOUNDED = 2**63 - 1
-"""Maximum of any number in a request. As `max_tokens`: as long as there is room."""
 
 
 @attrs.frozen(kw_only=True)

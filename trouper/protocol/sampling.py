@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import attrs
 
+# Temperature below which sampling is greedy. There the strongest noise moves logits by 2e-4, as
+# rounding does, and division by still smaller values overflows.
 COLDEST = 1e-5
-"""Temperature below which sampling is greedy. There the strongest noise moves logits by 2e-4, as
-rounding does, and division by still smaller values overflows."""
+# llama.cpp's default.
 SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
-"""llama.cpp's default."""
 
 
 @attrs.frozen(kw_only=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+# 2^64 over the golden ratio: the increment.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 over the golden ratio: the increment."""
 Integers = np.ndarray[Any, np.dtype[np.uint64]]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import attrs
 
+# Context for a coding agent: first prompts have up to 20,000 tokens.
 AGENT_TOKENS = 40_960
-"""Context for a coding agent: first prompts have up to 20,000 tokens."""
+# Growth of 4-bit weights (with scales and biases of groups of 64) in float32.
 FLOAT32_FACTOR = 32 / 4.5
-"""Growth of 4-bit weights (with scales and biases of groups of 64) in float32."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +30,7 @@ class SuggestedModel:
 
 
 JSON_CALLS, XML_CALLS = "Hermes JSON", "Qwen XML"
+# From the smallest to the largest.
 SUGGESTED = (
     SuggestedModel(
         name="mlx-community/Qwen3-1.7B-4bit",
@@ -67,7 +68,6 @@ SUGGESTED = (
         calls=XML_CALLS,
     ),
 )
-"""From the smallest to the largest."""
 
 
 def that_fit(memory_bytes: float, *, float32: bool) -> tuple[SuggestedModel, ...]:

@@ -17,8 +17,8 @@ import xxhash
 from trouper.protocol.link import Message
 
 LENGTH = struct.Struct("!I")
+# Maximum size of a message, never reached by ranks.
 MAX_BYTES = 2**28
-"""Maximum size of a message, never reached by ranks."""
 KINDS: tuple[type, ...] = get_args(Message)
 
 
@@ -54,8 +54,8 @@ def _shape_of(field: attrs.Attribute[Any]) -> str:
     return f"{field.name}: {field.type} = {field.default}"
 
 
+# Hash of the classes. Ranks of different versions refuse each other.
 VERSION = xxhash.xxh3_64_hexdigest(described(KINDS).encode())
-"""Hash of the classes. Ranks of different versions refuse each other."""
 
 
 def _converter() -> cattrs.Converter:

@@ -1,8 +1,8 @@
-"""The files of a cache directory, within one bound that all writers keep together.
+"""The files of a cache directory, within one bound that all writers keep together."""
 
-A write reserves bytes in the shared count (`shared_usage`) before creating the temporary file in
-full size. A listing may miss a file that another writer renames meanwhile, hence the count may be
-too low by one file a writer until the next listing."""
+# A write reserves bytes in the shared count (`shared_usage`) before creating the temporary file in
+# full size. A listing may miss a file that another writer renames meanwhile, hence the count may be
+# too low by one file a writer until the next listing.
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trouper.storage.run_uses import RunUse, RunUses
 from trouper.storage.shared_usage import LockedUsage, SharedUsage
 
 NAMESPACE_DIGITS: Final = 32
+# Other directories are ignored.
 NAMESPACE: Final = re.compile(rf"[0-9a-f]{{{NAMESPACE_DIGITS}}}")
-"""Other directories are ignored."""
 
 
 @attrs.frozen

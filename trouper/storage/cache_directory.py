@@ -16,16 +16,16 @@ import attrs
 from trouper.protocol.private_files import FILE_MODE, make_private
 
 TEMPORARY_SUFFIX = ".tmp"
+# Older temporary files have no writer: the slowest write takes seconds.
 TEMPORARY_AGE_S = 3600.0
-"""Older temporary files have no writer: the slowest write takes seconds."""
+# Tolerance for times in the future: clocks of servers and network disks differ.
 AHEAD_S = 3600.0
-"""Tolerance for times in the future: clocks of servers and network disks differ."""
 TAG = "CACHEDIR.TAG"
+# File with the bytes of the directory, which all writers update.
 USAGE = "usage"
-"""File with the bytes of the directory, which all writers update."""
+# Backup programs skip a tagged directory. The tag also marks files as Trouper's, which may be
+# removed.
 TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
-"""Backup programs skip a tagged directory. The tag also marks files as Trouper's, which may be
-removed."""
 
 
 @attrs.frozen
@@ -58,7 +58,7 @@ def prepare(directory: Path) -> None:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether our tag is there; False if empty. Raises `OSError` for foreign files."""
+    # Whether our tag is there; False if empty. Raises `OSError` for foreign files.
     tag = directory / TAG
     used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
     # Checked last: another server may be writing the tag, too.

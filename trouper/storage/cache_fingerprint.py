@@ -16,14 +16,14 @@ from trouper.protocol.paths import exists
 from trouper.storage.memo_file import read_memo, write_memo
 
 CHUNK_BYTES: Final = 1 << 20
+# Digests of younger files are not remembered: file systems' clocks have up to 2 s resolution, hence
+# a change may leave the times alone.
 YOUNG_S: Final = 3.0
-"""Digests of younger files are not remembered: file systems' clocks have up to 2 s resolution,
-hence a change may leave the times alone."""
 
 
 class _State(msgspec.Struct, frozen=True):
-    """Attributes of which every change of content changes one: tools set the modification time
-    back, but never the inode's change time."""
+    # Attributes of which every change of content changes one: tools set the modification time back,
+    # but never the inode's change time.
 
     size: int
     mtime_ns: int
@@ -82,7 +82,7 @@ def _hash(path: Path, advance: Callable[[int], None] | None) -> str:
 
 
 def _recall(memo: Path | None) -> dict[str, _Remembered]:
-    """Read the memo; empty if damaged. A damaged digest only gives another namespace."""
+    # Read the memo; empty if damaged. A damaged digest only gives another namespace.
     return {} if memo is None else read_memo(memo, _Remembered)
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from trouper.storage.memo_file import read_memo, write_memo
 
+# The oldest are removed.
 MAX_RESULTS = 200
-"""The oldest are removed."""
 
 
 class CheckResult(msgspec.Struct, frozen=True):

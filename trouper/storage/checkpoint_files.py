@@ -16,34 +16,34 @@ import msgspec
 from trouper.protocol.paths import exists, is_file
 from trouper.protocol.problems import ModelUnusable
 
+# Dtypes of packed quantized weights, of any number of bits.
 PACKED = ("U32", "I32")
-"""Dtypes of packed quantized weights, of any number of bits."""
+# Configs or indexes with thousands of experts have 10 MB.
 LONGEST_JSON_BYTES = 2**24
-"""Configs or indexes with thousands of experts have 10 MB."""
+# Enough for about 200,000 tensors.
 LONGEST_HEADER_BYTES = 2**25
-"""Enough for about 200,000 tensors."""
+# Number of missing files in an error.
 MAX_NAMED = 8
-"""Number of missing files in an error."""
+# MLX's maximum.
 LARGEST_DIMENSION = 2**31 - 1
-"""MLX's maximum."""
 MAX_AXES = 16
+# Bytes of a value.
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "BOOL": 1} | {
     f"{sign}{8 * size}": size for sign in "IU" for size in (1, 2, 4, 8)
 }
-"""Bytes of a value."""
+# Begin of the file that a clone without Git LFS has instead.
 LFS_POINTER = b"version https://git-lfs"
-"""Begin of the file that a clone without Git LFS has instead."""
 LONGEST_OPENING = 256
+# Default bits of a packed value.
 PACKED_BITS = 4
-"""Default bits of a packed value."""
+# Endings of packed weights and scales: AWQ and GPTQ, compressed-tensors, gpt-oss's mxfp4.
 PACKED_WITH_SCALES = (
     (".qweight", ".scales"),
     (".weight_packed", ".weight_scale"),
     ("_blocks", "_scales"),
 )
-"""Endings of packed weights and scales: AWQ and GPTQ, compressed-tensors, gpt-oss's mxfp4."""
+# Default values for each scale.
 GROUP_SIZE = 64
-"""Default values for each scale."""
 Header = dict[str, Any]
 
 
@@ -129,7 +129,7 @@ def _no_weights(directory: Path) -> str:
 
 
 def _other_files(directory: Path) -> str:
-    """Say which other files a directory has; "" for no known ones."""
+    # Say which other files a directory has; "" for no known ones.
     for pattern, meaning in OTHER_WEIGHTS.items():
         if others := sorted(directory.glob(pattern)):
             return f"{directory} has {others[0].name}: {meaning}"
@@ -201,8 +201,8 @@ def header_of(path: Path, longest_bytes: int = LONGEST_HEADER_BYTES) -> Header:
 
 
 def _require_sound(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise `ModelUnusable` where shapes and bytes differ, or tensors share bytes: a small file
-    would take any memory."""
+    # Raise `ModelUnusable` where shapes and bytes differ, or tensors share bytes: a small file
+    # would take any memory.
     for name, tensor in tensors.items():
         begin, end = tensor.data_offsets
         item = DTYPE_BYTES.get(tensor.dtype)
@@ -232,13 +232,13 @@ def require_content(path: Path) -> None:
             )
 
 
+# Tokenizers' files that Trouper does not read.
 OTHER_TOKENIZERS = {
     "tekken.json": "Mistral's tekken.json",
     "tiktoken.model": "tiktoken.model",
     "*.tiktoken": "a file of tiktoken",
     "tokenizer.model": "tokenizer.model of SentencePiece",
 }
-"""Tokenizers' files that Trouper does not read."""
 
 
 def no_tokenizer(directory: Path) -> str:
@@ -272,7 +272,7 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _packed_bits(quantization: Mapping[str, Any]) -> int:
-    """Bits of each value in configs of AWQ and compressed-tensors."""
+    # Bits of each value in configs of AWQ and compressed-tensors.
     groups = [
         section(group, "weights")
         for group in section(quantization, "config_groups").values()
@@ -285,8 +285,8 @@ def _packed_bits(quantization: Mapping[str, Any]) -> int:
 def _values(
     name: str, tensors: Mapping[str, Any], quantization: Mapping[str, Any], packed_bits: int
 ) -> int:
-    """Number of unpacked values. In mlx-lm's checkpoints scales count their groups, and packed
-    values and biases 0; in others packed values count, and scales 0."""
+    # Number of unpacked values. In mlx-lm's checkpoints scales count their groups, and packed
+    # values and biases 0; in others packed values count, and scales 0.
     for packed, scales in PACKED_WITH_SCALES:
         if name.endswith(packed) and tensors[name]["dtype"] in (*PACKED, "U8"):
             begin, end = tensors[name]["data_offsets"]
@@ -302,6 +302,6 @@ def _values(
 
 
 def _group_size(layer: str, quantization: Mapping[str, Any]) -> int:
-    """Values for each scale of a layer, whose config may differ."""
+    # Values for each scale of a layer, whose config may differ.
     found = section(quantization, layer).get("group_size") or quantization.get("group_size")
     return found if isinstance(found, int) and 0 < found <= LARGEST_DIMENSION else GROUP_SIZE

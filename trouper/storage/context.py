@@ -18,8 +18,9 @@ CONTEXT_KEYS = (
     "max_context_length",
     "block_size",
 )
+# For configs without a limit: recurrent models.
 UNBOUNDED_CONTEXT = 32768
-"""For configs without a limit: recurrent models."""
+# transformers' `max_position_embeddings` for types whose configs omit the value.
 DEFAULTS = {
     "gemma2": 8192,
     "gemma3": 131072,
@@ -33,9 +34,8 @@ DEFAULTS = {
     "qwen3_vl": 128000,
     "qwen3_vl_text": 128000,
 }
-"""transformers' `max_position_embeddings` for types whose configs omit the value."""
+# Kinds of rope whose factor multiplies the named length, as in vLLM.
 EXTENDING = ("yarn", "deepseek_yarn")
-"""Kinds of rope whose factor multiplies the named length, as in vLLM."""
 
 
 def context_length(config: Mapping[str, Any]) -> int:
@@ -52,7 +52,7 @@ def _default(config: Mapping[str, Any]) -> int:
 
 
 def _named(level: Mapping[str, Any]) -> int:
-    """Length in one level of a config; 0 for none."""
+    # Length in one level of a config; 0 for none.
     named = next((value for key in CONTEXT_KEYS if (value := _count(level.get(key)))), 0)
     rope = section(level, "rope_scaling") or section(level, "rope_parameters")
     if rope.get("rope_type", rope.get("type")) in EXTENDING:
@@ -63,7 +63,7 @@ def _named(level: Mapping[str, Any]) -> int:
 
 
 def _count(value: object) -> int:
-    """A valid number of tokens, or 0."""
+    # A valid number of tokens, or 0.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     sound = isinstance(value, int) and 0 < value <= LARGEST_DIMENSION

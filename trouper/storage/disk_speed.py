@@ -44,7 +44,7 @@ def measure(directory: Path) -> DiskSpeed:
 
 
 def _forget(descriptor: int) -> None:
-    """Evict the file from the page cache, as far as possible."""
+    # Evict the file from the page cache, as far as possible.
     if sys.platform == "darwin":
         fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
     else:

@@ -16,8 +16,8 @@ from trouper.protocol.private_files import DIRECTORY_MODE, FILE_MODE
 
 Buffer: TypeAlias = bytes | memoryview
 
+# IOV_MAX of Linux and macOS.
 MAX_BUFFERS: Final = 1024
-"""IOV_MAX of Linux and macOS."""
 
 
 @attrs.frozen

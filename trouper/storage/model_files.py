@@ -22,10 +22,10 @@ from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
 
 LONGEST_WORD = 40
 Kind = Literal["generator", "embedder"]
+# Files of sentence-transformers.
 EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
-"""Files of sentence-transformers."""
+# Endings of generating classes in transformers.
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
-"""Endings of generating classes in transformers."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 DTYPES = {

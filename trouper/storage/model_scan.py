@@ -14,12 +14,12 @@ from trouper.protocol.settings import HUB_CACHE
 from trouper.storage.model_files import ModelFiles, read_model_files, unreadable
 
 ANSWER_S = 10.0
+# Maximum path on Linux.
 LONGEST_NAME = 4096
-"""Maximum path on Linux."""
 Described = tuple[tuple[float, ...], ModelFiles]
 """State of the files, and their description."""
+# As huggingface_hub names directories: models--OWNER--NAME/snapshots/COMMIT.
 SNAPSHOTS = "models--*"
-"""As huggingface_hub names directories: models--OWNER--NAME/snapshots/COMMIT."""
 
 
 def hub_cache() -> Path:
@@ -50,8 +50,8 @@ class ModelScan:
     def __init__(self, sources: Sequence[str], answer_s: float = ANSWER_S) -> None:
         self._sources, self._answer_s = tuple(sources), answer_s
         self._known: dict[Path, Described] = {}
+        # Threads whose directory has not answered.
         self._reading: dict[Path, Thread] = {}
-        """Threads whose directory has not answered."""
 
     def models(self) -> list[ModelFiles]:
         """All models by name; the first directory wins."""
@@ -72,7 +72,7 @@ class ModelScan:
         return [found[name] for name in sorted(found, key=str.lower)]
 
     def _described(self, name: str, directory: Path) -> Described | None:
-        """Describe a directory; None without an answer. The thread is left alone until its end."""
+        # Describe a directory; None without an answer. The thread is left alone until its end.
         before, read = self._known.get(directory), list[Described]()
 
         def work() -> None:
@@ -123,7 +123,7 @@ def _snapshot(repository: Path) -> Path | None:
 
 
 def _state(directory: Path) -> tuple[float, ...]:
-    """Times and sizes of the readable files."""
+    # Times and sizes of the readable files.
     values: list[float] = []
     for path in sorted(directory.glob("*")):
         with suppress(OSError):

@@ -25,12 +25,12 @@ from trouper.storage.stored_blocks import BlockEntry, Damaged, RunInfo
 FORMAT: Final = "trouper-run-1"
 SUFFIX: Final = ".safetensors"
 LENGTH_BYTES: Final = 8
+# As in the safetensors library.
 MAX_HEADER_BYTES: Final = 100_000_000
-"""As in the safetensors library."""
 OPENING: Final = b'{"__metadata__":{"checksum":"'
 CHECKSUM_END: Final = len(OPENING) + 32
+# Checksum of a missing snapshot.
 NONE: Final = "-"
-"""Checksum of a missing snapshot."""
 ITEM_BYTES: Final = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),

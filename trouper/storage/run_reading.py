@@ -15,9 +15,9 @@ from trouper.storage.file_operations import Disk, read_all
 from trouper.storage.run_format import LENGTH_BYTES, Header, Part, Span, header_bytes, parse
 from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason
 
+# Bytes of one read: enough for full speed, and small enough for malloc to keep the buffer. Larger
+# buffers are mapped and faulted in anew, several times slower.
 READ_BYTES = 8 * 2**20
-"""Bytes of one read: enough for full speed, and small enough for malloc to keep the buffer. Larger
-buffers are mapped and faulted in anew, several times slower."""
 
 
 @attrs.frozen(eq=False)
@@ -58,7 +58,7 @@ class OpenRun:
         return index
 
     def _read(self, parts: Iterable[tuple[Part, int]]) -> dict[tuple[Part, int], Tensors]:
-        """Read and verify parts, adjacent ones in one call of about `READ_BYTES`."""
+        # Read and verify parts, adjacent ones in one call of about `READ_BYTES`.
         spans = sorted((self.header.span(*part), part) for part in parts)
         found: dict[tuple[Part, int], Tensors] = {}
         for (start, end), group in _neighbours(spans):
@@ -87,7 +87,7 @@ class OpenRun:
 def _neighbours(
     spans: list[tuple[Span, tuple[Part, int]]],
 ) -> Iterator[tuple[Span, list[tuple[Span, tuple[Part, int]]]]]:
-    """Group adjacent sorted spans up to `READ_BYTES`."""
+    # Group adjacent sorted spans up to `READ_BYTES`.
     group: list[tuple[Span, tuple[Part, int]]] = []
     for entry in spans:
         start, end = (group[0][0][0], group[-1][0][1]) if group else (0, 0)

@@ -51,7 +51,7 @@ class RunUses:
                 heapq.heappush(oldest, (later_ns, path))
 
     def _used_since(self, path: Path, used_ns: int) -> int | None:
-        """The later time of use by another server, or None."""
+        # The later time of use by another server, or None.
         with suppress(OSError):
             file = self._disk.stat(path)
             if file.used_ns > used_ns:

@@ -1,8 +1,8 @@
-"""The run store: lists, writes, reads and evicts the files of one namespace.
+"""The run store: lists, writes, reads and evicts the files of one namespace."""
 
-Servers may share the directory. Reading needs no lock, since runs are never rewritten, names
-identify contents, and reads are verified: a removed file is a miss, the next `refresh` finds a new
-one, and a common run is written once. One caller at a time, except for `read` and `verify`."""
+# Servers may share the directory. Reading needs no lock, since runs are never rewritten, names
+# identify contents, and reads are verified: a removed file is a miss, the next `refresh` finds a
+# new one, and a common run is written once. One caller at a time, except for `read` and `verify`.
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class RunStore:
         """Files removed by `refresh`, by kind of damage."""
         self.unreadable = 0
         """Files with an unreadable header, which stay and count."""
+        # Names of unreadable files.
         self._skipped: set[str] = set()
-        """Names of unreadable files."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
         self._files = BoundedDirectory(self._disk, directory)
@@ -168,8 +168,8 @@ class RunStore:
     def _write(
         self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits
     ) -> Evicted:
-        """Write a file, twice if `trouper cache clear` removes the directory meanwhile. Raises
-        `OSError`."""
+        # Write a file, twice if `trouper cache clear` removes the directory meanwhile. Raises
+        # `OSError`.
         try:
             self._disk.mkdir(self.path)
             return self._files.write(path, buffers, nbytes, limits)

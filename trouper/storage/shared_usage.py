@@ -1,8 +1,8 @@
-"""Bytes of the cache directory, in one small file that all writers update under a lock.
+"""Bytes of the cache directory, in one small file that all writers update under a lock."""
 
-Models, servers and ranks share the directory, and listing before each write is too slow. Writers
-add before creating a file and subtract after removing one: a killed process leaves a count that is
-too high, until the next listing."""
+# Models, servers and ranks share the directory, and listing before each write is too slow. Writers
+# add before creating a file and subtract after removing one: a killed process leaves a count that
+# is too high, until the next listing.
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import attrs
 from trouper.storage.cache_directory import USAGE
 from trouper.storage.file_operations import Disk, read_all
 
+# Longest wait for the lock, held for microseconds, a listing, or by a stopped process; reads wait
+# meanwhile.
 LOCK_PATIENCE_S: Final = 0.25
-"""Longest wait for the lock, held for microseconds, a listing, or by a stopped process; reads wait
-meanwhile."""
 LOCK_POLL_S: Final = 0.002
 DIGITS: Final = 20
 SIZE: Final = DIGITS + 9
@@ -85,6 +85,6 @@ class SharedUsage:
 
 
 def _encoded(nbytes: int) -> bytes:
-    """Constant length, since a rewrite must need no room. The checksum detects a torn write."""
+    # Constant length, since a rewrite must need no room. The checksum detects a torn write.
     number = b"%0*d" % (DIGITS, nbytes)
     return b"%s %08x" % (number, crc32(number))

@@ -13,8 +13,8 @@ from trouper.storage.cache_directory import DiskLimits
 from trouper.storage.runs import RunStore
 from trouper.storage.stored_blocks import RunInfo
 
+# Maximum files of one inspection.
 INSPECTED_AT_ONCE = 4
-"""Maximum files of one inspection."""
 
 
 @attrs.frozen

@@ -13,8 +13,8 @@ class WriteBudget:
 
     bytes_per_hour: int
     _hour_began: float
+    # Bytes in the current hour.
     _written_bytes: int = 0
-    """Bytes in the current hour."""
 
     def allows(self, nbytes: int, now: float) -> bool:
         if now - self._hour_began >= HOUR_S:

@@ -1,10 +1,11 @@
-"""Banks: rows of like length share buffers, which are as long as the bank's longest row.
+"""Banks: rows of like length share buffers, which are as long as the bank's longest row."""
 
-A bank of level 0 holds rows up to `Shapes.first_bank` tokens; each level doubles the length. A row
-that outgrows a bank moves to the next level: one copy, as long as the row. Rows move early, one a
-step, and if all rows outgrow a bank without a successor, the bank takes the next level. A very long
-row has a bank alone, without masks. Attention is called once for each bank (`attention_seam.py`);
-everything else in a layer runs over all rows. Figures: docs/long-contexts.md."""
+# A bank of level 0 holds rows up to `Shapes.first_bank` tokens; each level doubles the length. A
+# row that outgrows a bank moves to the next level: one copy, as long as the row. Rows move early,
+# one a step, and if all rows outgrow a bank without a successor, the bank takes the next level. A
+# very long row has a bank alone, without masks. Attention is called once for each bank
+# (`attention_seam.py`); everything else in a layer runs over all rows. Figures:
+# docs/long-contexts.md.
 
 from __future__ import annotations
 
@@ -204,12 +205,12 @@ class Banks:
                     self._move(bank, rows)
 
     def _outgrown(self, bank: Bank) -> dict[RowId, int]:
-        """Decoding rows that belong to another bank, with their lengths."""
+        # Decoding rows that belong to another bank, with their lengths.
         lengths = zip(bank.slots.decoding, bank.slots.lengths.tolist(), strict=False)
         return {row: length for row, length in lengths if self._level(length + 1) > bank.key.level}
 
     def _rename(self, bank: Bank, key: Key) -> None:
-        """Give a bank another level. The buffers grow with the rows."""
+        # Give a bank another level. The buffers grow with the rows.
         del self._banks[bank.key]
         self._banks[key] = renamed = attrs.evolve(bank, key=key)
         self._banks = dict(sorted(self._banks.items(), reverse=True))
@@ -230,7 +231,7 @@ class Banks:
         return self._shapes.level(tokens) if self._several else 0
 
     def _key(self, tokens: int, row: RowId) -> Key:
-        """Key of the bank for a row of `tokens` tokens."""
+        # Key of the bank for a row of `tokens` tokens.
         level = self._level(tokens)
         return Key(level, row if self._several and not self._shapes.shared(level) else NO_ROW)
 

@@ -21,8 +21,8 @@ DTYPES = {
     "I64": mx.int64,
     "U8": mx.uint8,
 }
+# NumPy has no bfloat16, whose bits are viewed as uint16, otherwise unused in blocks.
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {mx.uint16: "BF16"}
-"""NumPy has no bfloat16, whose bits are viewed as uint16, otherwise unused in blocks."""
 
 
 @attrs.frozen(eq=False)
@@ -57,7 +57,7 @@ def readable(stored: BlockArrays) -> BlockArrays:
 
 
 def _bytes(array: mx.array) -> memoryview | bytes:
-    """A view that any thread may read, and that keeps the array alive."""
+    # A view that any thread may read, and that keeps the array alive.
     return np.array(array, copy=False).reshape(-1).view(np.uint8).data if array.size else b""
 
 

@@ -17,8 +17,8 @@ from trouper.engine.platform.eager_eval import finish_or_start
 from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
 from trouper.protocol.ranks import joined, parted
 
+# Maximum bytes of one copy out of slots, before the split into blocks.
 RUN_BYTES = 2**26
-"""Maximum bytes of one copy out of slots, before the split into blocks."""
 
 
 class BlockStore:
@@ -57,8 +57,8 @@ class BlockStore:
         self.members = joined(self.members, (*order.blocks, *snapshots))
 
     def _store_run(self, row: RowId, start: int, blocks: Sequence[tuple[BlockId, int]]) -> int:
-        """Split arrays (planes, tokens, dim) into blocks, by copies: a view would keep the whole
-        run alive."""
+        # Split arrays (planes, tokens, dim) into blocks, by copies: a view would keep the whole run
+        # alive.
         stop = start + sum(size for _, size in blocks)
         run = self._layout.pack(self._rows.read(row, start, stop))
         at, made = 0, list[mx.array]()
@@ -99,7 +99,7 @@ class BlockStore:
         self._rows.start(row)
 
     def _write(self, row: RowId, blocks: Sequence[BlockArrays], room: int) -> None:
-        """Write each slot buffer once: a second write meanwhile would copy the buffer."""
+        # Write each slot buffer once: a second write meanwhile would copy the buffer.
         tokens = sum(block.tokens for block in blocks)
         if blocks and self._rows.can_begin_with(row):
             planes = self._layout.planes
@@ -118,7 +118,7 @@ class BlockStore:
         self._rows.advance(row, tokens)
 
     def _parts(self, blocks: list[BlockArrays], tokens: int) -> list[BlockArrays]:
-        """Trim the blocks to `tokens` tokens, the last one possibly in part."""
+        # Trim the blocks to `tokens` tokens, the last one possibly in part.
         assert not any(block.snapshot for block in blocks), "a snapshot is no block"
         if (
             blocks

@@ -1,19 +1,15 @@
-"""Passes whose graph `mx.compile` builds once: over decoding rows, and over a lone short prompt.
+"""Passes whose graph `mx.compile` builds once: over decoding rows, and over a lone short prompt."""
 
-Building a graph takes a third of a step on a fast GPU, and holds Python's lock. A pass can be
-compiled if nothing but arrays depends on the rows' lengths (`decode_attention.py`): a structure is
-the number of rows and the shapes of buffers, or a first prompt's width.
-
-- The first pass of a structure is ordinary and shows which arrays of regions the model reads: the
-inputs of the compiled function. The second, soon after, is compiled.
-
-- While tracing, regions have only arrays (`TracedRegion`). A model that needs more (a window, a
-ring with drafts, a mask) fails and runs as before.
-
-- The function takes and returns buffers. Any other reference to old buffers would make each write
-copy.
-
-`pass_kinds.py` has the dependencies of each pass."""
+# Building a graph takes a third of a step on a fast GPU, and holds Python's lock. A pass can be
+# compiled if nothing but arrays depends on the rows' lengths (`decode_attention.py`): a structure
+# is the number of rows and the shapes of buffers, or a first prompt's width.
+# - The first pass of a structure is ordinary and shows which arrays of regions the model reads: the
+# inputs of the compiled function. The second, soon after, is compiled.
+# - While tracing, regions have only arrays (`TracedRegion`). A model that needs more (a window, a
+# ring with drafts, a mask) fails and runs as before.
+# - The function takes and returns buffers. Any other reference to old buffers would make each write
+# copy.
+# `pass_kinds.py` has the dependencies of each pass.
 
 from __future__ import annotations
 
@@ -28,15 +24,15 @@ from trouper.engine.kv.pass_kinds import Pass
 from trouper.engine.kv.region import Name, Region
 from trouper.engine.platform.error_text import line_of
 
+# Maximum of compiled structures; a traced graph takes about 1 MB for 28 layers.
 MAX_COMPILED = 48
-"""Maximum of compiled structures; a traced graph takes about 1 MB for 28 layers."""
+# Maximum of structures remembered before a recurrence.
 MAX_SEEN = 4
-"""Maximum of structures remembered before a recurrence."""
+# Maximum of counted kinds of passes.
 MAX_KINDS = 1024
-"""Maximum of counted kinds of passes."""
+# Passes of an ordinary kind that may take longer: kernels and plans are prepared in the first, the
+# CUDA graph is made in the second.
 PREPARING = 2
-"""Passes of an ordinary kind that may take longer: kernels and plans are prepared in the first, the
-CUDA graph is made in the second."""
 
 
 BUFFERS = attrgetter("buffers")
@@ -60,11 +56,11 @@ class CompiledPasses:
         """`counting`: whether the device prepares kernels for each kind of pass."""
         self.preparing, self._counting = False, counting
         self._counts: OrderedDict[Hashable, int] = OrderedDict()
+        # By kind, least recently used first.
         self._compiled: OrderedDict[Hashable, CompiledPass] = OrderedDict()
-        """By kind, least recently used first."""
+        # Arrays read of each region by kind of the last ordinary passes, oldest first. Passes with
+        # and without drafts alternate.
         self._seen: OrderedDict[Hashable, list[list[Name]]] = OrderedDict()
-        """Arrays read of each region by kind of the last ordinary passes, oldest first. Passes with
-        and without drafts alternate."""
         self.fault = ""
         """Why the last untraceable pass could not be traced."""
 
@@ -103,7 +99,7 @@ class CompiledPasses:
         return logits
 
     def _count(self, kind: Hashable) -> int:
-        """Number of ordinary passes of a kind, with this one."""
+        # Number of ordinary passes of a kind, with this one.
         self._counts[kind] = count = self._counts.pop(kind, 0) + 1
         if len(self._counts) > MAX_KINDS:
             self._counts.popitem(last=False)
@@ -114,8 +110,8 @@ class CompiledPass:
     def __init__(self, names: list[list[Name]]) -> None:
         """`names`: arrays of each region that are inputs."""
         self._names = names
+        # The current call only: a kept call would keep all rows' KV.
         self._call: list[tuple[Build, Pass]] = []
-        """The current call only: a kept call would keep all rows' KV."""
         self._function = mx.compile(_traced(names, self._call))
         self.fault = ""
         """Why the pass cannot be traced; "" if traceable."""
@@ -150,8 +146,8 @@ def replace_items(lists: Sequence[list[mx.array]], items: Sequence[list[mx.array
 
 
 def _traced(names: list[list[Name]], call: list[tuple[Build, Pass]]) -> Traced:
-    """The traced function. A reference cycle would keep the weights, constants of the trace, until
-    a garbage collection."""
+    # The traced function. A reference cycle would keep the weights, constants of the trace, until a
+    # garbage collection.
 
     def run(
         tokens: mx.array, arrays: list[list[mx.array]], buffers: list[list[mx.array]]

@@ -1,9 +1,9 @@
-"""Attention of decoding rows over slots, as one kernel that knows each row's length.
+"""Attention of decoding rows over slots, as one kernel that knows each row's length."""
 
-On CUDA, MLX's kernels for few queries take no mask: rows of different lengths would need a dozen
-operations, and launches are a step's time (docs/performance.md). This kernel (`decode_kernel.py`)
-reads whole buffers and lengths: no mask, no views, one operation, and shapes that change only when
-buffers grow, as compiled passes need (`compiled_pass.py`)."""
+# On CUDA, MLX's kernels for few queries take no mask: rows of different lengths would need a dozen
+# operations, and launches are a step's time (docs/performance.md). This kernel (`decode_kernel.py`)
+# reads whole buffers and lengths: no mask, no views, one operation, and shapes that change only
+# when buffers grow, as compiled passes need (`compiled_pass.py`).
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from trouper.engine.platform.cuda_kernels import fault_of
 
 log = logging.getLogger(__name__)
 
+# Rows in the trial: warps without a key, a second turn, a second split.
 TRIED_LENGTHS = (0, 3, 70, SPLIT_TOKENS)
-"""Rows in the trial: warps without a key, a second turn, a second split."""
+# Outputs are of the order of 1, in bfloat16 within 0.02.
 TRIED_ERROR = 0.05
-"""Outputs are of the order of 1, in bfloat16 within 0.02."""
 OPTIONS = {"scale", "sinks"}
 
 

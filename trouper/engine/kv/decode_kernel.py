@@ -1,11 +1,11 @@
-"""The CUDA kernel of attention by lengths (`decode_attention.cuh`), and its launch.
+"""The CUDA kernel of attention by lengths (`decode_attention.cuh`), and its launch."""
 
-As flash decoding (Dao et al. 2023): a block has one row, one key head and up to four of its
-queries; warps take turns over keys with running maxima, and the block joins the sums. Buffers
-longer than `SPLIT_TOKENS` are split between blocks, whose sums a second kernel joins. Splits begin
-at multiples of that length and add exact zeros behind a row's end: results depend neither on other
-rows nor on buffers' lengths. Several queries of a head (drafts) are like more heads in a group:
-query w of `width` attends to width - 1 - w keys less."""
+# As flash decoding (Dao et al. 2023): a block has one row, one key head and up to four of its
+# queries; warps take turns over keys with running maxima, and the block joins the sums. Buffers
+# longer than `SPLIT_TOKENS` are split between blocks, whose sums a second kernel joins. Splits
+# begin at multiples of that length and add exact zeros behind a row's end: results depend neither
+# on other rows nor on buffers' lengths. Several queries of a head (drafts) are like more heads in a
+# group: query w of `width` attends to width - 1 - w keys less.
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import mlx.core as mx
 from trouper.engine.platform.cuda_kernels import Kernel, kernel
 
 HEAD_DIMS = (64, 128, 256)
+# Maximum queries of a block, and elements of the sums in a thread: more registers than 512 threads
+# have make CUDA refuse the launch (seen with eight heads of 128).
 MAX_PART, MAX_SUMS = 4, 16
-"""Maximum queries of a block, and elements of the sums in a thread: more registers than 512 threads
-have make CUDA refuse the launch (seen with eight heads of 128)."""
 WARPS = 16
+# The fastest of 256, 512 and 1,024 on an H200 for rows of 500 to 20,000 tokens, except with few
+# short rows.
 SPLIT_TOKENS = 1024
-"""The fastest of 256, 512 and 1,024 on an H200 for rows of 500 to 20,000 tokens, except with few
-short rows."""
 FILE = Path(__file__).with_name("decode_attention.cuh")
 SOURCE = """
     decode_attention::attend<T, O, D, KEY_HEADS, GROUP, PART, WARPS, WINDOW, RING, SINKS, SPLIT>(

@@ -1,8 +1,8 @@
-"""The draft model's passes over rows in slots.
+"""The draft model's passes over rows in slots."""
 
-The draft model's caches are further layers of the same slots (`SlotBuffers`), hence are moved,
-dropped, stored and restored with the target's. Only computed lengths are separate and lag behind: a
-row that does not draft runs no pass here. Wrong KV costs acceptance, never a token."""
+# The draft model's caches are further layers of the same slots (`SlotBuffers`), hence are moved,
+# dropped, stored and restored with the target's. Only computed lengths are separate and lag behind:
+# a row that does not draft runs no pass here. Wrong KV costs acceptance, never a token.
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trouper.engine.kv.region import Ints, padded
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 
+# Maximum tokens of a row in one catching-up pass: scores of more take unplanned memory.
 CHUNK = 512
-"""Maximum tokens of a row in one catching-up pass: scores of more take unplanned memory."""
 
 
 class DraftRows:
@@ -97,8 +97,8 @@ class DraftRows:
         return drafts
 
     def _segments(self, active: Sequence[RowId] | Mapping[RowId, int]) -> list[Segment]:
-        """The slots of each bank from the first to the last active row. Other rows between get
-        padding."""
+        # The slots of each bank from the first to the last active row. Other rows between get
+        # padding.
         segments, end = list[Segment](), 0
         for bank in self._banks:
             slots = [slot for slot, row in enumerate(bank.slots.decoding) if row in active]
@@ -113,8 +113,8 @@ class DraftRows:
         return np.array([counts.get(row, 0) for row in rows], np.int32)
 
     def _run(self, segments: Sequence[Segment], fed: Mapping[RowId, Sequence[int]]) -> mx.array:
-        """Run tokens from the host; logits (n, vocabulary) after each row's last, or the model's
-        counterpart."""
+        # Run tokens from the host; logits (n, vocabulary) after each row's last, or the model's
+        # counterpart.
         rows = rows_of(segments)
         counts = self._counts(rows, {row: len(tokens) for row, tokens in fed.items()})
         tokens = np.zeros((len(rows), int(counts.max())), np.int32)
@@ -128,22 +128,22 @@ class DraftRows:
     # (`HeadRows`).
 
     def _before(self, rows: Sequence[RowId], counts: Ints) -> mx.array | None:  # noqa: ARG002
-        """Further input (n, width, any dim) for the next counts[i] tokens of each row."""
+        # Further input (n, width, any dim) for the next counts[i] tokens of each row.
         return None
 
     def _after(self, last: mx.array) -> mx.array | None:  # noqa: ARG002
-        """Further input (n, 1, any dim) for drafted tokens, from the output before."""
+        # Further input (n, 1, any dim) for drafted tokens, from the output before.
         return None
 
     def _pick(self, last: mx.array) -> mx.array:
-        """The most likely tokens (n,) by the model's output (n, any dim)."""
+        # The most likely tokens (n,) by the model's output (n, any dim).
         return mx.argmax(last, axis=-1)
 
     def _forward(
         self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, before: mx.array | None
     ) -> mx.array:
-        """Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these
-        to the lengths. Returns logits (n, at least width, vocabulary)."""
+        # Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these
+        # to the lengths. Returns logits (n, at least width, vocabulary).
         rows, width = rows_of(segments), self._shapes.width(tokens.shape[1])
         inputs = [padded(part, width) for part in (tokens, before) if part is not None]
         lengths = np.array([self.lengths[row] for row in rows], np.int32)

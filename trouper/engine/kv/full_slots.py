@@ -26,7 +26,7 @@ class FullSlots(SlotCache):
         return self.keys_and_values()
 
     def _put(self, parts: Sequence[mx.array]) -> None:
-        """Write the pass's tokens. Each part (n, heads, width, any dim)."""
+        # Write the pass's tokens. Each part (n, heads, width, any dim).
         region = self.region
         self.reserve(parts, region.stop, region.room)
         if region.level and not region.by_length:
@@ -53,7 +53,7 @@ class FullSlots(SlotCache):
         return [self._view(buffer) for buffer in self.buffers]
 
     def _view(self, buffer: mx.array) -> mx.array:
-        """(n, heads, keys, any dim) view of the pass's rows."""
+        # (n, heads, keys, any dim) view of the pass's rows.
         return buffer[self.region.start : self.region.stop, :, : self.region.keys]
 
     def read(self, slot: int, start: int, stop: int) -> list[mx.array]:

@@ -1,14 +1,13 @@
-"""The passes of an MTP head over rows in slots.
+"""The passes of an MTP head over rows in slots."""
 
-From the hidden state of token p and the embedding of token p + 1 a head predicts token p + 2.
-Position p of the head's KV belongs to both tokens. The head is a further layer of the slots, as a
-draft model's layers are (`DraftRows`), with two differences. Hidden states come from the model's
-own passes only, and are held until the head runs: at once in a prefill, where laziness spares all
-but keys and values, and with the next draft of a decoding row. Resting rows catch up every
-`HELD_PASSES` steps.
-
-A restored row lacks the hidden state of the last restored token. The KV there is that of the
-storing row, correct if the same token followed. Wrong KV costs acceptance, never a token."""
+# From the hidden state of token p and the embedding of token p + 1 a head predicts token p + 2.
+# Position p of the head's KV belongs to both tokens. The head is a further layer of the slots, as a
+# draft model's layers are (`DraftRows`), with two differences. Hidden states come from the model's
+# own passes only, and are held until the head runs: at once in a prefill, where laziness spares all
+# but keys and values, and with the next draft of a decoding row. Resting rows catch up every
+# `HELD_PASSES` steps.
+# A restored row lacks the hidden state of the last restored token. The KV there is that of the
+# storing row, correct if the same token followed. Wrong KV costs acceptance, never a token.
 
 from __future__ import annotations
 
@@ -27,12 +26,12 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 
+# Passes after which resting rows catch up: held states take (rows, dim) each, and catching up takes
+# about one token's time.
 HELD_PASSES = 32
-"""Passes after which resting rows catch up: held states take (rows, dim) each, and catching up
-takes about one token's time."""
+# Positions of passes that a row holds before catching up. A verifying pass holds the states of all
+# drafts together.
 HELD_POSITIONS = 4 * HELD_PASSES
-"""Positions of passes that a row holds before catching up. A verifying pass holds the states of all
-drafts together."""
 
 
 def max_held_positions(width: int) -> int:
@@ -85,17 +84,17 @@ class HeadRows(DraftRows):
         self._head: TargetHead = head
         self.tokens: dict[RowId, list[int]] = {}
         """Committed tokens of each row."""
+        # States that the head has not run, and that of the last run token; without gaps.
         self._held: dict[RowId, list[HeldStates]] = {}
-        """States that the head has not run, and that of the last run token; without gaps."""
+        # Positions of the held passes, by row.
         self._positions: dict[RowId, int] = {}
-        """Positions of the held passes, by row."""
+        # Passes since all rows caught up.
         self._passes = 0
-        """Passes since all rows caught up."""
+        # Whether a row left since the last step: others may hold the states of passes that were
+        # mostly the row's.
         self._departed = False
-        """Whether a row left since the last step: others may hold the states of passes that were
-        mostly the row's."""
+        # Rows with several tokens in one pass, or many positions, which catch up together.
         self._behind: set[RowId] = set()
-        """Rows with several tokens in one pass, or many positions, which catch up together."""
 
     # -- rows and their hidden states ------------------------------------------------------------
 
@@ -127,15 +126,15 @@ class HeadRows(DraftRows):
         return self._head.logits_of(hidden)
 
     def _hold(self, row: RowId, new: HeldStates) -> None:
-        """Add hidden states in place of those of wrong drafts."""
+        # Add hidden states in place of those of wrong drafts.
         held = self._held[row]
         if held and held[-1].stop > new.start:
             held[-1] = attrs.evolve(held[-1], stop=new.start)
         held.append(new)
 
     def _release(self, row: RowId) -> None:
-        """Forget the states of run tokens except the last, with which a draft begins. The rest of a
-        long pass is copied, to free other rows and tokens."""
+        # Forget the states of run tokens except the last, with which a draft begins. The rest of a
+        # long pass is copied, to free other rows and tokens.
         needed = self.lengths[row] - 1
         self._held[row] = held = [each for each in self._held[row] if each.stop > needed]
         if held and held[0].start < needed:
@@ -160,7 +159,7 @@ class HeadRows(DraftRows):
                 self._positions[row] = sum(each.states.shape[1] for each in held)
 
     def _held_positions(self) -> int:
-        """Positions of all held passes."""
+        # Positions of all held passes.
         arrays = {id(each.states): each.states for held in self._held.values() for each in held}
         return sum(states.shape[0] * states.shape[1] for states in arrays.values())
 
@@ -184,7 +183,7 @@ class HeadRows(DraftRows):
             self._release(row)
 
     def _following(self, row: RowId, end: int) -> list[int]:
-        """The token after each one that lacks KV, up to `end`, or while hidden states are held."""
+        # The token after each one that lacks KV, up to `end`, or while hidden states are held.
         held, tokens = self._held[row], self.tokens[row]
         end = min(end, held[-1].stop) if held else 0
         return [*tokens, tokens[-1]][self.lengths[row] + 1 : end + 1]
@@ -211,12 +210,12 @@ class HeadRows(DraftRows):
         return drafts
 
     def _knows_last(self, row: RowId) -> bool:
-        """Whether the hidden state for the begin of a draft is held."""
+        # Whether the hidden state for the begin of a draft is held.
         held = self._held.get(row, [])
         return bool(held) and held[-1].stop >= len(self.tokens[row]) - 1 > held[0].start
 
     def _before(self, rows: Sequence[RowId], counts: Ints) -> mx.array:
-        """(n, width, dim): hidden states of the rows' next counts[i] tokens."""
+        # (n, width, dim): hidden states of the rows' next counts[i] tokens.
         passes = dict[int, tuple[mx.array, int]]()
         total, indices = 0, np.zeros((len(rows), int(counts.max())), np.int32)
         for index, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):

@@ -1,8 +1,9 @@
-"""One layer's caches of several banks, in a pass over the rows of all.
+"""One layer's caches of several banks, in a pass over the rows of all."""
 
-Everything but attention runs over all rows at once. `JoinedSlots` writes each row's keys and values
-into the row's bank, and returns `Parts`, which the model passes to `scaled_dot_product_attention`:
-the seam (`attention_seam.py`) that calls attention once for each bank."""
+# Everything but attention runs over all rows at once. `JoinedSlots` writes each row's keys and
+# values into the row's bank, and returns `Parts`, which the model passes to
+# `scaled_dot_product_attention`: the seam (`attention_seam.py`) that calls attention once for each
+# bank.
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Shapes of a model's KV, found by a lazy pass that is never evaluated, and of blocks and
-snapshots.
+snapshots."""
 
-A block of r tokens is an array (planes, r, dim) for each dim and dtype: all heads of keys and
-values of all layers. Few large arrays cost about three copies of the bytes, one array a layer 3 to
-8, tokens as the outermost axis 13 to 24 (benchmarks/blocks.py)."""
+# A block of r tokens is an array (planes, r, dim) for each dim and dtype: all heads of keys and
+# values of all layers. Few large arrays cost about three copies of the bytes, one array a layer 3
+# to 8, tokens as the outermost axis 13 to 24 (benchmarks/blocks.py).
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class ArrayShape:
         return cls(tuple(array.shape), array.dtype)
 
 
+# Bytes of the array between blocks and slots. CPU allocators return larger arrays to the system,
+# and pages are faulted in again.
 SLAB_BYTES = 2**24
-"""Bytes of the array between blocks and slots. CPU allocators return larger arrays to the system,
-and pages are faulted in again."""
 Leaves = tuple[tuple[ArrayShape, ...], ...]
 
 
@@ -142,7 +142,7 @@ class Layout:
     def _planes(
         self, subset: Layout, above: dict[tuple[int, mx.Dtype], int]
     ) -> list[tuple[int, slice]]:
-        """For each array of `subset`, the array here and the planes there. Advances `above`."""
+        # For each array of `subset`, the array here and the planes there. Advances `above`.
         planes = []
         for index, key in enumerate(self._groups):
             if key in subset._groups:
@@ -154,7 +154,7 @@ class Layout:
 
     @cached_property
     def _groups(self) -> dict[tuple[int, mx.Dtype], list[int]]:
-        """Buffers that share an array, by (dim, dtype)."""
+        # Buffers that share an array, by (dim, dtype).
         groups: dict[tuple[int, mx.Dtype], list[int]] = {}
         for index, shape in enumerate(self.sliceable):
             groups.setdefault((shape.dims[2], shape.dtype), []).append(index)
@@ -256,7 +256,7 @@ def kv_layout(
 
 
 def _dequantized_bytes(leaf: tuple[ArrayShape, ...], kv: KvFormat) -> int:
-    """Bytes of one token's quantized keys and values, dequantized to the scales' dtype."""
+    # Bytes of one token's quantized keys and values, dequantized to the scales' dtype.
     scales = [leaf[index + 1] for index, shape in enumerate(leaf) if shape.dtype == mx.uint32]
     return sum(scale.nbytes * kv.group_size for scale in scales)
 
@@ -281,8 +281,8 @@ def _description(layout: Layout, kv: KvFormat) -> str:
 
 
 def _quantized(layout: Layout, kv: KvFormat) -> str:
-    """Each quantized buffer has packed values, scales and biases; the group size does not divide
-    others."""
+    # Each quantized buffer has packed values, scales and biases; the group size does not divide
+    # others.
     packed = sum(shape.dtype == mx.uint32 for shape in layout.sliceable)
     plain = len(layout.sliceable) - 3 * packed
     if not packed:

@@ -1,8 +1,8 @@
-"""Shapes of a pass: padding, and the rows that share the pass.
+"""Shapes of a pass: padding, and the rows that share the pass."""
 
-Some devices prepare kernels for each new shape: 40 ms on an H200 (MLX 0.32.4) for each new pair of
-shapes *and strides* of queries and keys, since cuDNN plans attention; 28 layers with different
-buffers took 1.1 s a chunk. There sizes are rounded to a few values, equal in all layers."""
+# Some devices prepare kernels for each new shape: 40 ms on an H200 (MLX 0.32.4) for each new pair
+# of shapes *and strides* of queries and keys, since cuDNN plans attention; 28 layers with different
+# buffers took 1.1 s a chunk. There sizes are rounded to a few values, equal in all layers.
 
 from __future__ import annotations
 
@@ -15,38 +15,37 @@ import attrs
 from trouper.engine.platform import device
 from trouper.protocol.kv import CAPACITY_STEP, FIRST_BANK, SHARED_TOKENS, bank_level, kv_capacity
 
+# Tokens by which buffers grow.
 STEP = CAPACITY_STEP
-"""Tokens by which buffers grow."""
+# Tokens by which padded passes differ.
 WIDTH_STEP = 8
-"""Tokens by which padded passes differ."""
+# Widths of compiled passes over lone prompts, prepared before the first request.
 LONE_WIDTHS = (*range(32, 257, 32), *range(320, 513, 64))
-"""Widths of compiled passes over lone prompts, prepared before the first request."""
+# Maximum length of buffers for which MLX's kernel decodes faster than cuDNN on an H200: 4.5 ms
+# against 5.0 up to 1,800 tokens, 8.5 against 5.2 at 20,000.
 VECTOR_TOKENS = 2048
-"""Maximum length of buffers for which MLX's kernel decodes faster than cuDNN on an H200: 4.5 ms
-against 5.0 up to 1,800 tokens, 8.5 against 5.2 at 20,000."""
+# Tokens by which such buffers are shorter than a multiple of 256, for which MLX would use cuDNN
+# with a plan of 40 to 400 ms for each length and number of rows.
 NO_CUDNN = 8
-"""Tokens by which such buffers are shorter than a multiple of 256, for which MLX would use cuDNN
-with a plan of 40 to 400 ms for each length and number of rows."""
+# Multiple of tokens at ends of prompt chunks: cuDNN plans for each length, 40 ms.
 CHUNK_STEP = 512
-"""Multiple of tokens at ends of prompt chunks: cuDNN plans for each length, 40 ms."""
+# Minimum width of a pass with copied keys. Drafts are fewer: a copy a step costs more than a plan.
 COPIED_WIDTH = 64
-"""Minimum width of a pass with copied keys. Drafts are fewer: a copy a step costs more than a
-plan."""
+# Minimum of restored tokens. Restoring 28 layers launches for 2.5 to 3 ms, in which a GPU computes
+# as many tokens. A row without KV also has a compiled pass.
 MIN_RESTORED_TOKENS = 64
-"""Minimum of restored tokens. Restoring 28 layers launches for 2.5 to 3 ms, in which a GPU computes
-as many tokens. A row without KV also has a compiled pass."""
+# Fields of a model's card on devices that prepare shapes.
 PREPARED_CARD: dict[str, Any] = {
     "drafts_by_default": False,
     "chunk_step": CHUNK_STEP,
     "min_restored_tokens": MIN_RESTORED_TOKENS,
 }
-"""Fields of a model's card on devices that prepare shapes."""
+# Limits of attention by lengths for several tokens a row: their number, and the product with all
+# rows' tokens. Beyond, tensor cores with a mask are worth more than a compiled pass.
 MAX_KERNEL_WIDTH, MAX_KERNEL_SCORES = 33, 100_000
-"""Limits of attention by lengths for several tokens a row: their number, and the product with all
-rows' tokens. Beyond, tensor cores with a mask are worth more than a compiled pass."""
+# Tokens by which first buffers grow early, where all layers have the same lengths. Growth of all in
+# one step would take 20 ms.
 LEAD = 64
-"""Tokens by which first buffers grow early, where all layers have the same lengths. Growth of all
-in one step would take 20 ms."""
 
 
 @attrs.frozen
@@ -162,12 +161,12 @@ class Shapes:
         return groups[::-1]
 
 
+# On two cores a pass of SmolLM2-135M costs about 20 tokens.
 EXACT = Shapes(pass_tokens=16, lone_tokens=16)
-"""On two cores a pass of SmolLM2-135M costs about 20 tokens."""
+# Accelerators read the weights in the time of dozens of tokens.
 ACCELERATED = Shapes(pass_tokens=64, lone_tokens=64)
-"""Accelerators read the weights in the time of dozens of tokens."""
+# On an H100 (0.6B) a short prompt's first token took 31 ms in two passes, 17 in one.
 ROUNDED = Shapes(pass_tokens=256, lone_tokens=LONE_WIDTHS[-1], rounded=True)
-"""On an H100 (0.6B) a short prompt's first token took 31 ms in two passes, 17 in one."""
 
 
 def of_device() -> Shapes:

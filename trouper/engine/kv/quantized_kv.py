@@ -1,9 +1,9 @@
-"""KV quantization of live rows to 8 or 4 bits.
+"""KV quantization of live rows to 8 or 4 bits."""
 
-Keys and values are quantized when written, and attention reads quantized values only, also within a
-chunk: results depend neither on chunk sizes nor on other rows, and blocks restore exactly.
-Attention is the model's own over dequantized values: mlx-lm's quantized attention has no sinks or
-compressed (MLA) keys."""
+# Keys and values are quantized when written, and attention reads quantized values only, also within
+# a chunk: results depend neither on chunk sizes nor on other rows, and blocks restore exactly.
+# Attention is the model's own over dequantized values: mlx-lm's quantized attention has no sinks or
+# compressed (MLA) keys.
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class QuantizedSlots(FullSlots):
     def __init__(self, kv: KvFormat, traits: Traits = USUAL) -> None:
         super().__init__(traits)
         self._kv = kv
+        # Number of buffers of keys, and of values.
         self._widths: tuple[int, ...] = ()
-        """Number of buffers of keys, and of values."""
         self._fetched: tuple[mx.array, mx.array] | None = None
 
     def finish(self) -> None:

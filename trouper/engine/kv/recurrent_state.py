@@ -23,8 +23,8 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.lora.row_adapters import RowAdapters
 from trouper.protocol.plans import RowId
 
+# Steps back for which a snapshot may be wanted (see `protocol.plans.Store`).
 STEPS_BACK = 2
-"""Steps back for which a snapshot may be wanted (see `protocol.plans.Store`)."""
 
 
 class StateSlots:
@@ -177,13 +177,13 @@ class StateRows:
     def __init__(self, caches: Sequence[StateSlots], shapes: Shapes = EXACT) -> None:
         """`shapes`: decides which rows share a repeated pass."""
         self._caches, self._groups = caches, shapes.groups
+        # Whether the model keeps padding out of states, which lets rows of different tokens share
+        # passes; None: untried.
         self._pads: bool | None = None
-        """Whether the model keeps padding out of states, which lets rows of different tokens share
-        passes; None: untried."""
         self._decoding: list[RowId] = []
         self._prefilling: list[RowId] = []
+        # The last steps of decoding rows; None: one token each.
         self._verified: deque[VerifiedPass | None] = deque(maxlen=STEPS_BACK)
-        """The last steps of decoding rows; None: one token each."""
 
     def __bool__(self) -> bool:
         return bool(self._caches)
@@ -266,7 +266,7 @@ class StateRows:
         mx.eval(self.state())
 
     def _partition(self, passed: VerifiedPass) -> Partition:
-        """How rows share repeated passes. Padding is tried once."""
+        # How rows share repeated passes. Padding is tried once.
         if self._pads is None:
             self._pads = keeps_padding_out(passed.layers, passed.recording)
         return self._groups if self._pads else each_alone

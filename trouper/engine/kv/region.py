@@ -12,10 +12,10 @@ from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.lora.row_adapters import RowAdapters
 
 Ints = NDArray[np.int32]
+# Arrays that are properties.
 PROPERTIES = ("offset", "after", "positions", "clamped_positions", "last")
-"""Arrays that are properties."""
+# Name of the rows' adapter indices.
 ADAPTERS = "adapters"
-"""Name of the rows' adapter indices."""
 Name = str | tuple[int, int, int]
 """Name of an array: one of `PROPERTIES`, `ADAPTERS`, or arguments of `flat_indices`."""
 
@@ -142,8 +142,8 @@ class Region:
         return getattr(self, name) if isinstance(name, str) else self.flat_indices(*name)
 
     def _ring_positions(self, ring: int) -> Ints:
-        """(n, width): ring index of each token; `ring` (one past the end) for tokens that are not
-        kept."""
+        # (n, width): ring index of each token; `ring` (one past the end) for tokens that are not
+        # kept.
         steps = np.arange(self.width, dtype=np.int32)
         kept = (steps < self.counts[:, None]) & (steps >= self.counts[:, None] - ring)
         return np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32)

@@ -14,8 +14,8 @@ from trouper.engine.kv.buffer_shapes import Room
 from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import SlotCache
 
+# More tokens than any row has.
 ANY_LENGTH = 2**31
-"""More tokens than any row has."""
 
 
 def ring_slack(draft_tokens: int) -> int:
@@ -75,7 +75,7 @@ class RingSlots(SlotCache):
 
     @property
     def _fits(self) -> bool:
-        """Whether the tokens can be written before attention."""
+        # Whether the tokens can be written before attention.
         return self.region.width <= 1 + self.ring - self.window
 
     def keys_and_values(self) -> tuple[Any, Any]:
@@ -87,7 +87,7 @@ class RingSlots(SlotCache):
 
     @property
     def _by_length(self) -> bool:
-        """Whether attention by lengths applies, which would see padding behind drafts."""
+        # Whether attention by lengths applies, which would see padding behind drafts.
         return self.region.by_length and self.region.width == 1
 
     def _for_kernel(self, buffer: mx.array) -> WholeBuffer:
@@ -108,13 +108,13 @@ class RingSlots(SlotCache):
             buffer[mx.full(indices.shape, slot), :, indices] = part
 
     def _ring_indices(self, length: int) -> mx.array:
-        """(kept,) int32: ring indices of a row's newest tokens."""
+        # (kept,) int32: ring indices of a row's newest tokens.
         return mx.array(
             (np.arange(max(length - self.window, 0), length) % self.ring).astype(np.int32)
         )
 
     def _ring_tokens(self) -> int:
-        """Number of ring indices in use."""
+        # Number of ring indices in use.
         return min(self.ring, self.region.longest - (0 if self._fits else self.region.width))
 
     def _ring_contents(self) -> tuple[mx.array, mx.array]:
@@ -122,7 +122,7 @@ class RingSlots(SlotCache):
         return keys, values
 
     def _view(self, buffer: mx.array) -> mx.array:
-        """(n, heads, ring tokens, dim) view of the pass's rows."""
+        # (n, heads, ring tokens, dim) view of the pass's rows.
         return buffer[self.region.start : self.region.stop, :, : self._ring_tokens()]
 
     def make_mask(
@@ -138,7 +138,7 @@ class RingSlots(SlotCache):
         return self._shape_mask(self._visible(window_size or self.window))
 
     def _visible(self, window: int) -> mx.array:
-        """(n, width, keys) bool: the mask of `make_mask`."""
+        # (n, width, keys) bool: the mask of `make_mask`.
         index = mx.arange(self._ring_tokens(), dtype=mx.int32)
         first = self._first_visible(window)
         if self._fits:
@@ -152,9 +152,9 @@ class RingSlots(SlotCache):
         return mx.concatenate([before, new], axis=-1)
 
     def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:
-        """From a query's position to the first key's. mlx-lm keeps `window` tokens before a pass,
-        hence the first token attends to these and itself; with a wider mask, later tokens attend to
-        more. Drafts attend as if fed alone."""
+        # From a query's position to the first key's. mlx-lm keeps `window` tokens before a pass,
+        # hence the first token attends to these and itself; with a wider mask, later tokens attend
+        # to more. Drafts attend as if fed alone.
         if window <= self.window or not self.traits.wide_masks or self.region.singly:
             window = min(window, self.window)
             return lambda query: mx.maximum(query - (window - 1), 0)

@@ -1,9 +1,9 @@
-"""KV of a bank's rows in buffers of each layer: left-aligned slots with a length each.
+"""KV of a bank's rows in buffers of each layer: left-aligned slots with a length each."""
 
-mlx-lm's batch caches pad on the left, hence joining, leaving or rejecting drafts copies the KV of
-all rows. Here joining writes one slot, leaving moves at most two rows, and rejecting decreases a
-length. The models' interface is mlx-lm's. A pass reads contiguous slots: a `Region`. Buffers:
-(slots, heads, tokens, dim)."""
+# mlx-lm's batch caches pad on the left, hence joining, leaving or rejecting drafts copies the KV of
+# all rows. Here joining writes one slot, leaving moves at most two rows, and rejecting decreases a
+# length. The models' interface is mlx-lm's. A pass reads contiguous slots: a `Region`. Buffers:
+# (slots, heads, tokens, dim).
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trouper.engine.kv.buffer_shapes import NO_ROOM, Room, ShapeChanges
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.region import Region
 
+# Maximum tokens in spare slots. For long rows copies cost less than memory.
 SPARE_TOKENS = 8192
-"""Maximum tokens in spare slots. For long rows copies cost less than memory."""
 
 
 class SlotCache:
@@ -137,7 +137,7 @@ class SlotCache:
         return self._capacity(max(tokens, self.expected_tokens))
 
     def _used_tokens(self, tokens: int) -> int:
-        """Positions that a row of `tokens` tokens uses."""
+        # Positions that a row of `tokens` tokens uses.
         return tokens
 
     @property
@@ -163,9 +163,9 @@ class SlotCache:
         ]
 
     def _scatter(self, parts: Sequence[mx.array], ring: int = 0) -> None:
-        """Write each row's tokens at the row's length. Parts (n, heads, width, any dim). One index
-        over a flat view spares eight operations a buffer against `buffer[slots, :, positions] =
-        part`; launches are the bottleneck while a GPU decodes."""
+        # Write each row's tokens at the row's length. Parts (n, heads, width, any dim). One index
+        # over a flat view spares eight operations a buffer against `buffer[slots, :, positions] =
+        # part`; launches are the bottleneck while a GPU decodes.
         for number, part in enumerate(parts):
             shape = self.buffers[number].shape[:3]
             flat = mx.flatten(self.buffers[number], 0, 2)
@@ -173,12 +173,12 @@ class SlotCache:
             self.buffers[number] = mx.unflatten(flat, 0, shape)
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
-        """Reshape a mask (n, queries, keys) bool to the rank that attention broadcasts."""
+        # Reshape a mask (n, queries, keys) bool to the rank that attention broadcasts.
         return mask.reshape(mask.shape[0], *([1] * (self.traits.mask_rank - 3)), *mask.shape[1:])
 
 
 def _cut(buffer: mx.array, slots: int, tokens: int) -> mx.array:
-    """Shrink a buffer to at most `slots` slots and `tokens` tokens."""
+    # Shrink a buffer to at most `slots` slots and `tokens` tokens.
     if buffer.shape[0] <= slots and buffer.shape[2] <= tokens:
         return buffer
     return mx.contiguous(buffer[:slots, :, :tokens])
@@ -187,8 +187,8 @@ def _cut(buffer: mx.array, slots: int, tokens: int) -> mx.array:
 def _grown(
     buffer: mx.array | None, slots: int, tokens: int, like: mx.array, *, spares: bool
 ) -> mx.array:
-    """Grow a buffer to at least `slots` slots and `tokens` tokens. With `spares` slots double, by
-    at most 16 and `SPARE_TOKENS`, for few copies in a growing batch."""
+    # Grow a buffer to at least `slots` slots and `tokens` tokens. With `spares` slots double, by at
+    # most 16 and `SPARE_TOKENS`, for few copies in a growing batch.
     if buffer is not None and buffer.shape[0] >= slots and buffer.shape[2] >= tokens:
         return buffer
     have = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])

@@ -180,8 +180,8 @@ class SlotRows:
         return done
 
     def _groups(self, counts: list[int], lengths: list[int]) -> list[range]:
-        """Partition a bank's prefilling rows into passes. Recurrent state would absorb padding:
-        each row runs alone."""
+        # Partition a bank's prefilling rows into passes. Recurrent state would absorb padding: each
+        # row runs alone.
         if self._prefill_together and not any(map(self._shapes.alone, counts, lengths)):
             return self._shapes.groups(counts)
         return [range(index, index + 1) for index, count in enumerate(counts) if count]
@@ -225,7 +225,7 @@ class SlotRows:
     def _regions(
         self, segments: Sequence[Segment], counts: Ints, width: int, *, singly: bool = False
     ) -> list[Region]:
-        """Regions of a pass, with the rows' adapters."""
+        # Regions of a pass, with the rows' adapters.
         regions = regions_of(
             segments, lengths_of(segments), counts, width, self._shapes, singly=singly
         )
@@ -235,7 +235,7 @@ class SlotRows:
     def _of_decoding(
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array
     ) -> mx.array:
-        """The pass over tokens (n, width) of all decoding rows, compiled if possible."""
+        # The pass over tokens (n, width) of all decoding rows, compiled if possible.
         one = DecodePass(regions, caches_of(segments))
         return self._compiled.run(
             partial(self._build, segments), one, tokens, may_compile=not self._states
@@ -250,7 +250,7 @@ class SlotRows:
 
     @cached_property
     def _layers(self) -> list[nn.Module]:
-        """Modules whose calls are recorded in passes with drafts."""
+        # Modules whose calls are recorded in passes with drafts.
         return layers_with_cache(self._model) if self._states else []
 
     def accepted(self, more: Ints) -> None:
@@ -283,9 +283,9 @@ class SlotRows:
         *,
         compiled: bool = False,
     ) -> mx.array:
-        """Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these
-        to the lengths. `compiled`: the first pass over a lone prompt, compiled if possible. Returns
-        logits (n, width, vocabulary), or the output of `part` of the model."""
+        # Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these
+        # to the lengths. `compiled`: the first pass over a lone prompt, compiled if possible.
+        # Returns logits (n, width, vocabulary), or the output of `part` of the model.
         width = tokens.shape[1]
         if not self._states:
             rounded = self._shapes.lone_width(width) if compiled else self._shapes.width(width)
@@ -308,8 +308,8 @@ class SlotRows:
         tokens: mx.array,
         part: nn.Module | None = None,
     ) -> mx.array:
-        """Build the pass over tokens (n, width) in these slots. With an MTP head the result is
-        hidden states."""
+        # Build the pass over tokens (n, width) in these slots. With an MTP head the result is
+        # hidden states.
         caches = begin(segments, regions)
         with self._adapted.during(regions[-1]), applied(regions[-1].adapters):
             outputs: mx.array = (part or self._target)(
