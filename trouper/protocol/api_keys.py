@@ -39,8 +39,6 @@ def _state_of(path: Path | None) -> FileState:
 
 @attrs.define(eq=False)
 class Keys:
-    """The accepted keys by digest. Without keys, every request is accepted."""
-
     _keys: Mapping[bytes, ApiKey]
     restricted: bool = False
     """Whether there is a key file: then metrics and details of health need a right."""
@@ -101,12 +99,10 @@ class Keys:
         return bool(self._keys)
 
     def all(self) -> tuple[ApiKey, ...]:
-        """Return the accepted keys; `ANYBODY` if none is needed."""
         return tuple(self._keys.values()) or (ANYBODY,)
 
     def find(self, authorization: str | None, api_key: str | None) -> ApiKey | None:
-        """Return the key of a request: `ANYBODY` if no key is needed, None if no key is
-        accepted."""
+        """`ANYBODY` if no key is needed, None if no key is accepted."""
         if not self.needed:
             return ANYBODY
         given = _given(authorization, api_key)
@@ -164,8 +160,6 @@ class Keys:
 
 @attrs.frozen
 class Reread:
-    """A changed file of keys: its state, and the keys or the fault."""
-
     state: FileState
     found: Keys | SettingsInvalid
 

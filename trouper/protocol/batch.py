@@ -15,25 +15,21 @@ class RowStats:
     """A row, or a preempted sequence. Times are trio's."""
 
     row: int
-    """Id of the current or last row."""
     request_id: str
     prompt_tokens: int
     cached_tokens: int
-    """Prompt tokens from the cache."""
     prefilled_tokens: int
     """Prompt tokens that are computed, cached or scheduled."""
     generated_tokens: int
     max_tokens: int
     since: float
-    """Time at which the request got a row."""
     first_token_at: float | None
-    """Time of the first output token; None during prefill."""
     state: RowState
     priority: int = 0
     restored_tokens: int = 0
-    """Tokens of a preempted sequence that are restored so far, from disk, cache or computation."""
+    """Tokens that a preempted sequence has again."""
     tokens_to_restore: int = 0
-    """Tokens that a preempted sequence needs before decoding; 0 for others."""
+    """Tokens that a preempted sequence needs; 0 for others."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,9 +39,9 @@ class BatchStats:
     at: float = 0.0
     rows: tuple[RowStats, ...] = ()
     inter_token_latencies_s: tuple[float, ...] = ()
-    """Seconds between tokens of successive steps; the latest is last."""
+    """Between successive steps; the latest is last."""
     inter_token_latency_count: int = 0
-    """Number of all latencies so far, by which a viewer finds the new ones."""
+    """All so far, by which viewers find new ones."""
 
 
 NOTHING_SHOWN = BatchStats()

@@ -25,7 +25,6 @@ class Tensor:
 
 
 Tensors = tuple[Tensor, ...]
-"""Arrays of one block's KV, or of one snapshot."""
 
 
 @attrs.frozen

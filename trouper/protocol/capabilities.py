@@ -40,7 +40,6 @@ class Capabilities:
 
     @property
     def off(self) -> dict[str, str]:
-        """Features that are off, with the reasons."""
         return {feature: reason for feature in FEATURES if (reason := getattr(self, feature))}
 
     @property
@@ -60,13 +59,11 @@ class SelfCheck:
     """How the capabilities were found."""
 
     mode: SelfCheckMode = "off"
-    """off: guessed from the types of the model's caches."""
     checked: str = ""
-    """The checked models, as text for a person."""
     seconds: float = 0.0
-    """Duration of the check, also of a remembered one."""
     remembered: bool = False
-    """Whether an earlier start had the same weights, settings, versions and device."""
+    """Whether an earlier start found the result for the same weights, settings, versions and
+    device."""
 
 
 EVERYTHING, UNCHECKED = Capabilities(), SelfCheck()

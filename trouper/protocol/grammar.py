@@ -20,11 +20,9 @@ class Grammar:
     kind: GrammarKind
     source: str = ""
     param: str = "response_format"
-    """Request parameter that errors name."""
     calls: tuple[str, ...] = ()
     """Markers before tool calls, which need not follow the grammar; "": a call needs no marker."""
     call_names: tuple[str, ...] = ()
-    """Names of the allowed tools."""
     call_key: str = ""
     """Key of the arguments in a call that is an object, behind the key `name`; "": other forms."""
     channels: bool = False

@@ -1,4 +1,4 @@
-"""Frozen statistics that actors publish; the newest replaces the last."""
+"""Frozen statistics that actors publish."""
 
 from __future__ import annotations
 
@@ -23,22 +23,19 @@ SEVERITY: tuple[MemoryPressure, ...] = ("unknown", "normal", "warning", "critica
 
 @attrs.frozen(kw_only=True)
 class CacheStats:
-    """The prefix cache: counters since the start, and its content."""
+    """Counters since the start, and the cache's content."""
 
     hits_block: int = 0
-    """Full blocks of prompts found in the cache."""
+    """Full blocks found in the cache."""
     hits_sequence: int = 0
-    """Prompts that reused part of a block, or the KV of a live row."""
+    """Prompts that reused part of a block, or a live row's KV."""
     hits_disk: int = 0
-    """Blocks of prompts read from disk."""
+    """Blocks read from disk."""
     misses: int = 0
-    """Full blocks of prompts computed."""
     waited: int = 0
-    """Requests that waited for another's prefill of the same prompt."""
+    """Requests that waited for another's prefill."""
     queried_tokens: int = 0
-    """Prompt tokens looked up."""
     hit_tokens: int = 0
-    """Prompt tokens found."""
     blocks: int = 0
     snapshots: int = 0
     bytes: int = 0
@@ -47,7 +44,7 @@ class CacheStats:
     evicted_blocks: int = 0
     evicted_snapshots: int = 0
     refused: int = 0
-    """Blocks and snapshots not stored, since all others were in use."""
+    """Not stored, since all others were in use."""
     collisions: int = 0
     reason: str = ""
     """Reason why the cache is off; "" if on."""
@@ -55,8 +52,6 @@ class CacheStats:
 
 @attrs.frozen(kw_only=True)
 class ProposerStats:
-    """Counters of one proposer since the start."""
-
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -64,18 +59,15 @@ class ProposerStats:
 
 @attrs.frozen(kw_only=True)
 class SpeculationStats:
-    """Counters of speculative decoding since the start."""
+    """Counters since the start."""
 
     steps: int = 0
-    """Steps that verified drafts."""
     drafts: int = 0
-    """Verified drafts, one for each row and step."""
+    """Verified drafts, one a row and step."""
     drafted: int = 0
-    """Drafted tokens."""
     accepted: int = 0
-    """Accepted drafted tokens."""
     accepted_at: tuple[int, ...] = ()
-    """Number of acceptances by the position in the draft."""
+    """Acceptances by position in the draft."""
     by_proposer: Mapping[ProposerName, ProposerStats] = attrs.field(factory=dict)
     parked_s: float = 0.0
     """Seconds of steps in which rows that may draft did not."""
@@ -85,33 +77,31 @@ class SpeculationStats:
 
 @attrs.frozen(kw_only=True)
 class RecoveryStats:
-    """Crashes of the engine: counters since the start, and the present state."""
+    """Crashes of the engine: counters since the start, and state."""
 
     crashes: int = 0
     resumed: int = 0
-    """Requests with a row that resumed after a crash."""
+    """Requests that resumed after a crash."""
     convicted: int = 0
     """Contents that crashed the engine while alone."""
     refused: int = 0
     """Requests refused because of such contents."""
     quarantined: int = 0
-    """Contents refused at present."""
+    """Refused at present."""
     apart: bool = False
     """Whether all rows run alone: a crash came only from several together."""
     allocation_failures: int = 0
-    """Crashes because the device had no memory for a step."""
     bound_bytes: int = 0
-    """Bound on rows and cached blocks after such a crash; 0: none."""
+    """Bound on rows and cached blocks after a crash; 0: none."""
 
 
 @attrs.frozen(kw_only=True)
 class SchedulerStats:
-    """Counters since the start, which survive restarts of the engine group, and gauges."""
+    """Counters since the start, across restarts of the engine, and gauges."""
 
     active_sequences: int = 0
     queued_requests: int = 0
     preempted_sequences: int = 0
-    """Queued sequences that were preempted."""
     prefilling_sequences: int = 0
     tokens_generated: int = 0
     total_prefill_tokens: int = 0
@@ -124,19 +114,17 @@ class SchedulerStats:
     """Prompt tokens of all rows, including cached ones."""
     steps: int = 0
     preemptions: int = 0
-    """Preemptions for memory or for a higher priority."""
+    """For memory or a higher priority."""
     kv_row_bytes: int = 0
-    """Bytes that running rows may hold after the next plan."""
+    """Maximum of running rows after the next plan."""
     kv_limit_bytes: int = 0
     """Limit on rows and cached blocks; 0: unknown."""
     banks: tuple[BankStats, ...] = ()
-    """Banks of rank 0, about a second old at most while rows run."""
+    """Of rank 0, about a second old at most."""
     stalls: int = 0
-    """Steps longer than --stall-timeout-s."""
     inter_token_latency: Histogram = NO_LATENCIES
-    """Seconds between output tokens of a row."""
+    """Seconds."""
     step_tokens: Histogram = NO_STEP_TOKENS
-    """Tokens prefilled and decoded in a step."""
     cache: CacheStats = attrs.field(factory=CacheStats)
     speculation: SpeculationStats = attrs.field(factory=SpeculationStats)
     recovery: RecoveryStats = attrs.field(factory=RecoveryStats)
@@ -153,23 +141,19 @@ class MemoryStatus:
     limit_bytes: int = 0
     under_pressure: bool = False
     fixed_bytes: int = 0
-    """Memory besides rows, cached blocks and LoRA adapters, measured while no row ran; 0: not
-    yet."""
+    """Memory besides rows, cached blocks and adapters; 0: not measured yet."""
     releases: int = 0
-    """Number of releases of spare buffers to the system."""
     pressure: MemoryPressure = "unknown"
-    """The system's verdict on the machine's memory, or "warning" where swap grows."""
+    """The system's verdict, or "warning" where swap grows."""
     pressure_bound_bytes: int = 0
     """Bound on rows and cached blocks under pressure; 0: none."""
 
 
 @attrs.frozen(kw_only=True)
 class AdapterStats:
-    """Memory of a model's LoRA adapters."""
-
     held_bytes: int = 0
     reserved_bytes: int = 0
-    """Bytes for adapters that are being loaded."""
+    """Adapters being loaded."""
 
     @property
     def nbytes(self) -> int:
@@ -188,18 +172,16 @@ class DirectoryStats:
     bytes: int = 0
     free_disk_bytes: int = 0
     blocks: int = 0
-    """Stored blocks and snapshots."""
     swept_files: int = 0
     written_files: int = 0
     written_bytes: int = 0
     shed_writes: int = 0
-    """Runs not written: no room, write budget spent, or a faulty disk."""
+    """Runs not written: no room, spent budget, faulty disk."""
     read_files: int = 0
     read_bytes: int = 0
     damaged: int = 0
-    """Files removed because of damaged content."""
     lacking: int = 0
-    """Blocks and snapshots that another rank lacked when rank 0 read them."""
+    """Blocks and snapshots of rank 0 that another rank lacked."""
     inspected: int = 0
     attached: bool = False
     reason: str = ""
@@ -229,7 +211,7 @@ class ChannelStats:
     """Effect of a full channel: blocks, never full, sheds."""
     used: int
     peak: int
-    """Maximum of waiting messages that any request or reader has seen."""
+    """Most messages that a request or reader has seen."""
     senders_waiting: int
 
 
@@ -238,16 +220,12 @@ RankState = Literal["joining", "loading", "ready", "lost", "left"]
 
 @attrs.frozen(kw_only=True)
 class RankStats:
-    """One rank, as rank 0 knows."""
-
     rank: int
     state: RankState = "joining"
     step: int = -1
-    """Last answered step."""
     heard_at: float = 0.0
     """trio.current_time() of the rank's last message; for rank 0, the present."""
     directory: DirectoryStats | None = None
-    """A follower's own cache directory; None for rank 0."""
 
 
 @attrs.frozen(kw_only=True)

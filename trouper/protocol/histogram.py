@@ -17,14 +17,13 @@ class Histogram:
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float = 0.0
-    """Sum of all values."""
 
     @classmethod
     def of(cls, bounds: tuple[float, ...]) -> Histogram:
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def with_value(self, value: float, times: int = 1) -> Histogram:
-        """Add a value `times` times, at the cost of one."""
+        """Add a value several times at the cost of one."""
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += times
         return Histogram(self.bounds, tuple(counts), self.total + value * times)
@@ -35,6 +34,5 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[float, int]]:
-        """Cumulative buckets (bound, number of values up to the bound); the last bound is
-        infinite."""
+        """Cumulative (bound, number of values up to the bound); the last bound is infinite."""
         return list(zip((*self.bounds, inf), accumulate(self.counts), strict=True))

@@ -40,12 +40,11 @@ def digest_of(key: str) -> bytes:
 class ApiKey:
     key: str = attrs.field(repr=False)
     priority: int = 0
-    """Priority of requests that send none."""
     name: str = ""
     """Name in errors, metrics and logs. Keys of one name are one client, for replacing a key
     without loss."""
     models: tuple[str, ...] = ()
-    """Names or patterns of the allowed models; empty: all."""
+    """Allowed names or patterns; empty: all."""
     min_priority: int | None = None
     """The most urgent priority that requests may send; lower is first. None: any. Default for the
     file: `priority`."""
@@ -171,7 +170,6 @@ def is_option(text: str) -> bool:
 
 
 def key_with(key: str, options: Mapping[str, Any], number: int, where: str) -> ApiKey:
-    """Make a key from options. Raises `SettingsInvalid`."""
     more = {name: value for name, value in options.items() if name not in ALL_RIGHTS}
     rights = frozenset(
         right for right in get_args(Right) if options.get(right, right in FILE_RIGHTS)

@@ -76,8 +76,7 @@ NO_USAGE = KvUsage(0, None, 0)
 
 
 class BatchLengths:
-    """Lengths of rows by bank level, from which `bytes_of` follows without another look at the
-    rows."""
+    """Lengths of rows by bank level, for `bytes_of`."""
 
     def __init__(self, usages: Iterable[KvUsage] = ()) -> None:
         self.by_level = defaultdict[int, list[int]](list)
@@ -109,21 +108,20 @@ class KvLayout:
     """Properties of a model's KV that the prefix cache depends on."""
 
     cached: bool = True
-    """Whether KV can be cached. If not, every prompt is computed."""
+    """If not, every prompt is computed."""
     token_bytes: int = 0
-    """Bytes of one token in a block, over all layers that can be cut at a token."""
+    """Of a block, over all layers that can be cut at a token."""
     snapshot_bytes: int = 0
     """Maximum bytes of a snapshot. 0: the model needs none and continues at any token."""
     draft_state_bytes: int = 0
     """Maximum bytes of the recurrent states, and of the calls to repeat, kept for a row while its
     batch drafts."""
     head_state_bytes: int = 0
-    """Maximum bytes of hidden states held for the MTP head."""
+    """Hidden states for the MTP head."""
     ring_slack_bytes: int = 0
     """Bytes of a row's rings beyond a snapshot's."""
     dequantized_token_bytes: int = 0
-    """Bytes of a token's keys and values in the largest quantized layer, which attention reads
-    dequantized."""
+    """Of the largest quantized layer, which attention reads dequantized."""
     capacity_step: int = CAPACITY_STEP
     """`step` of `kv_capacity`."""
     lead_tokens: int = 0
@@ -135,7 +133,6 @@ class KvLayout:
     shared_tokens: int = SHARED_TOKENS
     """Maximum tokens of rows that share a bank."""
     description: str = ""
-    """One line for a person."""
     shapes: str = ""
     """Digest of the shapes and dtypes of blocks and snapshots."""
 
@@ -163,7 +160,7 @@ class KvLayout:
         return self._row_token_bytes * capacity + self._fixed_bytes
 
     def usage(self, tokens: int, reserved: int) -> KvUsage:
-        """Usage of a row that has `tokens` tokens, and may have `reserved` soon."""
+        """Usage with `tokens` tokens, and `reserved` soon."""
         length = reserved + self.lead_tokens
         grows = kv_capacity(length, self.capacity_step) + 1 - length
         if not self.first_bank:
@@ -181,7 +178,6 @@ class KvLayout:
         return self.bytes_of(BatchLengths(starmap(self.usage, rows)))
 
     def bytes_of(self, batch: BatchLengths) -> int:
-        """`batch_bytes` of these rows."""
         return sum(
             self._bank_bytes(level, lengths, shared=level in batch.shared)
             for level, lengths in batch.by_level.items()

@@ -1,4 +1,4 @@
-"""Bucket bounds of histograms in seconds and tokens, as in vLLM for the sake of dashboards."""
+"""Bucket bounds in seconds and tokens, as in vLLM's dashboards."""
 
 from __future__ import annotations
 

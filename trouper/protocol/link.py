@@ -21,11 +21,10 @@ class Hello:
     rank: int
     size: int
     version: str
-    """`wire.VERSION`."""
     flags: tuple[tuple[str, str], ...]
-    """Flags that must agree on all ranks, as text."""
+    """Equal on all ranks, as text."""
     versions: tuple[tuple[str, str], ...] = ()
-    """Versions of the packages that compute."""
+    """Of packages that compute."""
 
 
 @attrs.frozen
@@ -43,7 +42,7 @@ class LogRecord:
 
 @attrs.frozen
 class Ready:
-    """A follower has loaded the shard and takes plans."""
+    """A follower takes plans."""
 
     card: ModelCard
 
@@ -87,13 +86,11 @@ class Leave:
 
     reason: str = ""
     unusable: bool = False
-    """Whether a second try would fail, too."""
 
 
 @attrs.frozen
 class Fetch:
-    """Order to read these blocks' own shards, in order, and keep them until a plan settles the
-    ticket."""
+    """Order to read and keep these blocks until a plan settles the ticket."""
 
     ticket: int
     blocks: tuple[BlockRef, ...]
@@ -111,7 +108,7 @@ class Fetched:
 
 @attrs.frozen
 class Compile:
-    """Order to compile the grammar of a row that is about to be admitted, beside the plans."""
+    """Order to compile the grammar of a coming row."""
 
     ticket: int
     grammar: Grammar
@@ -119,8 +116,7 @@ class Compile:
 
 @attrs.frozen
 class Compiled:
-    """`fault`: reason why the grammar cannot be compiled. `passes`: the fault is temporary and not
-    the grammar's."""
+    """`fault`: reason of failure. `passes`: the fault is temporary."""
 
     ticket: int
     fault: str = ""
@@ -129,7 +125,7 @@ class Compiled:
 
 @attrs.frozen
 class WriteDone:
-    """A follower has written the shard of the run with these keys, or has refused."""
+    """The run with these keys was written, or refused."""
 
     keys: tuple[bytes, ...]
     refused: bool = False

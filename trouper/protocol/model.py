@@ -30,11 +30,8 @@ class InfillTokens:
     """Token before the answer; None: the suffix comes first, and the answer continues the
     prefix."""
     file: int | None = None
-    """Token before another file; None: not in the vocabulary."""
     repository: int | None = None
-    """Token before the repository's name; None: not in the vocabulary."""
     ends: tuple[int, ...] = ()
-    """Tokens that end the answer."""
 
 
 class Tokenizer(Protocol):
@@ -55,7 +52,7 @@ class Tokenizer(Protocol):
 
     @property
     def longest_token(self) -> int:
-        """Bytes of the longest token."""
+        pass
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """`special`: with the tokenizer's default special tokens."""
@@ -67,8 +64,8 @@ class Tokenizer(Protocol):
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
     ) -> str | None:
-        """Text of the chat template, for encoding without special tokens; None if a template gives
-        no text. Raises `RequestFailed` (400) if the template refuses."""
+        """Text for encoding without special tokens; None if a template gives no text. Raises
+        `RequestFailed` (400) if the template refuses."""
 
     def token_bytes(self, token: int) -> bytes:
         """Visible bytes of a token; b"" for special tokens. One char may span tokens."""
@@ -78,33 +75,32 @@ class Tokenizer(Protocol):
 
     @property
     def thinking(self) -> tuple[str, str] | None:
-        """Start and end markers of reasoning; None without reasoning."""
+        """Markers of reasoning, or None."""
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
         """Tokens of a reasoning marker, as the model writes them."""
 
     @property
     def infill(self) -> InfillTokens | None:
-        """Tokens to fill in the middle; None if the vocabulary has none."""
+        pass
 
     def breakers(self, breakers: tuple[str, ...]) -> Breakers:
         """Find the tokens of DRY's sequence breakers. Raises `RequestFailed` (400) if too many."""
 
     @property
     def tool_parser(self) -> str | None:
-        """Name of the format of tool calls; None if the model has not learnt calls."""
+        """Format of tool calls; None if not learnt."""
 
     @property
     def reasoning_parser(self) -> str | None:
-        """Name of the format of reasoning; None without reasoning."""
+        pass
 
     @property
     def calling(self) -> tuple[str, str] | None:
-        """Start and end markers of a tool call, for formats of `parse_calls`; else None."""
+        """Markers of a tool call for `parse_calls`, or None."""
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """Parse the text between the markers of `calling` into (name, arguments as JSON). May raise
-        any exception."""
+        """(name, arguments as JSON) of the calls between the markers. May raise any exception."""
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
         """Compile a grammar, which the engine finds while the returned object is kept. For any
@@ -126,27 +122,25 @@ class EmbeddingLayout:
 
 @attrs.frozen(kw_only=True)
 class AdapterCard:
-    """A LoRA adapter of a loaded model."""
+    """A LoRA adapter."""
 
     name: str
     directory: str
     rank: int
     """Greatest rank in any layer."""
     fingerprint: str
-    """Hash of the files' content, as hex. KV depends on the adapter."""
+    """Hash of the files, as hex. KV depends on the adapter."""
 
 
 @attrs.frozen(kw_only=True)
 class AdapterPlan:
-    """Memory of an adapter, before loading. All matrices of a layer are padded to the greatest
-    rank."""
+    """Memory before loading. All matrices of a layer have the greatest rank."""
 
     added_bytes: int = 0
-    """Growth of the matrices in bytes."""
     total_bytes: int = 0
-    """Bytes of the matrices of all adapters afterwards."""
+    """Of all adapters afterwards."""
     loading_bytes: int = 0
-    """Peak bytes during loading, beside the matrices in use."""
+    """Peak beside the matrices in use."""
 
 
 @attrs.frozen(kw_only=True)
@@ -162,17 +156,17 @@ class ModelCard:
     """The config's model_type."""
     dtype: str
     weights_bytes: int
-    """Bytes of this rank's weights, with the adapters of the start."""
+    """On this rank, with the adapters of the start."""
     adapter_bytes: int = 0
     """Bytes of these adapters' matrices."""
     device: str
     capabilities: Capabilities = EVERYTHING
     self_check: SelfCheck = UNCHECKED
     architecture_source: str = "mlx-lm"
-    """Package of the model's code, with the version, and with the module of a plugin."""
+    """Package and version, and a plugin's module."""
     kv: KvLayout = KvLayout(cached=False)
     cache_bytes: int = 0
-    """Memory to spare for cached blocks, unless --cache-memory sets a size."""
+    """Memory to spare, unless --cache-memory sets a size."""
     memory_sharers: int = 1
     fingerprint: str = ""
     """Hash of weights, adapter, architecture and dtype, as hex; "" if nothing may be stored on
@@ -180,34 +174,29 @@ class ModelCard:
     embedding: EmbeddingLayout | None = None
     """None if the model gives no embeddings."""
     no_embedding: str = ""
-    """Why the files allow no embeddings."""
     no_generation: str = ""
     """Why the model generates nothing; "" if the model does."""
     ranks: int = 1
-    """Number of processes that compute the model."""
     chunk_step: int = 1
-    """Multiple of tokens for ends of prompt chunks, since the device prepares each new length."""
+    """Multiple of tokens for ends of chunks: the device prepares each length."""
     min_restored_tokens: int = 0
-    """Minimum of cached tokens to restore: a pass computes fewer without extra time."""
+    """A pass computes fewer without extra time."""
     drafts_by_default: bool = True
-    """Whether rows draft by prompt lookup where neither request nor settings say."""
+    """Prompt lookup where neither request nor settings say."""
     logits_processors: tuple[str, ...] = ()
     adapters: tuple[AdapterCard, ...] = ()
-    """LoRA adapters of the start."""
     draft_model: str | None = None
-    """Name of the draft model, as in --draft-model."""
     draft_context: int | None = None
-    """Context of the draft model in tokens; rows draft up to there."""
+    """In tokens; rows draft up to there."""
     no_mtp: str = NO_HEAD
-    """Why the model has no MTP head to draft with; "" if there is one."""
+    """Why there is no MTP head; "" if there is one."""
     tool_parser: str = "none"
     reasoning_parser: str = "none"
     adapted_messages: tuple[tuple[str, str], ...] = ()
-    """Changes of messages that the chat template needs, by name and as text for a person."""
+    """Needed changes of messages: name and text for a person."""
 
     @property
     def base_weights_bytes(self) -> int:
-        """Bytes of the weights without adapters."""
         return self.weights_bytes - self.adapter_bytes
 
     @property
@@ -232,36 +221,33 @@ class MemoryStats:
 
     active_bytes: int
     spare_bytes: int
-    """Free buffers that the allocator keeps for reuse."""
     limit_bytes: int
     resident_bytes: int = 0
-    """Resident memory, with free memory in heaps; 0 where unknown or not releasable."""
+    """With free memory in heaps; 0 where unknown or not releasable."""
     pressure: MemoryPressure = "unknown"
-    """The system's verdict on the machine's memory."""
     swapped_bytes: int = 0
-    """Memory of the machine in swap; 0 where unknown."""
+    """Of the machine; 0 where unknown."""
 
 
 @attrs.frozen
 class Measured:
-    """Facts about a model before loading."""
+    """Facts before loading."""
 
     weights_bytes: int
-    """Bytes in memory, with draft model and adapters."""
+    """In memory, with draft model and adapters."""
     created: int
     """Unix time of the config, as in `ModelCard`."""
 
 
 class Engine(Protocol):
-    """The engine that ModelStepper drives. The real engine owns one OS thread; the simulated one is
-    async."""
+    """Driven by ModelStepper. The real engine owns one OS thread; the simulated one is async."""
 
     async def join(self, invitation: bytes) -> Joined:
         """Wait for the other ranks, before `load`, in native code. Rank 0's invitation goes to all.
         Returns at once without others."""
 
     async def load(self) -> LoadedModel:
-        """Load the model, once. Raises `ModelUnusable`."""
+        pass
 
     async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
         """Answer plans until their channel ends, starting with no rows. May be called again after
@@ -271,14 +257,14 @@ class Engine(Protocol):
     def memory(self) -> MemoryStats: ...
 
     async def plan_adapter(self, name: str, directory: str) -> AdapterPlan:
-        """Find the memory of a LoRA adapter. Raises as `load_adapter` does."""
+        pass
 
     async def load_adapter(self, name: str, directory: str) -> AdapterCard:
         """Load a LoRA adapter while rows decode. Raises `ModelUnusable`, `AdapterFilesMissing`, or
         `OutOfDeviceMemory`, after which the model is unchanged."""
 
     async def unload_adapter(self, name: str) -> int:
-        """Unload a LoRA adapter without requests. Returns the bytes of the remaining ones."""
+        """Returns the bytes of the remaining adapters."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Own the thread (or nothing) until cancelled."""
+        """Own the thread, if any, until cancelled."""

@@ -1,5 +1,3 @@
-"""Options of one of several models, beside `Settings`."""
-
 from __future__ import annotations
 
 import attrs
@@ -10,12 +8,11 @@ class ModelOptions:
     """Options of one model."""
 
     pinned: bool = False
-    """Whether the model is never unloaded for another."""
+    """Never unloaded for another model."""
     ttl_s: float | None = None
     """Seconds without requests before sleep; 0: never; None: --model-ttl-s."""
     own_memory: frozenset[str] = frozenset()
-    """Settings of memory that are this model's own: `cache_memory`, `kv_memory`. All models share
-    the others."""
+    """This model's own among `cache_memory`, `kv_memory`; the others are shared."""
 
 
 DEFAULT_OPTIONS = ModelOptions()

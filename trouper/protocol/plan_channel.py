@@ -1,5 +1,5 @@
-"""The channel of plans to an engine. An engine with a thread gets each plan in the sender's task:
-switching tasks first would delay the step and take Python's lock from the thread."""
+"""The channel of plans to an engine. An engine's thread gets plans in the sender's task: a task
+switch would delay the step."""
 
 from __future__ import annotations
 
@@ -71,6 +71,5 @@ class PlanSender(ClosesAtEnd):
 def plan_channel(
     sending: trio.MemorySendChannel[Plan], receiving: trio.MemoryReceiveChannel[Plan]
 ) -> tuple[PlanSender, PlanReceiver]:
-    """Wrap both ends of a memory channel."""
     receiver = PlanReceiver(receiving)
     return PlanSender(sending, receiver), receiver

@@ -34,8 +34,6 @@ PLANS_IN_FLIGHT = 2
 
 @attrs.frozen
 class RowFault:
-    """Why a row cannot continue."""
-
     kind: Literal["not_a_number", "grammar", "logits_processor", "no_choice"]
     reason: str
 
@@ -59,8 +57,7 @@ class Store:
     sizes: tuple[int, ...]
     blocks: tuple[BlockId, ...]
     snapshot: BlockId | None = None
-    """Copy of rings and states at start + sum(sizes) tokens: the row's length, now or two drafting
-    steps ago."""
+    """Rings and states at start + sum(sizes) tokens: now, or two drafting steps ago."""
 
 
 @attrs.frozen
@@ -95,16 +92,15 @@ class ThinkingLimit:
     start: tuple[int, ...]
     end: tuple[int, ...]
     begun: bool = False
-    """Whether the prompt already has the start marker."""
 
 
 @attrs.frozen
 class Breakers:
-    """DRY's sequence breakers; `tokens`: each contains one, as little-endian int32."""
+    """`tokens`: each contains a breaker of DRY, as little-endian int32."""
 
     tokens: bytes = b""
     sequences: tuple[tuple[int, ...], ...] = ()
-    """Tokens that together hold one; the first may begin earlier."""
+    """Together one breaker; the first may begin earlier."""
 
 
 @attrs.frozen
@@ -132,12 +128,10 @@ class Admit:
     """Whether the row drafts by prompt lookup, for which the engine indexes n-grams. A draft model
     and a head need no announcement."""
     logprob_tokens: tuple[int, ...] = ()
-    """Tokens whose log-probabilities replace those of the most likely. Only with `logprobs`."""
+    """Instead of the most likely. Only with `logprobs`."""
     breakers: Breakers | None = None
     logits_processors: tuple[str, ...] = ()
-    """Names of the embedding program's logits processors, in order."""
     adapter: str = ""
-    """Name of the LoRA adapter; "": none."""
     num_output_tokens: int = 0
     """Trailing tokens of `prompt` that the row has sampled. They count as output for the draw's
     position, penalties, `min_tokens`, the grammar and the thinking limit."""
@@ -157,12 +151,10 @@ class Chunk:
 
 @attrs.frozen
 class KvBound:
-    """Bound on the rows' buffers in a step, where memory is scarce."""
-
     limit_bytes: int
-    """Memory for KV minus cached blocks."""
+    """Without cached blocks."""
     needed_bytes: int
-    """Upper bound for the rows without room to spare."""
+    """Without room to spare."""
 
 
 @attrs.frozen
@@ -179,13 +171,12 @@ class Plan:
     decode: tuple[RowId, ...] = ()
     prefill: tuple[Chunk, ...] = ()
     release_memory: bool = False
-    """Whether to release the allocator's spare buffers before the step."""
+    """Release the allocator's spare buffers first."""
     evict: tuple[BlockId, ...] = ()
-    """Blocks and snapshots to free."""
     store: tuple[Store, ...] = ()
     load: tuple[Load, ...] = ()
     persist: tuple[BlockId, ...] = ()
-    """Blocks and snapshots whose bytes the answer returns."""
+    """The answer returns the bytes."""
     persist_as: Run | None = None
     """Keys on disk of `persist`, by which each rank writes its own shard."""
     settled: tuple[int, ...] = ()
@@ -194,11 +185,10 @@ class Plan:
     """Maximum of tokens to draft and verify for each row of `decode`; () means no drafts. The
     drafts follow from the row's tokens alone."""
     proposers: tuple[ProposerName, ...] = ()
-    """Proposer for each row of `decode`; () means n-grams."""
+    """() means n-grams."""
     watch: bool = False
     """Whether to report `Stepped.matched`."""
     kv_bound: KvBound | None = None
-    """Bound on the rows' buffers; None: room to spare is allowed."""
     report_banks: bool = False
     """Whether to report `Stepped.banks`, about once a second."""
     digest: Digest | None = None
@@ -252,20 +242,19 @@ class Stepped:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     seconds: float = 0.0
-    """Seconds from the launch, or from the previous step's end if later, to the tokens."""
+    """From the launch, or a later end of the previous step."""
     persisted: tuple[Tensors, ...] = ()
-    """Bytes of each entry of `Plan.persist`, in order."""
+    """Of each entry of `Plan.persist`."""
     failed: tuple[tuple[RowId, RowFault], ...] = ()
     prompt_logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
-    """Log-probabilities of prompt tokens, in order."""
     embedded: tuple[tuple[RowId, bytes], ...] = ()
     """Vectors of completed prompts, as little-endian float32."""
     drafted: tuple[tuple[RowId, int, int], ...] = ()
     """(row, tokens drafted, tokens accepted)."""
     draft_s: float = 0.0
-    """Seconds of proposers before the step's own pass was built."""
+    """Before the step's own pass was built."""
     preparing: bool = False
-    """Whether the device prepared kernels or a graph meanwhile: then `seconds` predicts nothing."""
+    """The device prepared kernels or a graph: `seconds` predicts nothing."""
     matched: tuple[tuple[RowId, int], ...] = ()
     """With `Plan.watch`: (row, number of last tokens that occurred before or were predicted)."""
     banks: tuple[BankStats, ...] | None = None

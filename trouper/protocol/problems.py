@@ -121,13 +121,11 @@ class ActorFailed(Exception):
 
 
 class OutOfDeviceMemory(Exception):
-    """The device lacks memory for a step. Other processes may use the memory, hence no request is
-    to blame."""
+    """Other processes may use the memory, hence no request is to blame."""
 
 
 class SystemShortage(Exception):
-    """A step failed while the process lacked file descriptors, processes or memory. No request is
-    to blame."""
+    """The process lacked descriptors, processes or memory. No request is to blame."""
 
 
 class SettingsInvalid(ValueError):
@@ -142,7 +140,6 @@ SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, e
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the system temporarily refused a descriptor, a process or memory."""
     return isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno in SHORTAGES
     )

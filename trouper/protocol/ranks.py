@@ -47,9 +47,9 @@ class Digest:
     settled: int = -1
     """Last answered step when the plan was sent; -1: none yet."""
     order: int = 0
-    """`Stepped.order` of step `settled`."""
+    """`Stepped.order` of `settled`."""
     tokens: int = 0
-    """`Stepped.tokens_hash` of step `settled`."""
+    """`Stepped.tokens_hash` of `settled`."""
 
 
 # In the order of comparison.
@@ -57,9 +57,6 @@ FIELDS = ("rows", "lengths", "blocks", "order", "tokens")
 
 
 class RankDiffers(Exception):
-    """A rank's state differs from a plan's digest. The rank did not launch the plan, and the group
-    ends."""
-
     def __init__(self, step: int, field: str, expected: int, found: int) -> None:
         super().__init__(
             f"step {step}: its {field} differ from what the plan expects ({found:016x}, not "
@@ -107,12 +104,12 @@ def set_hash(ids: Ids) -> int:
 
 
 def joined(known: int, ids: Iterable[int]) -> int:
-    """`set_hash` after these ids were added to a set with the hash `known`."""
+    """`set_hash` after ids were added."""
     return (known + set_hash(ids_of(ids))) % 2**64
 
 
 def parted(known: int, ids: Iterable[int]) -> int:
-    """`set_hash` after these ids were removed from a set with the hash `known`."""
+    """`set_hash` after ids were removed."""
     return (known - set_hash(ids_of(ids))) % 2**64
 
 

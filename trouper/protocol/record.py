@@ -1,4 +1,4 @@
-"""The record of one finished request, for histograms, log lines, traces and lists of requests."""
+"""The record of one finished request."""
 
 from __future__ import annotations
 
@@ -19,22 +19,17 @@ class RequestRecord:
     request_id: str
     """Further choices of one response have a number appended: "id-1"."""
     model: str = ""
-    """Name as clients address the model."""
     adapter: str = ""
-    """Name of the LoRA adapter; "": none."""
     key: str = ""
     """Label of the API key: name or line; "": no keys."""
     endpoint: str = ""
-    """Path of the HTTP request, without the query."""
     reason: Reason
     code: str = ""
     """Code of the ending problem, as in the response: "request_timeout"."""
     prompt_tokens: int = 0
     """0 if refused before tokenization."""
     cached_tokens: int = 0
-    """Prompt tokens from a cache."""
     disk_tokens: int = 0
-    """Cached tokens from disk."""
     generated_tokens: int = 0
     max_tokens: int = 0
     arrived_at: float
@@ -50,7 +45,6 @@ class RequestRecord:
 
     @property
     def queue_s(self) -> float | None:
-        """Seconds from arrival to the row."""
         return _between(self.arrived_at, self.admitted_at)
 
     @property
@@ -77,7 +71,6 @@ class RequestRecord:
 
     @property
     def inference_s(self) -> float | None:
-        """Seconds from admission to `done_at`."""
         return _between(self.admitted_at, self.done_at)
 
     @property
@@ -86,7 +79,6 @@ class RequestRecord:
 
     @property
     def mean_inter_token_latency_s(self) -> float | None:
-        """Mean inter-token latency in seconds; None with fewer than two tokens."""
         return (
             None
             if self.decode_s is None or self.generated_tokens < 2

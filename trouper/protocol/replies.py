@@ -71,7 +71,6 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     at: float = 0.0
-    """trio.current_time() of the step's results."""
 
 
 @attrs.frozen

@@ -38,7 +38,6 @@ class Number:
     optional: bool = False
 
     def fault(self, value: object) -> str | None:
-        """The fault of `value`, or None."""
         if value is None and self.optional:
             return None
         kinds = int if self.integer else (int, float)

@@ -28,8 +28,6 @@ class TextPrompt:
 
 @attrs.frozen
 class TokenPrompt:
-    """Token ids, unchanged."""
-
     tokens: tuple[int, ...]
 
 
@@ -72,9 +70,7 @@ class CacheScope:
     """Separates cached blocks beside the client's `cache_salt`; no client can choose a scope."""
 
     group: str = ""
-    """Group of API keys that share cached prompts."""
     adapter: str = ""
-    """Adapter that computed the KV."""
 
 
 # Maximum of any number in a request. As `max_tokens`: as long as there is room.
@@ -99,14 +95,14 @@ class Generate:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    """Minimum of tokens before an end token (unless a grammar allows nothing else) or a stop string
-    ends the answer."""
+    """Before an end token (unless a grammar allows nothing else) or a stop string ends the
+    answer."""
     grammar: Grammar | None = None
     embed: bool = False
     """Whether to return `Answer.embedding` instead of an answer; `max_tokens` is 1."""
     logprobs: int | None = None
     logprob_tokens: tuple[int, ...] = ()
-    """Token ids whose log-probabilities replace those of the most likely; with `logprobs`."""
+    """Instead of the most likely; with `logprobs`."""
     prompt_logprobs: int | None = None
     """As `logprobs`, for the prompt from the second token on. The whole prompt is computed,
     whatever is cached."""
@@ -115,28 +111,24 @@ class Generate:
     speculation: Speculation | None = None
     """Speculation for this request; None: as in the settings. Changes durations, never tokens."""
     logits_processors: tuple[str, ...] = ()
-    """Names of the embedding program's logits processors, in order."""
+    """Of the embedding program, in order."""
     adapter: str = ""
-    """Name of the LoRA adapter; "": the model itself."""
     cache_salt: str = ""
     """Salt of the prefix cache. Prompts share cached blocks only within one salt."""
     cache_scope: CacheScope = CacheScope()
-    """Prompts share cached blocks only within one scope and salt."""
+    """As `cache_salt`: equal scopes share."""
     priority: int = 0
     """Lower is first, as in vLLM."""
     tenant: str = ""
     """Name of the client. Tenants share preparation, rows, the queue and prefill in turns. For HTTP
     the API key, or the address without keys, decides."""
     timeouts: Timeouts | None = None
-    """None: the runtime's defaults."""
 
     @property
     def names_length(self) -> bool:
-        """Whether the request bounds the answer's length."""
         return self.max_tokens is not None and self.max_tokens < UNBOUNDED
 
 
 def ignored_parts(requests: Iterable[Generate]) -> tuple[str, ...]:
-    """Types of unreadable parts in these requests, once each, for the response."""
     chats = [request.prompt for request in requests if isinstance(request.prompt, ChatPrompt)]
     return tuple(sorted({name for prompt in chats for name in prompt.ignored}))

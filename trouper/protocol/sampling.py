@@ -1,5 +1,3 @@
-"""Sampling parameters of one row."""
-
 from __future__ import annotations
 
 import attrs

@@ -47,7 +47,6 @@ class Run:
     blocks: tuple[BlockRef, ...]
 
     def linked(self) -> Iterator[tuple[bytes, BlockRef]]:
-        """Each block with the key of the block before."""
         return zip(
             (self.parent, *(block.key for block in self.blocks[:-1])), self.blocks, strict=True
         )
@@ -71,8 +70,6 @@ class Run:
 
 @attrs.frozen
 class Read:
-    """Order to read these blocks, in this order."""
-
     ticket: int
     blocks: tuple[BlockRef, ...]
 

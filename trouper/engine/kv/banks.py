@@ -34,8 +34,6 @@ class Key(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Bank:
-    """Rows in slots of the same buffers."""
-
     key: Key
     buffers: SlotBuffers
     slots: SlotAssignment = attrs.field(factory=SlotAssignment)
@@ -55,7 +53,7 @@ class Bank:
         return round(sum(lengths) / len(lengths)) if lengths else 0
 
     def open(self, row: RowId, tokens: int) -> None:
-        """Add a prefilling row without KV, which will have `tokens` tokens."""
+        """`tokens`: the coming length."""
         self.slots.open(row)
         self.buffers.expect(tokens)
         self.buffers.hold(len(self.slots))
@@ -80,7 +78,6 @@ class Bank:
             self.buffers.clear()
 
     def move(self, row: RowId, target: Bank) -> None:
-        """Move a decoding row to another bank."""
         slot = self.slots.slot(row)
         length = int(self.slots.lengths[slot])
         parts = self.buffers.take(slot, length)
@@ -98,7 +95,6 @@ class Banks:
     def __init__(
         self, make_buffers: Callable[[], SlotBuffers], shapes: Shapes, *, several: bool
     ) -> None:
-        """`several` False: all rows share one bank."""
         self._make_buffers, self._shapes, self._several = make_buffers, shapes, several
         self._banks: dict[Key, Bank] = {}
         self._bank_of: dict[RowId, Bank] = {}
@@ -142,13 +138,12 @@ class Banks:
         return sum(bank.buffers.nbytes for bank in self)
 
     def fit(self) -> None:
-        """Shrink all buffers to the rows' need."""
         for bank in self:
             if len(bank.slots):
                 bank.buffers.fit(len(bank.slots), bank.slots.longest + 1, exactly=True)
 
     def clean(self) -> None:
-        """Set numbers that are not finite to 0."""
+        """Set non-finite numbers to 0."""
         for bank in self:
             bank.buffers.clean()
 
@@ -171,7 +166,7 @@ class Banks:
                 bank.buffers.hold(len(bank.slots) + rows)
 
     def open(self, row: RowId, tokens: int) -> None:
-        """Add a prefilling row that will have `tokens` tokens when decoding."""
+        """`tokens`: the length when decoding."""
         self._bank_of[row] = bank = self._bank(self._key(tokens, row))
         bank.open(row, tokens)
 

@@ -76,14 +76,11 @@ class HeldStates:
 
 
 class HeadRows(DraftRows):
-    """Rows of an MTP head, in the slots of the model's rows."""
-
     def __init__(self, head: Any, banks: Banks, shapes: Shapes, cache_index: int) -> None:
         """`head`: a module with the methods of `TargetHead`."""
         super().__init__(head, banks, shapes, cache_index)
         self._head: TargetHead = head
         self.tokens: dict[RowId, list[int]] = {}
-        """Committed tokens of each row."""
         # States that the head has not run, and that of the last run token; without gaps.
         self._held: dict[RowId, list[HeldStates]] = {}
         # Positions of the held passes, by row.
@@ -104,7 +101,6 @@ class HeadRows(DraftRows):
         self._positions[row] = 0
 
     def drop(self, row: RowId) -> None:
-        """Forget a row, known or not."""
         if self.tokens.pop(row, None) is not None:
             del self._held[row], self.lengths[row], self._positions[row]
             self._behind.discard(row)

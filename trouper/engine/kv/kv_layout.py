@@ -82,7 +82,6 @@ class Layout:
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes of a row's recurrent states."""
         return sum(shape.nbytes for shape in chain(*self.states))
 
     @cached_property
@@ -91,14 +90,12 @@ class Layout:
         return sha256(repr((self.full, self.rings, self.states)).encode()).hexdigest()[:16]
 
     def block(self, tokens: int) -> list[ArrayShape]:
-        """Shapes of a block of `tokens` tokens."""
         return [
             ArrayShape((sum(self.sliceable[index].dims[0] for index in group), tokens, dim), dtype)
             for (dim, dtype), group in self._groups.items()
         ]
 
     def snapshot(self, tokens: int) -> list[ArrayShape]:
-        """Shapes of a snapshot after `tokens` tokens."""
         rings = [
             ArrayShape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype)
             for ring in chain(*self.rings)
@@ -112,7 +109,6 @@ class Layout:
         ]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """The inverse of `pack`."""
         return [arrays[array][planes] for array, planes in self.planes]
 
     @cached_property

@@ -44,7 +44,6 @@ class StateSlots:
 
     @property
     def view(self) -> RecurrentCache:
-        """The model's cache in the pass."""
         return self._current
 
     def begin(self, prefilling: int | None = None) -> None:
@@ -85,7 +84,6 @@ class StateSlots:
         self._current = self._decoding
 
     def open(self) -> None:
-        """Append a new prefilling row."""
         row = RecurrentCache(self._size)
         if self._history is not None:
             row[0] = mx.zeros((1, self._history), mx.int64)
@@ -189,13 +187,11 @@ class StateRows:
         return bool(self._caches)
 
     def open(self, row: RowId) -> None:
-        """Add a prefilling row without state."""
         self._prefilling.append(row)
         for cache in self._caches:
             cache.open()
 
     def promote(self, row: RowId) -> None:
-        """Make a prefilling row the last decoding row."""
         rows, index = self._prefilling, self._prefilling.index(row)
         rows[0], rows[index] = rows[index], rows[0]
         self._decoding.append(rows.pop(0))
@@ -226,14 +222,12 @@ class StateRows:
                 cache.record(recorded if self._pads and (recorded != recorded[0]).any() else None)
 
     def finish(self) -> None:
-        """Drop the choice of a built pass."""
         for cache in self._caches:
             cache.finish()
 
     # -- drafts ----------------------------------------------------------------------------------
 
     def decoded(self) -> None:
-        """A step decoded one token of each decoding row."""
         self._verified.append(None)
 
     def verified(
@@ -293,7 +287,6 @@ class StateRows:
         return states
 
     def snapshot(self, row: RowId) -> list[mx.array]:
-        """Copy a row's states (1, ...)."""
         return [part for cache in self._caches for part in cache.snapshot(self._index(row))]
 
     def restore(self, row: RowId, parts: Sequence[Sequence[mx.array]]) -> None:

@@ -27,11 +27,9 @@ class RowCopies:
 
     @property
     def layout(self) -> Layout:
-        """Shapes of blocks and snapshots."""
         return self._layout()
 
     def length(self, row: RowId) -> int:
-        """Tokens in the row's KV."""
         return self._banks[row].slots.length(row)
 
     def read(self, row: RowId, start: int, stop: int) -> list[mx.array]:
@@ -66,7 +64,6 @@ class RowCopies:
         self.advance(row, tokens - start)
 
     def start(self, row: RowId, leaves: slice = ALL) -> None:
-        """Start evaluating the written buffers."""
         self._banks[row].buffers.start(leaves)
 
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:

@@ -29,7 +29,7 @@ class Rows(Protocol):
 
     @property
     def order(self) -> Sequence[RowId]:
-        """All rows, decoding ones first."""
+        pass
 
     @property
     def preparing(self) -> bool:
@@ -45,8 +45,8 @@ class Rows(Protocol):
         """Release memory that the present rows do not need."""
 
     def bound(self, bound: KvBound | None) -> None:
-        """Heed the bound: buffers that could exceed the limit by growing have no room to spare.
-        Comes after drops and before admissions."""
+        """Buffers that could exceed the limit have no room to spare. Comes after drops and before
+        admissions."""
 
     def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:
         """Add a prefilling row without KV, which will have `tokens` tokens when decoding.
@@ -87,17 +87,17 @@ class Rows(Protocol):
         """Keep `more` (n,) tokens of each row besides the first."""
 
     def drop(self, rows: Sequence[RowId]) -> None:
-        """Remove rows and free KV."""
+        pass
 
     def clean(self) -> None:
         """Set numbers that are not finite to 0 in shared buffers."""
 
     def lengths(self) -> dict[RowId, int]:
-        """Tokens in each row's KV."""
+        pass
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows' buffers, used or not."""
+        pass
 
     def bank_stats(self) -> tuple[BankStats, ...]:
         """Each bank, shortest rows first. Rows without banks count as one."""

@@ -1,5 +1,3 @@
-"""Assignment of rows to slots, and lengths. Host state only."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,7 +28,6 @@ class SlotAssignment:
 
     def __init__(self) -> None:
         self.order: list[RowId] = []
-        """The row of each slot."""
         self.lengths: Ints = np.zeros(0, np.int32)
         """(slots,) int32: tokens in each row's KV."""
         self.num_decoding = 0
@@ -48,7 +45,6 @@ class SlotAssignment:
 
     @property
     def longest(self) -> int:
-        """Length of the longest row; needs one."""
         return int(self.lengths.max())
 
     def slot(self, row: RowId) -> int:
@@ -58,7 +54,6 @@ class SlotAssignment:
         return int(self.lengths[self.slot(row)])
 
     def open(self, row: RowId) -> None:
-        """Append a prefilling row without KV."""
         self.order.append(row)
         self.lengths = np.append(self.lengths, np.int32(0))
 
@@ -79,7 +74,6 @@ class SlotAssignment:
         return Rearrangement(moves, arranged, len(decoding))
 
     def rearrange(self, change: Rearrangement) -> None:
-        """Apply a rearrangement."""
         self.order = [self.order[slot] for slot in change.arranged]
         self.lengths = self.lengths[change.arranged]
         self.num_decoding = change.num_decoding

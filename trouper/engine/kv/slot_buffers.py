@@ -25,8 +25,6 @@ ALL = slice(None)
 
 
 class SlotBuffers:
-    """The slots of every layer of the model and of drafters."""
-
     def __init__(
         self,
         caches: Sequence[Any],
@@ -63,7 +61,6 @@ class SlotBuffers:
             cache.begin(region)
 
     def finish(self) -> None:
-        """Drop the views of a built pass."""
         for cache in self.leaves:
             cache.finish()
 
@@ -73,7 +70,6 @@ class SlotBuffers:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, used or not."""
         return sum(cache.nbytes for cache in self.leaves)
 
     # -- rows that enter, decode and leave -------------------------------------------------------
@@ -89,7 +85,6 @@ class SlotBuffers:
             cache.spares = spares
 
     def hold(self, slots: int) -> None:
-        """Make room for at least `slots` slots."""
         for cache in self.leaves:
             cache.hold(max(slots, cache.slots))
 
@@ -124,7 +119,6 @@ class SlotBuffers:
             cache.clean()
 
     def clear(self) -> None:
-        """Free everything, after the last row."""
         for cache in self.leaves:
             cache.clear()
 
@@ -158,7 +152,6 @@ class SlotBuffers:
             cache.begin_with(parts_of_cache, room)
 
     def start(self, leaves: slice = ALL) -> None:
-        """Start evaluating the written buffers."""
         mx.async_eval([state for cache in self._full[leaves] for state in cache.state()])
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
@@ -183,7 +176,6 @@ class SlotBuffers:
         return [[next(parts) for _ in cache.buffers] for cache in self.leaves]
 
     def put(self, slot: int, length: int, parts: Sequence[Sequence[mx.array]]) -> None:
-        """Write the result of `take` into a slot."""
         for cache, parts_of_cache in zip(self.leaves, parts, strict=True):
             if parts_of_cache:
                 cache.reserve([part[None] for part in parts_of_cache], slot + 1, length + 1)

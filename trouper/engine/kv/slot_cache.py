@@ -39,7 +39,6 @@ class SlotCache:
         0."""
         self.shapes = EXACT
         self.spares = True
-        """Whether buffers grow by spare slots."""
         self.expected_tokens = 0
         """Tokens of the longest row with a complete prompt: growth with each chunk would copy as
         often."""
@@ -81,7 +80,6 @@ class SlotCache:
         return [buffer[slot, :, : self._used_tokens(tokens)] for buffer in self.buffers]
 
     def put_row(self, slot: int, parts: Sequence[mx.array]) -> None:
-        """Overwrite a slot with the result of `row`."""
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[slot, :, : part.shape[1]] = part
 
@@ -93,7 +91,6 @@ class SlotCache:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def clear(self) -> None:
-        """Free the buffers, after the last row."""
         self.buffers = []
         self.slots = self.expected_tokens = 0
 
