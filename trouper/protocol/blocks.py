@@ -1,7 +1,7 @@
-"""Blocks of cached KV between engine, scheduler and disk.
+"""Blocks of cached KV between engine, scheduler and disk."""
 
-A `BlockRef` names a block, `BlockData` has the bytes. A `Node` is the block in the prefix tree, a
-`BlockEntry` the block in a file. The engine has no keys and knows blocks by `BlockId`."""
+# A `BlockRef` names a block, `BlockData` has the bytes. A `Node` is the block in the prefix tree, a
+# `BlockEntry` the block in a file. The engine has no keys and knows blocks by `BlockId`.
 
 from __future__ import annotations
 

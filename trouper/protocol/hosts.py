@@ -1,7 +1,7 @@
-"""Host names and origins in HTTP's syntax (RFC 9110, 7.2; RFC 6454).
+"""Host names and origins in HTTP's syntax (RFC 9110, 7.2; RFC 6454)."""
 
-A web page can point its own name at any address (DNS rebinding), but the browser still sends that
-name as Host. An address in digits is never looked up, hence never rebound."""
+# A web page can point its own name at any address (DNS rebinding), but the browser still sends that
+# name as Host. An address in digits is never looked up, hence never rebound.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Messages between rank 0 and a follower on the control link, besides plans.
+"""Messages between rank 0 and a follower on the control link, besides plans."""
 
-`actors/ranks/rank_handshake.py` explains the order of `Hello`, `Refused` and `Ready`. Plans follow
-the last `Ready`; `Leave` ends the connection."""
+# `actors/ranks/rank_handshake.py` explains the order of `Hello`, `Refused` and `Ready`. Plans
+# follow the last `Ready`; `Leave` ends the connection.
 
 from __future__ import annotations
 

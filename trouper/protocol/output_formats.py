@@ -1,6 +1,6 @@
-"""Names of output formats, by which families of models write tool calls and reasoning.
+"""Names of output formats, by which families of models write tool calls and reasoning."""
 
-As in `--tool-parser` and `--reasoning-parser`; vLLM's and mlx-lm's names are aliases."""
+# As in `--tool-parser` and `--reasoning-parser`; vLLM's and mlx-lm's names are aliases.
 
 from __future__ import annotations
 

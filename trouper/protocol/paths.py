@@ -1,7 +1,7 @@
-"""Paths as people write them, and checks that never raise.
+"""Paths as people write them, and checks that never raise."""
 
-`Path.expanduser` raises RuntimeError, and before Python 3.14 `Path.is_dir` raises OSError for a
-name that is too long or below an unsearchable directory."""
+# `Path.expanduser` raises RuntimeError, and before Python 3.14 `Path.is_dir` raises OSError for a
+# name that is too long or below an unsearchable directory.
 
 from __future__ import annotations
 

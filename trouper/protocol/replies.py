@@ -62,10 +62,10 @@ class Embedded:
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """The next part of the answer. Text never splits a character, nor holds any part of a matched
-    stop string. `tokens`: committed since the last Delta; their text may come later.
+    stop string. `tokens`: committed since the last Delta; their text may come later."""
 
-    There is one Delta for each token of each stream: msgspec is five times as fast as attrs, and
-    the garbage collector ignores the object."""
+    # There is one Delta for each token of each stream: msgspec is five times as fast as attrs, and
+    # the garbage collector ignores the object.
 
     text: str
     tokens: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""Bounds of the values of a request. Pure.
+"""Bounds of the values of a request. Pure."""
 
-A schema checks HTTP requests only. An embedding program's wrong value would otherwise crash a task
-or engine that all requests share."""
+# A schema checks HTTP requests only. An embedding program's wrong value would otherwise crash a
+# task or engine that all requests share.
 
 from __future__ import annotations
 

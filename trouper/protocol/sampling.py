@@ -11,18 +11,18 @@ SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """Sampling parameters of one row, validated at the edge, constant for the row's life.
+    """Sampling parameters of one row, constant for the row's life.
 
     Off: temperature < `COLDEST` (greedy), top_k 0, top_p 1, min_p 0, typical_p 1, xtc_probability
-    0, dry_multiplier 0. `seed` keys the noise by (seed, position, token id), hence batches do not
-    change a row's draws. presence and frequency penalties (OpenAI) count generated tokens,
-    repetition (CTRL) the prompt, too. `logit_bias` is added first.
+    0, dry_multiplier 0. `seed` keys the noise by (seed, position, token id), in any batch. presence
+    and frequency penalties (OpenAI) count generated tokens, repetition (CTRL) the prompt, too.
+    `logit_bias` comes first.
 
-    typical_p, XTC and DRY follow llama.cpp. XTC: in a share `xtc_probability` of draws, of the
+    typical_p, XTC and DRY as in llama.cpp. XTC: in a share `xtc_probability` of draws, of the
     tokens with at least `xtc_threshold` only the least likely stays. DRY: a token that continues a
     repetition of n >= dry_allowed_length tokens loses dry_multiplier * dry_base ** (n -
-    dry_allowed_length); repetitions stop at `dry_sequence_breakers` and at the last
-    `dry_penalty_last_n` tokens (-1: all)."""
+    dry_allowed_length); `dry_sequence_breakers` and the last `dry_penalty_last_n` tokens (-1: all)
+    bound repetitions."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -1,7 +1,7 @@
-"""Messages between ranks as bytes: a length, then msgpack of kind and fields. No pickle (D14).
+"""Messages between ranks as bytes: a length, then msgpack of kind and fields. No pickle (D14)."""
 
-Fields come from a class's annotations, hence new fields need no code here. Default values are not
-sent: the classes of both ends agree, or `VERSION` differs."""
+# Fields come from a class's annotations, hence new fields need no code here. Default values are not
+# sent: the classes of both ends agree, or `VERSION` differs.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Cached blocks of KV and snapshots, between rows and disk.
+"""Cached blocks of KV and snapshots, between rows and disk."""
 
-Stored arrays are immutable, own their memory, and are evaluated at once: a lazy graph that refers
-to a slot buffer would make the next write copy the whole buffer."""
+# Stored arrays are immutable, own their memory, and are evaluated at once: a lazy graph that refers
+# to a slot buffer would make the next write copy the whole buffer.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Shapes of a bank's buffers, computed anew only after a cache has other buffers.
+"""Shapes of a bank's buffers, computed anew only after a cache has other buffers."""
 
-Each decode pass needs the shapes, and asking 28 layers was two fifths of a one-row step's Python.
-Passes write arrays of the same shapes: only setting `SlotCache.buffers` counts as a change."""
+# Each decode pass needs the shapes, and asking 28 layers was two fifths of a one-row step's Python.
+# Passes write arrays of the same shapes: only setting `SlotCache.buffers` counts as a change.
 
 from __future__ import annotations
 

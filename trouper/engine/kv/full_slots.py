@@ -95,10 +95,10 @@ class FullSlots(SlotCache):
 
 
 class OpenSlots(FullSlots):
-    """Slots for models that write into caches: `keys` and `values` are the buffers.
+    """Slots for models that write into caches: `keys` and `values` are the buffers."""
 
-    Such models set an indexer's unread values to zeros, and make a buffer that nothing reads a
-    dependency of one that is read, for its evaluation. Only the latter has an effect here."""
+    # Such models set an indexer's unread values to zeros, and make a buffer that nothing reads a
+    # dependency of one that is read, for its evaluation. Only the latter has an effect here.
 
     kernel_reads = False
 

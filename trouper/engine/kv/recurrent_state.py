@@ -29,10 +29,10 @@ STEPS_BACK = 2
 
 class StateSlots:
     """Counterpart of one of mlx-lm's ArraysCaches. Decoding rows share one in pass order; each
-    prefilling row has another.
+    prefilling row has another."""
 
-    mlx-lm's batch prefill is wrong for models that ignore lengths (jamba, rwkv7, recurrent_gemma,
-    bailing_moe_linear), and for "no state yet", which some treat unlike zeros."""
+    # mlx-lm's batch prefill is wrong for models that ignore lengths (jamba, rwkv7, recurrent_gemma,
+    # bailing_moe_linear), and for "no state yet", which some treat unlike zeros.
 
     def __init__(self, size: int, history: int | None = None) -> None:
         """`history`: the state is the last `history` tokens, padded with zeros."""

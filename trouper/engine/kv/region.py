@@ -108,9 +108,8 @@ class Region:
         return mask if window is None else mask & (key > query - window)
 
     def flat_indices(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
-        """(n * heads * width,) uint32: indices of each token and head in a buffer (slots, heads,
-        tokens, dim) flattened to rows of `dim`. `ring`: length of each slot's ring; 0: none. Cached
-        for buffers of the same sizes."""
+        """(n * heads * width,) uint32: index of each token and head in a buffer (slots, heads,
+        tokens, dim) flattened to rows of `dim`. `ring`: length of each slot's ring; 0: none."""
         key = heads, tokens, ring
         if key not in self._flat_indices:
             positions = (

@@ -1,6 +1,6 @@
-"""KV buffers of one bank: the slot caches of all layers, with the same slots.
+"""KV buffers of one bank: the slot caches of all layers, with the same slots."""
 
-`slot_assignment.py` knows the rows of slots, `slot_rows.py` the tokens of passes."""
+# `slot_assignment.py` knows the rows of slots, `slot_rows.py` the tokens of passes.
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows in slots: entering, leaving, and passes. Copies: `row_copies.py`.
+"""Rows in slots: entering, leaving, and passes. Copies: `row_copies.py`."""
 
-A row has one slot in every layer's buffers of the bank (`banks.py`). A pass reads contiguous slots
-of each bank, a `Region`, without gathering KV."""
+# A row has one slot in every layer's buffers of the bank (`banks.py`). A pass reads contiguous
+# slots of each bank, a `Region`, without gathering KV.
 
 from __future__ import annotations
 
