@@ -28,6 +28,8 @@ class TextPrompt:
 
 @attrs.frozen
 class TokenPrompt:
+    """Token ids, unchanged."""
+
     tokens: tuple[int, ...]
 
 

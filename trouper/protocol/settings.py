@@ -266,6 +266,8 @@ class Settings:
 
 @attrs.frozen(kw_only=True)
 class ServerSettings:
+    """Settings of the HTTP server."""
+
     host: str = setting(
         "127.0.0.1",
         "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.",
