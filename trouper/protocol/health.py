@@ -7,9 +7,8 @@ from typing import Literal
 
 import attrs
 
-from trouper.protocol.histogram import Histogram
+from trouper.protocol.histogram import INTER_TOKEN_S, STEP_TOKENS, Histogram
 from trouper.protocol.kv import BankStats
-from trouper.protocol.latency_buckets import INTER_TOKEN_S, STEP_TOKENS
 from trouper.protocol.plans import ProposerName
 
 # Empty histogram of inter-token latencies.

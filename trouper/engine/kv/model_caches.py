@@ -19,7 +19,6 @@ from mlx_lm.models.cache import (
 
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.chunked_attention import ChunkSlots
-from trouper.engine.kv.cache_kinds import kind_of
 from trouper.engine.kv.full_slots import FullSlots, OpenSlots
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -28,6 +27,19 @@ from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.capabilities import Capabilities
+
+# Cache classes of other packages that behave as mlx-lm's, and hence may have slots.
+_ALIKE: dict[type, type] = {}
+
+
+def treat_alike(kind: type, counterpart: type) -> None:
+    """Give a class the slots of mlx-lm's `counterpart`. The self-check finds wrong answers."""
+    _ALIKE[kind] = counterpart
+
+
+def kind_of(cache: Any) -> type:
+    """The class of a cache, or the counterpart in mlx-lm."""
+    return _ALIKE.get(type(cache), type(cache))
 
 
 class ListSlots:
