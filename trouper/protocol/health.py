@@ -119,7 +119,7 @@ class SchedulerStats:
     kv_limit_bytes: int = 0
     """Limit on rows and cached blocks; 0: unknown."""
     banks: tuple[BankStats, ...] = ()
-    """Of rank 0, about a second old at most."""
+    """Rank 0's banks, about a second old at most."""
     stalls: int = 0
     inter_token_latency: Histogram = NO_LATENCIES
     """Seconds."""

@@ -110,7 +110,7 @@ class KvLayout:
     cached: bool = True
     """If not, every prompt is computed."""
     token_bytes: int = 0
-    """Of a block, over all layers that can be cut at a token."""
+    """Bytes in a block, over all layers that can be cut at a token."""
     snapshot_bytes: int = 0
     """Maximum bytes of a snapshot. 0: the model needs none and continues at any token."""
     draft_state_bytes: int = 0
@@ -121,7 +121,7 @@ class KvLayout:
     ring_slack_bytes: int = 0
     """Bytes of a row's rings beyond a snapshot's."""
     dequantized_token_bytes: int = 0
-    """Of the largest quantized layer, which attention reads dequantized."""
+    """The largest quantized layer's, which attention reads dequantized."""
     capacity_step: int = CAPACITY_STEP
     """`step` of `kv_capacity`."""
     lead_tokens: int = 0

@@ -24,7 +24,7 @@ class Hello:
     flags: tuple[tuple[str, str], ...]
     """Equal on all ranks, as text."""
     versions: tuple[tuple[str, str], ...] = ()
-    """Of packages that compute."""
+    """Packages that compute."""
 
 
 @attrs.frozen

@@ -138,7 +138,7 @@ class AdapterPlan:
 
     added_bytes: int = 0
     total_bytes: int = 0
-    """Of all adapters afterwards."""
+    """All adapters' bytes afterwards."""
     loading_bytes: int = 0
     """Peak beside the matrices in use."""
 
@@ -226,7 +226,7 @@ class MemoryStats:
     """With free memory in heaps; 0 where unknown or not releasable."""
     pressure: MemoryPressure = "unknown"
     swapped_bytes: int = 0
-    """Of the machine; 0 where unknown."""
+    """The machine's; 0 where unknown."""
 
 
 @attrs.frozen

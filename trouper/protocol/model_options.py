@@ -12,7 +12,7 @@ class ModelOptions:
     ttl_s: float | None = None
     """Seconds without requests before sleep; 0: never; None: --model-ttl-s."""
     own_memory: frozenset[str] = frozenset()
-    """This model's own among `cache_memory`, `kv_memory`; the others are shared."""
+    """Own settings among `cache_memory`, `kv_memory`; others are shared."""
 
 
 DEFAULT_OPTIONS = ModelOptions()

@@ -133,7 +133,7 @@ class Admit:
     logits_processors: tuple[str, ...] = ()
     adapter: str = ""
     num_output_tokens: int = 0
-    """Trailing tokens of `prompt` that the row has sampled. They count as output for the draw's
+    """Trailing tokens of `prompt` that the row has sampled, which count as output for the draw's
     position, penalties, `min_tokens`, the grammar and the thinking limit."""
 
     @property
@@ -244,7 +244,7 @@ class Stepped:
     seconds: float = 0.0
     """From the launch, or a later end of the previous step."""
     persisted: tuple[Tensors, ...] = ()
-    """Of each entry of `Plan.persist`."""
+    """One for each entry of `Plan.persist`."""
     failed: tuple[tuple[RowId, RowFault], ...] = ()
     prompt_logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     embedded: tuple[tuple[RowId, bytes], ...] = ()

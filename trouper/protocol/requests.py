@@ -113,7 +113,7 @@ class Generate:
     speculation: Speculation | None = None
     """Speculation for this request; None: as in the settings. Changes durations, never tokens."""
     logits_processors: tuple[str, ...] = ()
-    """Of the embedding program, in order."""
+    """The embedding program's, in order."""
     adapter: str = ""
     cache_salt: str = ""
     """Salt of the prefix cache. Prompts share cached blocks only within one salt."""
