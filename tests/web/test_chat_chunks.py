@@ -10,8 +10,7 @@ import pytest
 
 from tests.fakes import ByteTokenizer
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.joined_delta import joined
-from trouper.protocol.replies import Delta
+from trouper.protocol.replies import Delta, joined
 from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.openai_dialect import Envelope, Extras
 from trouper.web.openai.parameters import StreamOptions

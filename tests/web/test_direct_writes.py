@@ -38,10 +38,18 @@ from trouper import ServerSettings
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.runtime.time_limits import TimeLimits
-from trouper.protocol.joined_delta import joined, parts_of
 from trouper.protocol.plans import Plan
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Accepted, Delta, Finished, Scored, Started, TokenLogprobs
+from trouper.protocol.replies import (
+    Accepted,
+    Delta,
+    Finished,
+    Scored,
+    Started,
+    TokenLogprobs,
+    joined,
+    parts_of,
+)
 from trouper.protocol.requests import Generate, TextPrompt, Timeouts
 from trouper.protocol.settings import Settings
 from trouper.web.app import create_app

@@ -1,2 +1,1 @@
-"""Data that travels between packages: messages, plans, requests, replies, settings. Imports nothing
-of ours."""
+"""Messages, plans, requests, replies and settings. Imports no other package of Trouper."""

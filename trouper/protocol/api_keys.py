@@ -1,5 +1,4 @@
-"""API keys: parsing the file of keys (--api-key-file) and its options, reading the key of a
-request, and comparing it."""
+"""API keys: the file of keys (--api-key-file), and the check of a request's key."""
 
 from __future__ import annotations
 
@@ -31,7 +30,6 @@ FileState = tuple[int, int, int] | None
 
 
 def _state_of(path: Path | None) -> FileState:
-    """Return what differs when a file was written or replaced; None if there is none."""
     try:
         stat = None if path is None else path.stat()
     except OSError:
@@ -41,23 +39,17 @@ def _state_of(path: Path | None) -> FileState:
 
 @attrs.define(eq=False)
 class Keys:
-    """The accepted keys by their digests; without any, every request is accepted. The file is read
-    again when it changes (`KeyFile`)."""
-
     _keys: Mapping[bytes, ApiKey]
     restricted: bool = False
-    """Whether there is a key file: then metrics, and details of health, are for keys with a right
-    to them."""
+    """Whether there is a key file: then metrics and details of health need a right."""
     _settings: ServerSettings | None = None
+    # State of the file at the last read.
     _read: FileState = None
-    """State of the file when it was read last."""
     stale: str = ""
-    """Why the keys are not those of the file as it is now; "" if they are."""
+    """Reason why the keys differ from the file; "" if the keys are up to date."""
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:
-        """Read the keys from the settings. Raises `SettingsInvalid` if a key cannot be sent, or the
-        key file cannot be read or holds no key."""
         keys = [
             ApiKey(sendable(key, "--api-key"), rights=ALL_RIGHTS, cache=SHARED, line=-index)
             for index, key in enumerate(settings.api_key)
@@ -78,11 +70,10 @@ class Keys:
 
     @property
     def file(self) -> Path | None:
-        """The file of keys (--api-key-file)."""
         return None if self._settings is None else self._settings.api_key_file
 
     def read_again(self) -> Reread | None:
-        """Read the file again; None: it is as it was. Changes nothing, so any thread may do it."""
+        """Read the file again; None if unchanged. Changes nothing, for any thread."""
         if self._settings is None or (state := _state_of(self.file)) == self._read:
             return None
         try:
@@ -91,8 +82,7 @@ class Keys:
             return Reread(state, wrong)
 
     def take(self, reread: Reread) -> None:
-        """Take what was read again. A wrong file is logged and leaves the keys as they are.
-        Requests that run are not affected."""
+        """Replace the keys. A wrong file is logged and leaves the keys unchanged."""
         self._read, found = reread.state, reread.found
         if isinstance(found, SettingsInvalid):
             self.stay(str(found))
@@ -101,7 +91,6 @@ class Keys:
         log.info("%s was read again: %d keys", FILE_FLAG, len(self._keys))
 
     def stay(self, reason: str) -> None:
-        """Note why the keys stay as they were."""
         log.warning("the keys stay as they were: %s", reason)
         self.stale = reason
 
@@ -110,20 +99,16 @@ class Keys:
         return bool(self._keys)
 
     def all(self) -> tuple[ApiKey, ...]:
-        """Return the accepted keys; `ANYBODY` if none is needed."""
         return tuple(self._keys.values()) or (ANYBODY,)
 
     def find(self, authorization: str | None, api_key: str | None) -> ApiKey | None:
-        """Return the key of a request: `ANYBODY` if no key is needed, None if the request has none
-        that is accepted."""
+        """`ANYBODY` if no key is needed, None if no key is accepted."""
         if not self.needed:
             return ANYBODY
         given = _given(authorization, api_key)
         return self._keys[digest_of(given)] if given is not None and self._known(given) else None
 
     def of_identity(self, identity: str) -> ApiKey | None:
-        """Return a key of this identity, by which a batch knows its owner: also that of a key which
-        was given a name since."""
         if not self.needed:
             return ANYBODY
         return next(
@@ -131,29 +116,23 @@ class Keys:
         )
 
     def identities_of(self, identity: str) -> frozenset[str]:
-        """Return all identities of a client: that of its keys, and those that they had before they
-        were given their name."""
         return frozenset(
             (identity, *(key.nameless for key in self._keys.values() if key.identity == identity))
         )
 
     @property
     def several(self) -> bool:
-        """Whether there are several clients."""
         keys = self.all()
         return any(key.identity != keys[0].identity for key in keys)
 
     def clients_of(self, identity: str) -> tuple[ApiKey | None, frozenset[str]]:
-        """Return the key of this identity, if there is one now, and all identities of its
-        client."""
         key = self.of_identity(identity)
         return key, frozenset((identity,)) if key is None else self.identities_of(key.identity) | {
             identity
         }
 
     def label_of(self, identity: str) -> str:
-        """Return what an admin is told of whose something is, also of a key that was removed;
-        empty: it was made without one."""
+        """Return the label of a client, also of a removed key; "" if made without a key."""
         if (key := self.of_identity(identity)) is not None and key is not ANYBODY:
             return key.label
         kind, _, name = identity.partition(":")
@@ -163,7 +142,6 @@ class Keys:
         return self.find(authorization, api_key) is not None
 
     def problem(self, authorization: str | None, api_key: str | None) -> Problem | None:
-        """Return the reason to refuse a request to what is not open, or None."""
         if self.let_in(authorization, api_key):
             return None
         given = _given(authorization, api_key)
@@ -175,16 +153,13 @@ class Keys:
         return Problem(401, message, "authentication_error", code="invalid_api_key")
 
     def _known(self, key: str) -> bool:
-        """Whether the key is accepted. In constant time: every digest is compared, whether or not
-        one matched."""
+        # Compare in constant time: every digest, whether or not one matched.
         digest = digest_of(key)
         return sum(hmac.compare_digest(digest, known) for known in self._keys) > 0
 
 
 @attrs.frozen
 class Reread:
-    """The file of keys after a change: its state, and its keys or what is wrong."""
-
     state: FileState
     found: Keys | SettingsInvalid
 
@@ -193,17 +168,14 @@ NO_KEYS = Keys({})
 
 
 def _given(authorization: str | None, api_key: str | None) -> str | None:
-    """Return the key of a request."""
     scheme, _, bearer = (authorization or "").partition(" ")
     return (bearer.strip() if scheme.lower() == "bearer" and bearer.strip() else api_key) or None
 
 
 def sendable(key: str, flag: str, where: str = "") -> str:
-    """Strip the blanks around a key, which a header does not keep. `where`: its place, if it is in
-    a file. Raises
-    `SettingsInvalid`, whose message does not contain the key, if the key is empty or not printable
-    ASCII: clients encode other
-    characters differently."""
+    """Strip blanks, which a header does not keep. `where`: the line of a file. Raises
+    `SettingsInvalid`, without the key in its message, unless the key is printable ASCII, which all
+    clients encode alike."""
     key = key.strip()
     if not key.strip("\"'"):  # Docker keeps the quotes of KEY="" in a file of variables.
         remedy = "write one before the options" if where else "give a key, or leave the flag out"
@@ -219,8 +191,8 @@ def sendable(key: str, flag: str, where: str = "") -> str:
     return key
 
 
+# Content of pipes (`--api-key-file <(...)`, /dev/stdin), which can be read once.
 _PIPED: dict[Path, str] = {}
-"""What came through pipes (`--api-key-file <(...)`, /dev/stdin), where it can be read once."""
 
 
 def _text_of(path: Path) -> str:
@@ -236,9 +208,7 @@ def _text_of(path: Path) -> str:
 
 
 def keys_in(path: Path) -> Iterator[ApiKey]:
-    """Read the keys of a file, one a line; a line that begins with # is a comment. Raises
-    `SettingsInvalid` if the file cannot
-    be read or holds no key, for a key that cannot be sent, or for an unknown or wrong option."""
+    """Read the keys of a file, one a line; # begins a comment. Raises `SettingsInvalid`."""
     try:
         lines = _text_of(path).splitlines()
     except OSError as error:
@@ -258,7 +228,7 @@ def keys_in(path: Path) -> Iterator[ApiKey]:
 
 
 def _key_of(line: str, number: int, path: Path) -> ApiKey:
-    """Parse a line: a key, and options behind it. Messages do not contain the key."""
+    # Parse a key and the options behind it. Messages do not contain the key.
     where = f"{FILE_FLAG} {path}, line {number}"
     key, options = split_options(line, where)
     if is_option(key):

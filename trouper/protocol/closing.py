@@ -1,4 +1,4 @@
-"""What closes at the end of a `with`."""
+"""Base class of objects that close at the end of a `with`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Self
 
 
 class ClosesAtEnd(ABC):
-    """Gives a class with `close` the two methods of a context manager."""
-
     __slots__ = ()
 
     @abstractmethod

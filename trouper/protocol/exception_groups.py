@@ -1,4 +1,4 @@
-"""Unwrapping of exception groups, in which Trio's nurseries raise what their tasks raised."""
+"""Unwrapping of exception groups, which Trio's nurseries raise."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions inside nested groups, in order; an exception that is no group is its only
-    leaf."""
+    """The exceptions inside nested groups, in order; a plain exception yields itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)

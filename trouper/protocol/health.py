@@ -1,5 +1,4 @@
-"""Statistics that the actors publish about themselves: frozen snapshots, of which the newest
-replaces the last."""
+"""Frozen statistics that actors publish."""
 
 from __future__ import annotations
 
@@ -8,13 +7,12 @@ from typing import Literal
 
 import attrs
 
-from trouper.protocol.histogram import Histogram
+from trouper.protocol.histogram import INTER_TOKEN_S, STEP_TOKENS, Histogram
 from trouper.protocol.kv import BankStats
-from trouper.protocol.latency_buckets import INTER_TOKEN_S, STEP_TOKENS
 from trouper.protocol.plans import ProposerName
 
+# Empty histogram of inter-token latencies.
 NO_LATENCIES = Histogram.of(INTER_TOKEN_S)
-"""Empty histogram of inter-token latencies."""
 NO_STEP_TOKENS = Histogram.of(STEP_TOKENS)
 
 
@@ -24,22 +22,19 @@ SEVERITY: tuple[MemoryPressure, ...] = ("unknown", "normal", "warning", "critica
 
 @attrs.frozen(kw_only=True)
 class CacheStats:
-    """The prefix cache: counters since the server started, and what it holds now."""
+    """Counters since the start, and the cache's content."""
 
     hits_block: int = 0
-    """Full blocks of prompts that were in the cache."""
+    """Full blocks found in the cache."""
     hits_sequence: int = 0
-    """Prompts that reused more than full blocks: part of a block, or the KV of a live row."""
+    """Prompts that reused part of a block, or a live row's KV."""
     hits_disk: int = 0
-    """Blocks of prompts that came from disk."""
+    """Blocks read from disk."""
     misses: int = 0
-    """Full blocks of prompts that had to be computed."""
     waited: int = 0
-    """Requests that waited for another one's prefill instead of computing the same."""
+    """Requests that waited for another's prefill."""
     queried_tokens: int = 0
-    """Prompt tokens that were looked up in the cache."""
     hit_tokens: int = 0
-    """Prompt tokens that were found in the cache and need not be computed."""
     blocks: int = 0
     snapshots: int = 0
     bytes: int = 0
@@ -48,16 +43,14 @@ class CacheStats:
     evicted_blocks: int = 0
     evicted_snapshots: int = 0
     refused: int = 0
-    """Blocks and snapshots that were not stored, since all others were in use."""
+    """Not stored, since all others were in use."""
     collisions: int = 0
     reason: str = ""
-    """Reason why nothing is cached; "" if the cache is on."""
+    """Reason why the cache is off; "" if on."""
 
 
 @attrs.frozen(kw_only=True)
 class ProposerStats:
-    """Drafts of one proposer: counters since the server started."""
-
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -65,57 +58,49 @@ class ProposerStats:
 
 @attrs.frozen(kw_only=True)
 class SpeculationStats:
-    """Speculative decoding: counters since the server started."""
+    """Counters since the start."""
 
     steps: int = 0
-    """Steps that verified drafts of any row."""
     drafts: int = 0
-    """Drafts that were verified, one for each row and step."""
+    """Verified drafts, one a row and step."""
     drafted: int = 0
-    """Tokens that were drafted."""
     accepted: int = 0
-    """Drafted tokens that were accepted."""
     accepted_at: tuple[int, ...] = ()
-    """How often the first token of a draft was accepted, the second, and so on."""
+    """Acceptances by position in the draft."""
     by_proposer: Mapping[ProposerName, ProposerStats] = attrs.field(factory=dict)
-    """The same counts for each proposer that has drafted."""
     parked_s: float = 0.0
-    """Seconds of steps in which rows that may draft decoded without drafting."""
+    """Seconds of steps in which rows that may draft did not."""
     reason: str = ""
     """Reason why no row can draft; "" if rows can."""
 
 
 @attrs.frozen(kw_only=True)
 class RecoveryStats:
-    """Crashes of the engine: counters since the server started, and what holds now."""
+    """Crashes of the engine: counters since the start, and state."""
 
     crashes: int = 0
     resumed: int = 0
-    """Requests that had a row when the engine crashed and resumed after the restart."""
+    """Requests that resumed after a crash."""
     convicted: int = 0
-    """Contents that made the engine crash while they ran alone."""
+    """Contents that crashed the engine while alone."""
     refused: int = 0
-    """Requests that were refused because the same content had made the engine crash."""
+    """Requests refused because of such contents."""
     quarantined: int = 0
-    """Contents that are refused at present."""
+    """Refused at present."""
     apart: bool = False
-    """Whether all rows run alone at present, because together they made the engine crash and each
-    alone did not."""
+    """Whether all rows run alone: a crash came only from several together."""
     allocation_failures: int = 0
-    """Crashes because the device had no memory for a step."""
     bound_bytes: int = 0
-    """Bound on the bytes of rows and cached blocks after such a crash; 0: there is none."""
+    """Bound on rows and cached blocks after a crash; 0: none."""
 
 
 @attrs.frozen(kw_only=True)
 class SchedulerStats:
-    """Counters since the server started (they survive a restart of the engine group) and gauges of
-    now."""
+    """Counters since the start, across restarts of the engine, and gauges."""
 
     active_sequences: int = 0
     queued_requests: int = 0
     preempted_sequences: int = 0
-    """Sequences in the queue that had a row and left it: they wait to return."""
     prefilling_sequences: int = 0
     tokens_generated: int = 0
     total_prefill_tokens: int = 0
@@ -128,25 +113,22 @@ class SchedulerStats:
     """Prompt tokens of all rows, including cached ones."""
     steps: int = 0
     preemptions: int = 0
-    """How often a row was preempted, since rows outgrew memory or one of a higher priority needed
-    room."""
+    """For memory or a higher priority."""
     kv_row_bytes: int = 0
-    """Bytes that running rows may hold after the next plan."""
+    """Maximum of running rows after the next plan."""
     kv_limit_bytes: int = 0
-    """Limit on the bytes of rows and cached blocks; 0: none is known."""
+    """Limit on rows and cached blocks; 0: unknown."""
     banks: tuple[BankStats, ...] = ()
-    """Banks of the engine, of several ranks rank 0's: at most about a second old while rows run."""
+    """Rank 0's banks, about a second old at most."""
     stalls: int = 0
-    """Steps that took longer than --stall-timeout-s."""
     inter_token_latency: Histogram = NO_LATENCIES
-    """Seconds between two output tokens of a row."""
+    """Seconds."""
     step_tokens: Histogram = NO_STEP_TOKENS
-    """Tokens that a step prefilled and decoded."""
     cache: CacheStats = attrs.field(factory=CacheStats)
     speculation: SpeculationStats = attrs.field(factory=SpeculationStats)
     recovery: RecoveryStats = attrs.field(factory=RecoveryStats)
     stalled_since: float | None = None
-    """trio.current_time() of the plan that has been unanswered for too long."""
+    """trio.current_time() of the plan that is unanswered for too long."""
 
 
 @attrs.frozen(kw_only=True)
@@ -158,24 +140,19 @@ class MemoryStatus:
     limit_bytes: int = 0
     under_pressure: bool = False
     fixed_bytes: int = 0
-    """Memory in use besides rows, cached blocks and LoRA adapters, as measured while no row ran; 0:
-    not measured yet."""
+    """Memory besides rows, cached blocks and adapters; 0: not measured yet."""
     releases: int = 0
-    """How often spare buffers were released to the system."""
     pressure: MemoryPressure = "unknown"
-    """The system's verdict on the memory of the whole machine, or "warning" where swap grows."""
+    """The system's verdict, or "warning" where swap grows."""
     pressure_bound_bytes: int = 0
-    """Bound on rows and cached blocks that follows from that; 0: there is none."""
+    """Bound on rows and cached blocks under pressure; 0: none."""
 
 
 @attrs.frozen(kw_only=True)
 class AdapterStats:
-    """Memory of the LoRA adapters of a model, which come and go while it is loaded."""
-
     held_bytes: int = 0
-    """Bytes of all adapters' matrices."""
     reserved_bytes: int = 0
-    """Bytes for one that is being loaded, beside those."""
+    """Adapters being loaded."""
 
     @property
     def nbytes(self) -> int:
@@ -187,34 +164,32 @@ NO_ADAPTERS = AdapterStats()
 
 @attrs.frozen(kw_only=True)
 class DirectoryStats:
-    """The cache directory: counters and gauges of SSDWriter."""
+    """The cache directory, as SSDWriter counts."""
 
     path: str = ""
     files: int = 0
     bytes: int = 0
     free_disk_bytes: int = 0
     blocks: int = 0
-    """Blocks and snapshots that are stored, and found again after a restart."""
     swept_files: int = 0
     written_files: int = 0
     written_bytes: int = 0
     shed_writes: int = 0
-    """Runs of blocks that were not written: no room, write budget spent, or a faulty disk."""
+    """Runs not written: no room, spent budget, faulty disk."""
     read_files: int = 0
     read_bytes: int = 0
     damaged: int = 0
-    """Files that were removed because their content was damaged."""
     lacking: int = 0
-    """Blocks and snapshots that rank 0 read and another rank did not have; 0 with a single rank."""
+    """Blocks and snapshots of rank 0 that another rank lacked."""
     inspected: int = 0
     attached: bool = False
     reason: str = ""
-    """Reason why the directory is not in use; "" if it is."""
+    """Reason why the directory is unused; "" if used."""
 
 
 @attrs.frozen(kw_only=True)
 class ActorStats:
-    """State of one supervised actor or group."""
+    """One supervised actor or group."""
 
     name: str
     state: str = "starting"
@@ -225,18 +200,17 @@ class ActorStats:
 
 @attrs.frozen(kw_only=True)
 class ChannelStats:
-    """A channel of the graph at one moment."""
+    """A channel of the graph."""
 
     name: str
     source: str
     target: str
     capacity: int
     policy: str
-    """Effect of a full channel on its sender: blocks, never full, sheds."""
+    """Effect of a full channel: blocks, never full, sheds."""
     used: int
     peak: int
-    """Largest number of messages that an arriving request or a reader of these statistics found in
-    the channel."""
+    """Most messages that a request or reader has seen."""
     senders_waiting: int
 
 
@@ -245,16 +219,12 @@ RankState = Literal["joining", "loading", "ready", "lost", "left"]
 
 @attrs.frozen(kw_only=True)
 class RankStats:
-    """One rank, as rank 0 knows it."""
-
     rank: int
     state: RankState = "joining"
     step: int = -1
-    """Last step that the rank has answered."""
     heard_at: float = 0.0
-    """trio.current_time() of the last message from the rank; for rank 0 itself, the present."""
+    """trio.current_time() of the rank's last message; for rank 0, the present."""
     directory: DirectoryStats | None = None
-    """A follower's own cache directory; None for rank 0."""
 
 
 @attrs.frozen(kw_only=True)
@@ -263,4 +233,4 @@ class RanksStats:
 
     ranks: tuple[RankStats, ...] = ()
     lost: str = ""
-    """Reason why the group ended; "" while it runs."""
+    """Reason why the group ended; "" while running."""

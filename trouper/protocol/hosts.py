@@ -1,9 +1,7 @@
-"""Host names and origins in HTTP's syntax (RFC 9110, 7.2; RFC 6454), and which of them no web page
-can own.
+"""Host names and origins in HTTP's syntax (RFC 9110, 7.2; RFC 6454)."""
 
-A page can point its own name at any address (DNS rebinding), but the browser still sends that name
-as Host. An address written as digits is never looked up, so it cannot be rebound.
-"""
+# A web page can point its own name at any address (DNS rebinding), but the browser still sends that
+# name as Host. An address in digits is never looked up, hence never rebound.
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/?#\\\s,]+)(?::(\d{0,5}))?", r
 ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.IGNORECASE)
 DOMAIN = re.compile(r"(?:\*?\.)?[\w-]+(?:\.[\w-]+)*", re.ASCII)
 PORTS = {"http": 80, "https": 443}
+# Domains without a public registry: no web page has a name below these.
 PRIVATE_SUFFIXES = ("local", "internal", "home.arpa", "lan", "localhost", "test")
-"""Domains without a public registry: no page of the internet has a name below them."""
 
 
 @attrs.frozen
 class Host:
-    """A name or an address, in lower case, and the port, if one was given."""
+    """A name or an address in lower case, with an optional port."""
 
     name: str
     port: int | None = None
@@ -49,22 +47,20 @@ class Host:
 
     @property
     def is_loopback(self) -> bool:
-        """localhost and names below it (RFC 6761, 6.3), 127.0.0.0/8, ::1."""
+        """localhost and names below (RFC 6761, 6.3), 127.0.0.0/8, ::1."""
         if self.address is not None:
             return self.address.is_loopback
         return self.name == "localhost" or self.name.endswith(".localhost")
 
     @property
     def is_private(self) -> bool:
-        """Whether no page of the internet can own the name: it has no dot, or is below a domain
-        without a registry."""
+        """Whether no web page can own the name: no dot, or a domain without a registry."""
         return "." not in self.name or any(
             self.name.endswith(f".{suffix}") for suffix in PRIVATE_SUFFIXES
         )
 
     def within(self, pattern: str) -> bool:
-        """Whether `pattern` matches: a name, `.domain` for it and all below it, `*.domain` for
-        those below it, `*` for every host."""
+        """Match a name, `.domain` (with all below), `*.domain` (only those below), or `*`."""
         if pattern == "*":
             return True
         if pattern.startswith("*."):
@@ -76,8 +72,6 @@ class Host:
 
 @attrs.frozen
 class Origin:
-    """The scheme, host and port that a page was loaded from."""
-
     scheme: str
     host: Host
 
@@ -92,8 +86,7 @@ class Origin:
         return cls(scheme, Host(host.name, _port(scheme, host)))
 
     def is_of(self, host: Host) -> bool:
-        """Whether the page came from `host`. Its scheme is not compared: a proxy may speak TLS
-        before this server."""
+        """Compare without the scheme: a proxy may speak TLS before this server."""
         return self.host == Host(host.name, _port(self.scheme, host))
 
 
@@ -102,7 +95,7 @@ def _port(scheme: str, host: Host) -> int | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only the same machine can reach a server that listens on `address`."""
+    """Whether only this machine can reach a server on `address`."""
     host = Host.parse(f"[{address}]" if ":" in address else address)
     return host is not None and host.is_loopback
 
@@ -124,7 +117,7 @@ def host_pattern(text: str) -> str:
 
 
 def origin_pattern(text: str) -> str:
-    """Normalize an origin to what browsers send; `*` is kept. Raises `ValueError`."""
+    """Normalize an origin as browsers do; `*` is kept. Raises `ValueError`."""
     if text == "*":
         return text
     origin = Origin.parse(text.removesuffix("/"))
@@ -136,7 +129,7 @@ def origin_pattern(text: str) -> str:
 
 
 def str_of(origin: Origin) -> str:
-    """The origin in the form that browsers send: without the scheme's default port."""
+    """The origin as browsers send: without the scheme's default port."""
     port = origin.host.port
     behind = "" if port in (None, PORTS.get(origin.scheme)) else f":{port}"
     return f"{origin.scheme}://{origin.host.name}{behind}"

@@ -1,5 +1,5 @@
-"""An API key with its options, and the parsing of a line of --api-key-file: `KEY name=batch
-models=small,big:* priority=5`."""
+"""An API key with options: a line of --api-key-file, as in `KEY name=batch models=small,big:*
+priority=5`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from trouper.protocol.setting_fields import ByteSize
 
 FILE_FLAG = "--api-key-file"
 Right = Literal["inference", "observability", "admin"]
-"""inference: ask models. observability: the live page, metrics, details of health, the usage of all
-keys. admin: what changes the server, and cancelling requests of other keys."""
+"""inference: ask models. observability: the live page, metrics, details of health, usage of all
+keys. admin: change the server, cancel requests of other keys."""
 ALL_RIGHTS: frozenset[Right] = frozenset(get_args(Right))
+# Default rights of a key in the file.
 FILE_RIGHTS: frozenset[Right] = frozenset({"inference"})
-"""Rights of a key of the file whose line does not say otherwise."""
 OWN, SHARED = "own", "shared"
+# A line whose last word is an option. A key may contain blanks.
 OPTION = re.compile(r"(.*\S)\s+([A-Za-z_-]+)=(\S*)")
-"""A line whose last word is an option. A key may itself have blanks."""
 NAME = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
+# Names that stand for keys without a name.
 RESERVED = re.compile(r"line-.*|api-key.*|anybody")
-"""Names that stand for keys without one."""
 MAX_LIMIT = 10**12
 
 
@@ -38,63 +38,53 @@ def digest_of(key: str) -> bytes:
 
 @attrs.frozen
 class ApiKey:
-    """A key of the file, with the options of its line."""
-
     key: str = attrs.field(repr=False)
     priority: int = 0
-    """Priority of requests with this key that send none."""
     name: str = ""
-    """What errors, metrics and logs call it. Keys of one name are one client: a key can be replaced
-    without losing anything."""
+    """Name in errors, metrics and logs. Keys of one name are one client, for replacing a key
+    without loss."""
     models: tuple[str, ...] = ()
-    """Names, or patterns, of the models that it may use; empty: all."""
+    """Allowed names or patterns; empty: all."""
     min_priority: int | None = None
-    """The most urgent priority that its requests may send; lower is scheduled first. None: any.
-    Keys of the file go before no
-    other key unless their line says so: it is their `priority`."""
+    """The most urgent priority that requests may send; lower is first. None: any. Default for the
+    file: `priority`."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Bound on tokens of prompts and answers together."""
     max_batch_bytes: int | None = None
-    """Bound on what its files and batches take on disk. None: half of --batch-max-bytes, as soon as
-    there is another key."""
+    """Bound on files and batches. None: half of --batch-max-bytes once there are several keys."""
     rights: frozenset[Right] = FILE_RIGHTS
     cache: str = OWN
-    """own: cached prompts are shared with no other key; shared: with all other keys that say so;
-    else with keys of the same word."""
+    """own: cached prompts are private; shared: shared with all keys that say so; else shared by
+    keys of the same word."""
     line: int = attrs.field(default=0, eq=False)
-    """Line of the file. Keys of --api-key have 0, -1, -2."""
+    """Line of the file; 0, -1, -2 for --api-key."""
 
     @property
     def identity(self) -> str:
-        """What stands for the key where it must not be stored itself: its name, or its digest."""
+        """The name or the digest, where the key itself must not be stored."""
         return f"name:{self.name}" if self.name else self.nameless
 
     @cached_property
     def nameless(self) -> str:
-        """What stood for the key while its line had no name."""
+        """The identity before the line had a name."""
         return f"key:{digest_of(self.key).hex()}"
 
     @property
     def label(self) -> str:
-        """What errors and metrics call the key."""
         return self.name or (f"line-{self.line}" if self.line > 0 else f"api-key{self.line or ''}")
 
     @property
     def cache_group(self) -> str:
-        """Group of the cache scope. A group of the file cannot be an identity: it begins
-        otherwise."""
+        """Group of the cache scope; the prefix keeps groups apart from identities."""
         return {OWN: self.identity, SHARED: ""}.get(self.cache, f"group:{self.cache}")
 
     def may_use(self, names: Sequence[str]) -> bool:
-        """Whether the key may use a model of these names."""
         return not self.models or any(
             fnmatchcase(name, pattern) for name in names for pattern in self.models
         )
 
 
 ANYBODY = ApiKey("", name="anybody", rights=ALL_RIGHTS, cache=SHARED)
-"""Stands for clients of a server without keys."""
 
 
 def _integer(low: int, high: int) -> Callable[[str, str], int]:
@@ -153,8 +143,8 @@ OPTIONS: Mapping[str, Callable[[str, str], Any]] = {
 
 
 def split_options(line: str, where: str) -> tuple[str, dict[str, Any]]:
-    """Split a line into the key and its options. Raises `SettingsInvalid`, whose message does not
-    contain the key."""
+    """Split a line into key and options. Raises `SettingsInvalid`, without the key in its
+    message."""
     options: dict[str, Any] = {}
     while match := OPTION.fullmatch(line):
         line, name, value = match.groups()
@@ -174,13 +164,12 @@ def split_options(line: str, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def is_option(text: str) -> bool:
-    """Whether a text is an option, where a key belongs. A key may itself end as `abc=`."""
+    """Whether an option stands where a key belongs. A key may end as `abc=`."""
     name, sign, _ = text.partition("=")
     return bool(sign) and name in OPTIONS
 
 
 def key_with(key: str, options: Mapping[str, Any], number: int, where: str) -> ApiKey:
-    """Make a key of its options. Raises `SettingsInvalid`."""
     more = {name: value for name, value in options.items() if name not in ALL_RIGHTS}
     rights = frozenset(
         right for right in get_args(Right) if options.get(right, right in FILE_RIGHTS)
@@ -197,7 +186,7 @@ def key_with(key: str, options: Mapping[str, Any], number: int, where: str) -> A
 
 
 def require_one_client_a_name(keys: Sequence[ApiKey]) -> None:
-    """Keys of one name are one client. Raises `SettingsInvalid` if their options differ."""
+    """Raises `SettingsInvalid` if keys of one name have different options."""
     named: dict[str, ApiKey] = {}
     for key in keys:
         first = named.setdefault(key.name, key) if key.name else key

@@ -1,9 +1,7 @@
-"""Messages between rank 0 and a follower on the control link, besides plans.
+"""Messages between rank 0 and a follower on the control link, besides plans."""
 
-`Hello`, `Refused` and `Ready` are steps of the handshake, whose order
-`actors/ranks/rank_handshake.py` explains. After the last `Ready` come plans; `Leave` ends the
-connection.
-"""
+# `actors/ranks/rank_handshake.py` explains the order of `Hello`, `Refused` and `Ready`. Plans
+# follow the last `Ready`; `Leave` ends the connection.
 
 from __future__ import annotations
 
@@ -18,17 +16,15 @@ from trouper.protocol.plans import Plan
 
 @attrs.frozen
 class Hello:
-    """A follower introduces itself after the proof of the secret: its rank, and the flags that it
-    was started with."""
+    """A follower's rank and flags, after the proof of the secret."""
 
     rank: int
     size: int
     version: str
-    """Version of the wire format: `wire.VERSION`."""
     flags: tuple[tuple[str, str], ...]
-    """Flags that must be the same on all ranks, as text."""
+    """Equal on all ranks, as text."""
     versions: tuple[tuple[str, str], ...] = ()
-    """Packages that compute, and their versions."""
+    """Packages that compute."""
 
 
 @attrs.frozen
@@ -40,30 +36,28 @@ class Refused:
 
 @attrs.frozen
 class LogRecord:
-    """A follower's log record, for rank 0's terminal."""
-
     level: int
     text: str
 
 
 @attrs.frozen
 class Ready:
-    """A follower has loaded its shard and takes plans."""
+    """A follower takes plans."""
 
     card: ModelCard
 
 
 @attrs.frozen
 class LoadFailed:
-    """A follower cannot load its model, and a second try would fail in the same way."""
+    """A follower cannot load the model; a second try would fail, too."""
 
     reason: str
 
 
 @attrs.frozen
 class Heartbeat:
-    """A sign of life, sent periodically in both directions. `step`: the last step that this rank
-    has answered. `directory`: a follower's own cache directory, once it has been read."""
+    """A periodic sign of life in both directions. `step`: the last answered step. `directory`: a
+    follower's cache directory, once read."""
 
     step: int = -1
     memory: MemoryStats | None = None
@@ -72,8 +66,7 @@ class Heartbeat:
 
 @attrs.frozen
 class StateMismatch:
-    """A follower's state is not what a plan expects (`ranks.RankDiffers`). The follower did not
-    launch the plan."""
+    """A follower did not launch a plan because its state differed (`ranks.RankDiffers`)."""
 
     step: int
     field: str
@@ -83,26 +76,21 @@ class StateMismatch:
 
 @attrs.frozen
 class Crashed:
-    """A follower's engine raised."""
-
     reason: str
 
 
 @attrs.frozen
 class Leave:
     """Rank 0 sends no more plans. Without a reason, a follower ends after the last plan. With a
-    reason the group is lost, and a follower ends at once, since its engine may wait for the lost
-    rank."""
+    reason, a follower ends at once, since its engine may wait for the lost rank."""
 
     reason: str = ""
     unusable: bool = False
-    """Whether a second try would fail in the same way."""
 
 
 @attrs.frozen
 class Fetch:
-    """Rank 0 asks each follower to read its own shards of these blocks, in this order, and to keep
-    them in memory until a plan settles the ticket."""
+    """Order to read and keep these blocks until a plan settles the ticket."""
 
     ticket: int
     blocks: tuple[BlockRef, ...]
@@ -110,7 +98,7 @@ class Fetch:
 
 @attrs.frozen
 class Fetched:
-    """A follower holds the first `blocks` of the requested blocks. `seconds`: the duration of the
+    """A follower holds the first `blocks` of the requested blocks. `seconds`: duration of the
     read."""
 
     ticket: int
@@ -120,8 +108,7 @@ class Fetched:
 
 @attrs.frozen
 class Compile:
-    """Rank 0 asks a follower to compile a grammar, concurrently with the plans; a row with this
-    grammar is about to be admitted."""
+    """Order to compile the grammar of a coming row."""
 
     ticket: int
     grammar: Grammar
@@ -129,8 +116,7 @@ class Compile:
 
 @attrs.frozen
 class Compiled:
-    """A follower has compiled the grammar, or reports in `fault` why it cannot. `passes`: for the
-    moment, and not by the grammar's fault."""
+    """`fault`: reason of failure. `passes`: the fault is temporary."""
 
     ticket: int
     fault: str = ""
@@ -139,7 +125,7 @@ class Compiled:
 
 @attrs.frozen
 class WriteDone:
-    """A follower has written its shard of the run with these keys, or has refused to."""
+    """The run with these keys was written, or refused."""
 
     keys: tuple[bytes, ...]
     refused: bool = False
@@ -147,7 +133,7 @@ class WriteDone:
 
 @attrs.frozen
 class Missing:
-    """A follower no longer has the blocks with these keys on its disk."""
+    """A follower no longer has these blocks on disk."""
 
     keys: tuple[bytes, ...]
 

@@ -12,20 +12,19 @@ Unit = Literal["bytes", "steps"]
 
 @attrs.frozen
 class Loading:
-    """Progress of one stage, in bytes or in steps. Bytes that need not be read do not count as
-    done."""
+    """Progress of one stage. Bytes that need not be read do not count as done."""
 
     model: str
     stage: str
     done_bytes: int
-    """Bytes that are done; in a stage of steps, steps."""
+    """Bytes or steps, by `unit`."""
     total_bytes: int
     unit: Unit = "bytes"
 
 
 class LoadWatch(Protocol):
-    """Callback for the progress of loading. The engine's thread calls it up to some hundred times a
-    second, so it must not block."""
+    """Callback for progress. Must not block: the engine's thread calls up to some hundred times a
+    second."""
 
     def __call__(self, loading: Loading, /) -> None: ...
 
@@ -33,7 +32,7 @@ class LoadWatch(Protocol):
 def stage(
     watch: LoadWatch, model: str, name: str, unit: Unit = "bytes"
 ) -> Callable[[int, int], None]:
-    """Bind `watch` to one stage of one model; the result takes the amounts (done, total)."""
+    """Bind `watch` to one stage; the result takes (done, total)."""
     return lambda done, total: watch(Loading(model, name, done, total, unit))
 
 

@@ -1,4 +1,4 @@
-"""The form of an embedding program's logits processors."""
+"""Interface of an embedding program's logits processors."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ from typing import Any, Protocol
 
 
 class LogitsProcessor(Protocol):
-    """A function of a row's tokens so far and its logits, both `mlx.core.array`, in the form of
-    mlx-lm's `logits_processors`.
-
-    It runs on the engine's thread, for one row at a time, and its result may depend on its
-    arguments only: a row that was preempted, or whose drafts are verified, is asked again. What it
-    returns may be lazy; reading a value waits for the device in each step.
-    """
+    """As mlx-lm's `logits_processors`: called with `mlx.core.array`s on the engine's thread, for
+    one row at a time. The result may depend on the arguments only, since preempted rows and drafts
+    repeat calls. A lazy result is best: reading a value waits for the device."""
 
     def __call__(self, tokens: Any, logits: Any, /) -> Any:
-        """Return the changed logits, (1, V). tokens (n,) int32: prompt and output; logits (1, V),
-        after bias and penalties."""
+        """tokens (n,) int32: prompt and output; logits (1, V), after bias and penalties. Returns
+        (1, V)."""
 
 
 Processors = Mapping[str, LogitsProcessor]
-"""Logits processors by name."""

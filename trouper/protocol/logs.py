@@ -1,13 +1,12 @@
-"""Attributes of a log record besides its text, for a program's handlers. Nothing here configures
-logging."""
+"""Attributes of log records for a program's handlers. Nothing here configures logging."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
+# Id of the request of the running task.
 CURRENT_REQUEST: ContextVar[str] = ContextVar("trouper_request", default="")
-"""Id of the request that the running task handles."""
+# Attribute with the request's id, where not the current request's.
 REQUEST_ID = "request_id"
-"""Attribute of a record with the id of its request, where that is not the current request."""
+# Attribute with structured data: names to plain values.
 FIELDS = "fields"
-"""Attribute of a record with its structured data: a mapping of names to plain values."""

@@ -1,5 +1,3 @@
-"""What the model manager does with one of several models, beside its `Settings`."""
-
 from __future__ import annotations
 
 import attrs
@@ -10,13 +8,11 @@ class ModelOptions:
     """Options of one model."""
 
     pinned: bool = False
-    """Whether the model is never unloaded for another one."""
+    """Never unloaded for another model."""
     ttl_s: float | None = None
-    """Time without requests, in seconds, after which the model goes to sleep; 0: never; None:
-    --model-ttl-s."""
+    """Seconds without requests before sleep; 0: never; None: --model-ttl-s."""
     own_memory: frozenset[str] = frozenset()
-    """Names of the settings of memory that hold for it alone: `cache_memory`, `kv_memory`. All
-    models share the others."""
+    """Own settings among `cache_memory`, `kv_memory`; others are shared."""
 
 
 DEFAULT_OPTIONS = ModelOptions()

@@ -1,4 +1,4 @@
-"""Names of models in the API, and the models that answer to names which no model has."""
+"""Names and aliases of models in the API."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from fnmatch import fnmatchcase
 from trouper.protocol.paths import encodable
 from trouper.protocol.problems import SettingsInvalid
 
+# Model that is served without --model.
 EMBEDDED = "SmolLM2-135M-Instruct"
-"""Model that is served without --model."""
 FLAG = "--served-model-name"
 ALIAS_FLAG = "--model-alias"
+# Default aliases with one model, for clients that insist on a name.
 ANY_NAME = ("*",)
-"""Aliases of a server with one model that was given none: clients that insist on a name of their
-own get an answer."""
 NO_ALIASES = ("off",)
 DRAFT_FLAG = "--draft-model"
 ADAPTER_FLAG = "--adapter"
 
 
 def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
-    """Names by which clients may address `model`. Aliases are NAME=MODEL, or NAME for the default
-    model."""
+    """Names of `model` for clients. Aliases: NAME=MODEL, or NAME for the default model."""
     named = [
         name for name, meant in map(_parted, aliases) if meant == model or (default and not meant)
     ]
@@ -30,8 +28,7 @@ def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str,
 
 
 def require_names(models: Sequence[str], aliases: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` for a name that would have no effect. `models`: what --model says,
-    in its order."""
+    """Raises `SettingsInvalid` for a name without effect. `models`: --model, in order."""
     meant_by: dict[str, str] = {}
     for alias in aliases:
         name, meant = _parted(alias)
@@ -52,14 +49,14 @@ def require_names(models: Sequence[str], aliases: Sequence[str]) -> None:
 
 
 def _parted(alias: str) -> tuple[str, str | None]:
-    """Split an alias into the name and its model; None: the default model."""
+    # Split an alias into name and model; None: the default model.
     name, given, model = alias.partition("=")
     return name, model if given else None
 
 
 def require_aliases(models: Sequence[str], names: Sequence[str], aliases: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` for an alias that no request could use. `models`, `names`: what
-    --model and --served-model-name say."""
+    """Raises `SettingsInvalid` for an alias without effect. `models`, `names`: --model,
+    --served-model-name."""
     known = {*models, *(_parted(name)[0] for name in names)}
     if NO_ALIASES[0] in aliases and tuple(aliases) != NO_ALIASES:
         raise SettingsInvalid(f"{ALIAS_FLAG} off excludes other aliases; leave it out", ALIAS_FLAG)
@@ -78,16 +75,15 @@ def require_aliases(models: Sequence[str], names: Sequence[str], aliases: Sequen
 
 
 def aliases_in_use(aliases: Sequence[str], models: int) -> tuple[str, ...]:
-    """Return the aliases that a server with this number of models follows: those that were given,
-    else any name if there is one model."""
+    """The configured aliases, else any name if there is one model."""
     if tuple(aliases) == NO_ALIASES:
         return ()
     return tuple(aliases) or (ANY_NAME if models == 1 else ())
 
 
 def aliased(name: str, aliases: Sequence[str], names: Sequence[Sequence[str]]) -> int | None:
-    """Return the index of the model that answers to a name which none has. `names`: the names of
-    each model, the default first. None: no alias matches."""
+    """Index of the model for a name that no model has; None: no alias matches. `names`: of each
+    model, the default first."""
     for pattern, model in map(_parted, aliases):
         if fnmatchcase(name, pattern):
             found = (index for index, own in enumerate(names) if model is None or model in own)
@@ -96,9 +92,8 @@ def aliased(name: str, aliases: Sequence[str], names: Sequence[Sequence[str]]) -
 
 
 def draft_models(models: Sequence[str], given: Sequence[str]) -> dict[str, str]:
-    """The draft model of each model that has one. `models`: what --model says; `given`: what
-    --draft-model says, DRAFT for the first model or MODEL=DRAFT. Raises `SettingsInvalid` for two
-    of one model, and for an empty one."""
+    """Draft model by model. `given`: --draft-model, DRAFT for the first model or MODEL=DRAFT.
+    Raises `SettingsInvalid` for an empty one, and for two of one model."""
     drafts: dict[str, str] = {}
     for text in given:
         name, named, value = text.partition("=")
@@ -119,8 +114,7 @@ def draft_models(models: Sequence[str], given: Sequence[str]) -> dict[str, str]:
 
 
 def adapters_of(given: Sequence[str]) -> dict[str, str]:
-    """The directory of each adapter, by its name. `given`: what --adapter says. Raises
-    `SettingsInvalid`."""
+    """Directory by name of adapter. `given`: --adapter. Raises `SettingsInvalid`."""
     adapters: dict[str, str] = {}
     for text in given:
         name, _, directory = text.partition("=")
@@ -140,8 +134,8 @@ def adapters_of(given: Sequence[str]) -> dict[str, str]:
 
 
 def require_adapters(models: Sequence[str], names: Sequence[str], given: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` for an adapter that no request could name. `models`, `names`: what
-    --model and --served-model-name say."""
+    """Raises `SettingsInvalid` for an adapter with a model's name. `models`, `names`: --model,
+    --served-model-name."""
     taken = {*models, *(_parted(name)[0] for name in names)}
     if name := next((name for name in adapters_of(given) if name in taken), None):
         raise SettingsInvalid(

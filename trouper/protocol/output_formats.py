@@ -1,9 +1,6 @@
-"""Names of output formats: how families of models write calls of tools and reasoning into their
-answers.
+"""Names of output formats, by which families of models write tool calls and reasoning."""
 
-The names are those of `--tool-parser` and `--reasoning-parser`; names that vLLM and mlx-lm use for
-the same formats are understood, too.
-"""
+# As in `--tool-parser` and `--reasoning-parser`; vLLM's and mlx-lm's names are aliases.
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from trouper.protocol.problems import SettingsInvalid
 
 AUTO, NONE = "auto", "none"
 HARMONY = "harmony"
+# Formats whose arguments are streamed while generated.
 STREAMED_TOOL_PARSERS = (
     "cohere",
     "deepseek_v3",
@@ -35,7 +33,7 @@ STREAMED_TOOL_PARSERS = (
     "qwen3_coder",
     "seed_oss",
 )
-"""Formats whose arguments are streamed while they are generated."""
+# Formats that are read once a call is complete.
 BUFFERED_TOOL_PARSERS = (
     "apertus",
     "function_gemma",
@@ -46,12 +44,11 @@ BUFFERED_TOOL_PARSERS = (
     "olmo3",
     "pythonic",
 )
-"""Formats that are read once a call is complete."""
+# Markers around calls of buffered formats that mlx-lm lacks.
 OWN_MARKERS = {
     "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
     "olmo3": ("<function_calls>", "</function_calls>"),
 }
-"""Markers around calls of buffered formats that mlx-lm does not have."""
 TOOL_PARSER_ALIASES = {
     "apriel": "jamba",
     "cohere_command": "cohere",
@@ -75,6 +72,7 @@ TOOL_PARSER_ALIASES = {
     "openai": HARMONY,
     "qwen3_xml": "qwen3_coder",
 }
+# Markers around reasoning, by format.
 THINKING = {
     "think": ("<think>", "</think>"),
     "longcat": ("<longcat_think>", "</longcat_think>"),
@@ -89,13 +87,12 @@ THINKING = {
     "hunyuan_a13b": ("<think>", "</think>"),
     HARMONY: ("<|channel|>analysis<|message|>", "<|end|>"),
 }
-"""Markers around reasoning, by format."""
+# Markers around the answer behind reasoning, part of no text.
 ANSWERING = {
     "apriel": ("[END FINAL RESPONSE]",),
     "cohere": ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     "hunyuan_a13b": ("<answer>", "</answer>"),
 }
-"""Markers around the answer behind reasoning, which belong to no text."""
 REASONING_PARSER_ALIASES = {
     **dict.fromkeys(
         (
@@ -120,6 +117,7 @@ REASONING_PARSER_ALIASES = {
     "openai": HARMONY,
     "openai_gptoss": HARMONY,
 }
+# Texts in calls that may be special tokens, made visible for the parsers.
 CALL_MARKERS = {
     "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
     "function_gemma": ("<escape>",),
@@ -180,7 +178,6 @@ CALL_MARKERS = {
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     "qwen3_coder": ("<tool_call>", "</tool_call>"),
 }
-"""Texts in calls that may be special tokens, which are then visible text for their parsers."""
 TOOL_PARSERS = (
     AUTO,
     NONE,
@@ -190,8 +187,7 @@ REASONING_PARSERS = (AUTO, NONE, *sorted({*THINKING, *REASONING_PARSER_ALIASES})
 
 
 def require_together(tool_parser: str, reasoning_parser: str) -> None:
-    """Raises `SettingsInvalid` if one is harmony and the other is not: it is one format for
-    both."""
+    """Raises `SettingsInvalid` if only one of both is harmony, which is one format for both."""
     named = {
         TOOL_PARSER_ALIASES.get(tool_parser, tool_parser),
         REASONING_PARSER_ALIASES.get(reasoning_parser, reasoning_parser),

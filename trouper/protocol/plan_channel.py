@@ -1,7 +1,5 @@
-"""The channel of plans to an engine. An engine with a thread of its own gets each plan in the
-sender's task, so that no task has to be switched to first: a step would begin later, and each
-switch takes Python's lock from that thread.
-"""
+"""The channel of plans to an engine. An engine's thread gets plans in the sender's task: a task
+switch would delay the step."""
 
 from __future__ import annotations
 
@@ -17,18 +15,18 @@ from trouper.protocol.plans import Plan
 
 @attrs.define(eq=False)
 class PlanReceiver(ClosesAtEnd):
-    """The engine's end: it iterates over the plans, or has them put elsewhere until they end."""
+    """The engine's end: iterates over plans, or passes each to `put`."""
 
     _channel: trio.MemoryReceiveChannel[Plan]
     put: Callable[[Plan], None] | None = attrs.field(default=None, init=False)
-    """What takes a plan instead of the channel, if anything does."""
+    """Takes plans instead of the channel, if set."""
 
     def __aiter__(self) -> AsyncIterator[Plan]:
         return self._channel
 
     async def put_by(self, put: Callable[[Plan], None]) -> None:
-        """Call `put`, which neither blocks nor raises, with the plans that wait already, and then
-        with each plan as it is sent, in the sender's task. Returns when they have ended."""
+        """Call `put`, which neither blocks nor raises, with waiting plans, then with each plan in
+        the sender's task. Returns at the end of plans."""
         with suppress(trio.WouldBlock, trio.EndOfChannel):
             while True:
                 put(self._channel.receive_nowait())
@@ -45,21 +43,21 @@ class PlanReceiver(ClosesAtEnd):
 
 @attrs.frozen(eq=False)
 class PlanSender(ClosesAtEnd):
-    """The end of the scheduler, or of the mirror."""
+    """The end of the scheduler or the mirror."""
 
     _channel: trio.MemorySendChannel[Plan]
     _receiver: PlanReceiver
 
     def send_nowait(self, plan: Plan) -> None:
-        """Raises `trio.WouldBlock` if too many plans wait, `trio.BrokenResourceError` if nobody
-        receives."""
+        """Raises `trio.WouldBlock` if too many plans wait, `trio.BrokenResourceError` without a
+        receiver."""
         if self._receiver.put is None:
             self._channel.send_nowait(plan)
         else:
             self._receiver.put(plan)
 
     async def send(self, plan: Plan) -> None:
-        """Wait until the plan has room. Raises `trio.BrokenResourceError` if nobody receives."""
+        """Wait for room. Raises `trio.BrokenResourceError` without a receiver."""
         if self._receiver.put is None:
             await self._channel.send(plan)
         else:
@@ -73,6 +71,5 @@ class PlanSender(ClosesAtEnd):
 def plan_channel(
     sending: trio.MemorySendChannel[Plan], receiving: trio.MemoryReceiveChannel[Plan]
 ) -> tuple[PlanSender, PlanReceiver]:
-    """Return both ends around those of a memory channel."""
     receiver = PlanReceiver(receiving)
     return PlanSender(sending, receiver), receiver

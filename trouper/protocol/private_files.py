@@ -1,8 +1,7 @@
-"""Directories and files that no other user of the machine may change: made so, or checked.
+"""Directories and files that no other user may change."""
 
-The owner of a directory may replace any file in it, and so may everybody who may write to a
-directory above it, unless that one is sticky as /tmp is.
-"""
+# The owner of a directory may replace any file inside, and so may anybody with write access to a
+# directory above, unless that one is sticky as /tmp is.
 
 from __future__ import annotations
 
@@ -13,15 +12,14 @@ import pwd
 import stat
 from pathlib import Path
 
+# The files hold users' text, or are trusted.
 DIRECTORY_MODE, FILE_MODE = 0o700, 0o600
-"""Modes without access for others: the files hold users' text, or are trusted."""
 OTHERS = 0o077
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that only this user may read, with what is missing above it. One that is
-    there is closed to others. Raises `OSError`, also if it belongs to somebody else, or if
-    others could put files there."""
+    """Make a directory that only this user may read, with missing parents. Closes an existing
+    directory to others. Raises `OSError`, also for an owner or writers other than this user."""
     make_parents(directory)
     directory.mkdir(DIRECTORY_MODE, exist_ok=True)
     info = directory.stat()
@@ -37,16 +35,15 @@ def make_private(directory: Path) -> None:
 
 
 def make_parents(path: Path) -> None:
-    """Make the directories above a path that are missing, each of them private; with
-    `Path.mkdir(parents=True)` the umask would say what others may do there. Raises `OSError`."""
+    """Make missing parents private; `Path.mkdir(parents=True)` would follow the umask. Raises
+    `OSError`."""
     for parent in reversed(path.parents):
         if not os.path.lexists(parent):
             parent.mkdir(DIRECTORY_MODE, exist_ok=True)
 
 
 def who_may_change(path: Path) -> str:
-    """Say which other user may replace a file or directory, or one above it, in words for a
-    message; "" if nobody but root may."""
+    """Say which other user may replace a file or directory, or one above; "" if only root may."""
     resolved = Path(os.path.realpath(path))
     named = path.absolute()
     for each in dict.fromkeys((resolved, *resolved.parents, named, *named.parents)):
@@ -60,8 +57,8 @@ def who_may_change(path: Path) -> str:
 
 
 def owner_or_writers(path: Path) -> str:
-    """As `who_may_change`, of the file or directory itself only: what is above it may be a
-    container's, which all may write to."""
+    """As `who_may_change`, without the directories above, which in containers may be open to
+    all."""
     uid = path.stat().st_uid
     if not _is_trusted(uid):
         return f"it belongs to {_user(uid)}"
@@ -69,19 +66,17 @@ def owner_or_writers(path: Path) -> str:
 
 
 def others_may_write(path: Path) -> bool:
-    """Whether the mode of a file or directory lets others write; False if it is not there."""
+    """Whether others may write; False for a missing file."""
     return path.exists() and others_write(path.stat())
 
 
 def others_may_read(path: Path) -> bool:
-    """Whether the mode of a file lets somebody read it who is neither its owner nor in its
-    group."""
     return bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def others_write(info: os.stat_result) -> bool:
-    """Whether others may write. A group that is the owner's alone, as many systems make it for
-    each user, is nobody else."""
+    """Whether others may write. A group of the owner alone, as many systems make, does not
+    count."""
     if stat.S_ISLNK(info.st_mode):
         return False
     by_group = info.st_mode & stat.S_IWGRP and not _is_private_group(info)
@@ -97,8 +92,7 @@ def _is_private_group(info: os.stat_result) -> bool:
 
 
 def _is_trusted(uid: int) -> bool:
-    """Whether it is this user or root. Root is who owns / too: a user namespace shows it as
-    nobody."""
+    # Root is also the owner of /, whom a user namespace shows as nobody.
     return uid in (os.geteuid(), 0, os.stat("/").st_uid)  # noqa: PTH116 - often called
 
 

@@ -1,5 +1,4 @@
-"""Errors of one request, in the four keys that OpenAI clients know, and errors that end a model or
-the server."""
+"""Errors of one request, with OpenAI's four keys, and errors that end a model or the server."""
 
 from __future__ import annotations
 
@@ -9,26 +8,24 @@ from collections.abc import Sequence
 
 import attrs
 
+# Maximum characters of a client's word in an error.
 LONGEST_QUOTED = 200
-"""Characters of a client's word that an error repeats."""
+# Characters kept of a longer message; the remedy is at the end.
 LONGEST_BEGINNING, LONGEST_END = 700, 300
-"""Characters of a message that stay where it is longer than both: its end has the remedy."""
 WORD = re.compile(r"\S++")
 
 
 def quoted(name: str) -> str:
-    """Quote a name that a client has sent, or its beginning: one of megabytes would be sent back,
-    and kept where errors are."""
+    """Quote the beginning of a client's word, which may have megabytes."""
     return repr(shortened(name))
 
 
 def shortened(text: str) -> str:
-    """Return a text that a client has sent, or its beginning."""
     return text if len(text) <= LONGEST_QUOTED else f"{text[:LONGEST_QUOTED]}..."
 
 
 def _bounded(message: str) -> str:
-    """Shorten a message, whatever it repeats of a request, and each of its words."""
+    # Shorten a message and each of its words.
     if len(message) > LONGEST_BEGINNING + LONGEST_END:
         message = f"{message[:LONGEST_BEGINNING]}...{message[-LONGEST_END:]}"
     return WORD.sub(lambda word: shortened(word[0]), message)
@@ -36,7 +33,7 @@ def _bounded(message: str) -> str:
 
 @attrs.frozen
 class Problem:
-    """Reason why a request failed. `status` is the HTTP status if no response has begun."""
+    """Reason why a request failed. `status`: HTTP status if no response has begun."""
 
     status: int
     message: str = attrs.field(converter=_bounded)
@@ -46,6 +43,7 @@ class Problem:
     retry_after_s: int | None = None
 
 
+# Answer to an unforeseen error.
 INTERNAL = Problem(
     500,
     "an internal error; the log has it under the request id",
@@ -53,7 +51,6 @@ INTERNAL = Problem(
     None,
     "internal_error",
 )
-"""What a client is told of an error that nothing here foresaw."""
 SYSTEM_SHORTAGE = Problem(
     503,
     "the server is short of file descriptors, processes or memory, which this request needs; try "
@@ -76,16 +73,14 @@ MODEL_UNLOADING = Problem(
 
 
 def rank_lost(reason: str) -> Problem:
-    """Problem for requests whose group of ranks ended. The process ends with it, and its supervisor
-    starts it again."""
+    """The group of ranks ended, and with the group the process; a supervisor starts another."""
     return Problem(
         503, f"the server starts again: {reason}", "server_error", code="rank_lost", retry_after_s=5
     )
 
 
 class RequestFailed(Exception):
-    """A request was refused, timed out or lost its engine. Carries the `Problem`; costs nobody else
-    anything."""
+    """A request was refused, timed out or lost its engine. Other requests are unaffected."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -96,8 +91,7 @@ LONGEST_LINE = 1000
 
 
 def printable(text: str, longest: int = LONGEST_LINE) -> str:
-    """Return text of a file of others as one line of bounded length: line ends and a terminal's
-    control characters are escaped."""
+    """One line of bounded length, with control characters escaped, from a foreign file's text."""
     if len(text) <= longest and text.isprintable():
         return text
     escaped = (
@@ -108,8 +102,8 @@ def printable(text: str, longest: int = LONGEST_LINE) -> str:
 
 
 class ModelUnusable(Exception):
-    """A model that cannot be loaded. The message is one line for a person: what, where, and the
-    remedy, which may be passed as a separate argument."""
+    """A model that cannot be loaded. The message is one line: what, where, and the remedy (or
+    `remedy`)."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         message = printable(message)
@@ -118,27 +112,24 @@ class ModelUnusable(Exception):
 
 
 class AdapterFilesMissing(ModelUnusable):
-    """A directory that has no files of an adapter."""
+    pass
 
 
 class ActorFailed(Exception):
-    """An actor that the server needs crashed too often, after all requests were answered. The
-    message is one line for a person."""
+    """A needed actor crashed too often, after all requests were answered. The message is one
+    line."""
 
 
 class OutOfDeviceMemory(Exception):
-    """A step needed memory that the device does not have. Other processes may use it, so no request
-    is to blame."""
+    """Other processes may use the memory, hence no request is to blame."""
 
 
 class SystemShortage(Exception):
-    """A step failed while the process had no file descriptor, process or memory to spare. No
-    request is to blame."""
+    """The process lacked descriptors, processes or memory. No request is to blame."""
 
 
 class SettingsInvalid(ValueError):
-    """A setting with an invalid value. The message names the flag and the remedy; `flag` is the
-    flag alone, if there is one."""
+    """An invalid setting. The message names flag and remedy; `flag` is the flag alone."""
 
     def __init__(self, message: str, flag: str | None = None) -> None:
         super().__init__(message)
@@ -149,8 +140,6 @@ SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, e
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the system refused a descriptor, a process or memory: nobody's fault, and it
-    passes."""
     return isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno in SHORTAGES
     )
@@ -160,10 +149,10 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return RequestFailed(Problem(400, message, "invalid_request_error", param, code))
 
 
+# The preparation crashed by this request. Clients do not repeat a request after a 422.
 NOT_PREPARED = Problem(
     422, "the request could not be prepared", "invalid_request_error", None, "intake_failed"
 )
-"""What prepares a request crashed by it. Clients do not repeat a request after a 422."""
 
 
 def queue_full(size: int) -> Problem:
@@ -177,8 +166,7 @@ def queue_full(size: int) -> Problem:
 
 
 def grammars_full(places: int, share: int) -> Problem:
-    """Problem of a client that has too many grammars waiting. `share`: part of the queue that they
-    may have."""
+    """A client has too many waiting grammars. `share`: the divisor of the queue's length."""
     return Problem(
         429,
         f"{places} grammars of this client wait to be compiled already (1/{share} of "
@@ -191,7 +179,6 @@ def grammars_full(places: int, share: int) -> Problem:
 
 
 def adapter_not_found(adapter: str, model: str, known: Sequence[str]) -> RequestFailed:
-    """The 404 for an adapter that the model does not have."""
     names = ", ".join(map(repr, known)) or "none"
     message = f"{model!r} has no adapter {quoted(adapter)}; it has {names} (--adapter NAME=DIR)"
     return RequestFailed(
@@ -200,13 +187,13 @@ def adapter_not_found(adapter: str, model: str, known: Sequence[str]) -> Request
 
 
 def adapter_loaded(name: str) -> RequestFailed:
-    """vLLM's refusal to load an adapter whose name one has."""
+    """As vLLM refuses to load an adapter of a known name."""
     message = f"The lora adapter '{name}' has already been loaded."
     return RequestFailed(Problem(400, message, "InvalidUserInput", "lora_name", "adapter_loaded"))
 
 
 def adapter_unknown(name: str) -> RequestFailed:
-    """vLLM's refusal to unload an adapter that is not there."""
+    """As vLLM refuses to unload an unknown adapter."""
     return RequestFailed(
         Problem(
             404,

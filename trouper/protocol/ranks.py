@@ -1,13 +1,10 @@
-"""State that the ranks of one model must agree on, and the detection of differences.
+"""State that the ranks of one model must agree on."""
 
-Rank 0 decides, followers replay (F19): everything that a rank computes is a function of the ordered
-stream of plans. Tensors travel by `mx.distributed`, inside the engines; plans travel by TCP
-(`wire.py`), so that a rank that died, stalls or differs is found while the engines are blocked in a
-collective, which nobody can cancel.
-
-The hash functions are defined here, for RankMirror, which predicts the state, and for the engines,
-which have it. They hash whole arrays, so a step costs a few operations, however many rows it has.
-"""
+# Rank 0 decides, followers replay (F19): a rank's results are a function of the plans. Tensors
+# travel by `mx.distributed`, plans by TCP (`wire.py`), hence a rank that died, stalls or differs is
+# found while engines are blocked in a collective. The hashes are for RankMirror, which predicts the
+# state, and for the engines, which have the state. Whole arrays are hashed, in few operations a
+# step.
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from trouper.protocol.splitmix import GOLDEN, mix64
 
 @attrs.frozen
 class Joined:
-    """Rank of this process in the group. `invitation`: the bytes that rank 0 sent to all ranks
-    through the group itself."""
+    """Rank in the group. `invitation`: the bytes that rank 0 sent through the group."""
 
     rank: int = 0
     size: int = 1
@@ -37,35 +33,30 @@ class Joined:
 
 @attrs.frozen
 class Digest:
-    """The state that a rank must have before it launches a plan and applies its changes. Each field
-    is a hash, so that the first one that differs can be named. `rows`, `lengths` and `blocks` are
-    predicted from the plans, so that a difference is found before the collective that it would
-    hang; `order` and `tokens` are rank 0's own after step `settled`."""
+    """State before a plan's launch, by hashes that name the first difference. `rows`, `lengths` and
+    `blocks` are predicted from plans, to find a difference before the collective hangs; `order` and
+    `tokens` are rank 0's after step `settled`."""
 
     rows: int
-    """`pairs` of the rows' ids with 1 for a row that decodes, and 0 for one that prefills or was
-    embedded."""
+    """`pairs` of row ids with 1 for a decoding row, 0 for one that prefills or was embedded."""
     lengths: int
-    """`pairs` of the rows' ids and the tokens in their KV. For steps after `settled` a decoded row
-    counts one token each, since rank 0 does not know yet which drafts were accepted."""
+    """`pairs` of row ids and tokens in KV. After `settled` a decoded row counts one token a step:
+    the accepted drafts are unknown yet."""
     blocks: int
     """`set_hash` of the ids of stored blocks and snapshots."""
     settled: int = -1
-    """Last step whose answer rank 0 had when it sent the plan; -1: none yet."""
+    """Last answered step when the plan was sent; -1: none yet."""
     order: int = 0
-    """Hash of the assignment of rows to slots: `Stepped.order` of step `settled`."""
+    """`Stepped.order` of `settled`."""
     tokens: int = 0
-    """Hash of all tokens sampled so far: `Stepped.tokens_hash` of step `settled`."""
+    """`Stepped.tokens_hash` of `settled`."""
 
 
+# In the order of comparison.
 FIELDS = ("rows", "lengths", "blocks", "order", "tokens")
-"""Fields in the order in which they are compared."""
 
 
 class RankDiffers(Exception):
-    """A rank's state is not what a plan expects. The rank did not launch the plan, and the group
-    ends."""
-
     def __init__(self, step: int, field: str, expected: int, found: int) -> None:
         super().__init__(
             f"step {step}: its {field} differ from what the plan expects ({found:016x}, not "
@@ -74,14 +65,12 @@ class RankDiffers(Exception):
         self.step, self.field, self.expected, self.found = step, field, expected, found
 
 
+# Steps whose hashes a rank remembers; at most two steps are unanswered.
 KEPT = 8
-"""Number of steps whose hashes a rank remembers. A plan is sent when at most two steps are
-unanswered."""
 
 
 def forget_old(steps: dict[int, Any]) -> None:
-    """Keep the last `KEPT` steps. Entries are counted, not compared by step number: numbers jump,
-    because empty steps are never sent."""
+    """Keep the last `KEPT` entries. Step numbers jump, because empty steps are never sent."""
     while len(steps) > KEPT:
         del steps[next(iter(steps))]
 
@@ -104,28 +93,28 @@ def ids_of(numbers: Iterable[int]) -> Ids:
 
 
 def pairs(ids: Ids, values: np.ndarray[Any, Any]) -> int:
-    """Hash of (id, value) pairs, independent of their order."""
+    """Hash of (id, value) pairs, independent of order."""
     return int(_mixed(_mixed(ids) + values.astype(np.uint64)).sum())
 
 
 def set_hash(ids: Ids) -> int:
-    """Hash of a set of ids. Sums of disjoint sets are added modulo 2**64, so a set that changes is
-    not hashed again."""
+    """Hash of a set. Hashes of disjoint sets add modulo 2**64, hence a changed set is not hashed
+    again."""
     return int(_mixed(ids).sum())
 
 
 def joined(known: int, ids: Iterable[int]) -> int:
-    """`set_hash` of a set with the hash `known` after these ids were added."""
+    """`set_hash` after ids were added."""
     return (known + set_hash(ids_of(ids))) % 2**64
 
 
 def parted(known: int, ids: Iterable[int]) -> int:
-    """`set_hash` of a set with the hash `known` after these ids were removed."""
+    """`set_hash` after ids were removed."""
     return (known - set_hash(ids_of(ids))) % 2**64
 
 
 def sequence(numbers: Iterable[int], before: int = 0) -> int:
-    """Hash of numbers in their order, appended to a sequence with the hash `before`."""
+    """Hash of numbers in order, appended to a sequence with the hash `before`."""
     return xxhash.xxh3_64_intdigest(np.fromiter(numbers, np.int64).tobytes(), before)
 
 

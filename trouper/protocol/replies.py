@@ -1,8 +1,9 @@
-"""Replies to a client, in order: Accepted, Started, Scored if requested, any number of Deltas, then
-exactly one terminal event."""
+"""Replies to a client, in order: Accepted, Started, Scored if requested, any number of Deltas, one
+terminal event."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Literal
 
@@ -15,14 +16,13 @@ FinishReason = Literal["stop", "length"]
 
 
 def when() -> float:
-    """Field for the trio.current_time() of a reply. It does not take part in comparisons."""
+    """Field for the trio.current_time() of a reply, ignored by comparisons."""
     return attrs.field(default=0.0, eq=False)
 
 
 @attrs.frozen
 class Accepted:
-    """The request was admitted to the queue. A refusal (400, 429, 503) comes instead of this
-    reply."""
+    """The request is in the queue. A refusal (400, 429, 503) comes instead."""
 
     prompt_tokens: tuple[int, ...]
     max_tokens: int
@@ -30,8 +30,8 @@ class Accepted:
 
 @attrs.frozen
 class Started:
-    """The request left the queue and its prompt prefills. `cached_tokens` came from a cache, and
-    `disk_tokens` of these from the disk."""
+    """The prompt prefills. `cached_tokens` came from a cache, `disk_tokens` among these from
+    disk."""
 
     cached_tokens: int
     disk_tokens: int = 0
@@ -40,8 +40,7 @@ class Started:
 
 @attrs.frozen
 class TokenLogprobs:
-    """Natural-log probabilities at one position, from the raw logits. `top` is sorted, most likely
-    first."""
+    """Natural-log probabilities of the raw logits at one position. `top`: most likely first."""
 
     token: int
     logprob: float
@@ -50,33 +49,29 @@ class TokenLogprobs:
 
 @attrs.frozen
 class Scored:
-    """Log-probabilities of all prompt tokens but the first. Sent before the first Delta, if
-    requested."""
+    """Log-probabilities of the prompt from the second token on, before the first Delta."""
 
     logprobs: tuple[TokenLogprobs, ...]
 
 
 @attrs.frozen
 class Embedded:
-    """The prompt as a vector of length one, little-endian float32. Sent instead of any Delta."""
+    """The prompt as a unit vector, little-endian float32. Sent instead of Deltas."""
 
     vector: bytes
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
-    """The next part of the answer. Text never splits a character, never holds a stop string or a
-    part of one that matched.
+    """The next part of the answer. Text never splits a character, nor holds any part of a matched
+    stop string. `tokens`: committed since the last Delta; their text may come later."""
 
-    `tokens` are all tokens committed since the last Delta; their text may come in a later one.
-    There is one for each token of each stream: msgspec makes it in a fifth of the time of attrs,
-    and the garbage collector need not look at it.
-    """
+    # There is one Delta for each token of each stream: msgspec is five times as fast as attrs, and
+    # the garbage collector ignores the object.
 
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     at: float = 0.0
-    """trio.current_time() of the step's results."""
 
 
 @attrs.frozen
@@ -91,30 +86,51 @@ class Finished:
 
 @attrs.frozen
 class Failed:
-    """The answer ends here, with this problem."""
+    """The answer ends with this problem."""
 
     problem: Problem
 
 
 Reply = Accepted | Started | Scored | Embedded | Delta | Finished | Failed
+# Accepted, Started, Scored, a last Delta of held-back text, and the terminal event.
 REPLIES_BEYOND_TOKENS = 5
-"""Number of replies besides one Delta a token: Accepted, Started, Scored, a last Delta of held-back
-text, and the terminal event."""
 
 
+# `waits_for` of a prepared request.
 NEXT_STEP = "the step at hand to end, since the queue is filled between steps"
-"""What a request waits for that is prepared."""
 
 
 @attrs.frozen
 class Progress:
-    """The latest progress of a request's row, besides its tokens. It is published beside the
-    replies, for the time limits."""
+    """A row's progress besides tokens, for time limits."""
 
     at: float = -inf
-    """trio.current_time() at which the last chunk of the prompt was computed."""
+    """trio.current_time() of the prompt's last computed chunk."""
     preempted: bool = False
-    """Whether the request left its row before its end and waits to return. It is not late then,
-    however long it waits."""
+    """Whether the request waits to return to a row. Preempted requests are never late."""
     waits_for: str = ""
-    """What a request waits for before it is in the queue; an error of its time limit says so."""
+    """Cause of waiting before the queue; errors of time limits name the cause."""
+
+
+class JoinedDelta(Delta, frozen=True, gc=False):
+    """The text, tokens and log-probabilities of several deltas."""
+
+    parts: tuple[Delta, ...] = ()
+    """The original deltas, which say the tokens of each text."""
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Join deltas for a reader who is behind or wants fewer events (--stream-interval)."""
+    if len(deltas) == 1:
+        return deltas[0]
+    return JoinedDelta(
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.tokens),
+        tuple(seen for delta in deltas for seen in delta.logprobs),
+        deltas[-1].at,
+        tuple(deltas),
+    )
+
+
+def parts_of(delta: Delta) -> Sequence[Delta]:
+    return delta.parts if isinstance(delta, JoinedDelta) else (delta,)

@@ -1,9 +1,7 @@
-"""Bounds of the values of a request. Pure.
+"""Bounds of the values of a request. Pure."""
 
-What comes over HTTP was checked by a schema. A program that embeds the runtime makes its requests
-itself, and a value that is no number, or a string for a tuple of strings, would be found where all
-requests share one task or one engine: its crash would be everybody's.
-"""
+# A schema checks HTTP requests only. An embedding program's wrong value would otherwise crash a
+# task or engine that all requests share.
 
 from __future__ import annotations
 
@@ -34,15 +32,12 @@ INT32 = 2**31 - 1
 
 @attrs.frozen
 class Number:
-    """What a number may be."""
-
     minimum: float
     maximum: float
     integer: bool = False
     optional: bool = False
 
     def fault(self, value: object) -> str | None:
-        """What `value` must be, if it is not that."""
         if value is None and self.optional:
             return None
         kinds = int if self.integer else (int, float)
@@ -55,13 +50,12 @@ class Number:
 
 
 LENGTH = Number(0, UNBOUNDED, integer=True, optional=True)
+# Number of most likely tokens that the engine finds at each position.
 MAX_LOGPROBS = 64
-"""Number of most likely tokens that the engine finds at each position: the answer would have no
-more."""
 LOGPROBS = Number(0, MAX_LOGPROBS, integer=True, optional=True)
 SHARE = Number(0, 1)
+# The range of float32.
 FINITE = 3e38
-"""What a float32 holds."""
 SECONDS = Number(0, inf, optional=True)
 OF_REQUEST: Mapping[str, Number] = {
     "max_tokens": Number(1, UNBOUNDED, integer=True, optional=True),
@@ -108,7 +102,7 @@ TUPLES: Mapping[str, type] = {
 
 
 def check_bounds(request: Generate) -> None:
-    """Raises `RequestFailed` (400) naming the first field with a value that it cannot have."""
+    """Raises `RequestFailed` (400) that names the first invalid field."""
     _check_types(request, TYPES)
     _check_token_ids(request.prompt)
     _check_numbers(request, OF_REQUEST)
@@ -137,8 +131,7 @@ def _check_types(holder: object, types: Mapping[str, tuple[type, ...]]) -> None:
 
 
 def _check_token_ids(prompt: Prompt) -> None:
-    """A float would be cut to an integer where tokens become bytes: the answer would be one to
-    another prompt."""
+    # Refuse floats, which the conversion to bytes would cut to other tokens.
     if isinstance(prompt, TokenPrompt):
         tokens: object = prompt.tokens
     elif isinstance(prompt, InfillPrompt) and isinstance(prompt.prefix, tuple | list):
@@ -184,6 +177,6 @@ def _check_biases(biases: Any) -> None:
 
 
 def _shown(value: object) -> str:
-    """Type of a value that is wrong, with its value where that is short."""
+    # The type of a wrong value, and a short value itself.
     text = repr(value)
     return text if len(text) <= 40 else type(value).__name__

@@ -1,34 +1,28 @@
-"""Sampling parameters of one row."""
-
 from __future__ import annotations
 
 import attrs
 
+# Temperature below which sampling is greedy. There the strongest noise moves logits by 2e-4, as
+# rounding does, and division by still smaller values overflows.
 COLDEST = 1e-5
-"""Temperature below which sampling is greedy. There the strongest noise moves logits by 2e-4, as
-much as rounding does, and still smaller values leave the range in which floats can be divided by
-them."""
+# llama.cpp's default.
 SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
-"""llama.cpp's default of `dry_sequence_breakers`."""
 
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """One row's own sampling parameters; validated at the edge, constant for the row's life.
+    """Sampling parameters of one row, constant for the row's life.
 
-    temperature 0 is greedy, and so is less than `COLDEST`. top_k 0 and top_p 1 and min_p 0 are off.
-    `seed` keys the noise by (seed, position, token id), so a row draws the same tokens alone and in
-    any batch. Penalties follow OpenAI (presence, frequency: over generated tokens) and the CTRL
-    paper (repetition: over prompt and generated tokens). `logit_bias` is added before everything
-    else.
+    Off: temperature < `COLDEST` (greedy), top_k 0, top_p 1, min_p 0, typical_p 1, xtc_probability
+    0, dry_multiplier 0. `seed` keys the noise by (seed, position, token id), in any batch. presence
+    and frequency penalties (OpenAI) count generated tokens, repetition (CTRL) the prompt, too.
+    `logit_bias` comes first.
 
-    typical_p 1, xtc_probability 0 and dry_multiplier 0 are off; names and defaults are llama.cpp's.
-    With XTC, in a share `xtc_probability` of the draws all tokens of at least `xtc_threshold` are
-    dropped but the least likely of them. DRY ("don't repeat yourself") takes dry_multiplier *
-    dry_base ** (n - dry_allowed_length) off the logit of a token that would continue a repetition
-    of n tokens of prompt or answer, n at least dry_allowed_length; no repetition goes across one of
-    `dry_sequence_breakers`, or back beyond the last `dry_penalty_last_n` tokens (-1: all).
-    """
+    typical_p, XTC and DRY as in llama.cpp. XTC: in a share `xtc_probability` of draws, of the
+    tokens with at least `xtc_threshold` only the least likely stays. DRY: a token that continues a
+    repetition of n >= dry_allowed_length tokens loses dry_multiplier * dry_base ** (n -
+    dry_allowed_length); `dry_sequence_breakers` and the last `dry_penalty_last_n` tokens (-1: all)
+    bound repetitions."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -62,5 +56,4 @@ class Sampling:
 
     @property
     def dry(self) -> bool:
-        """Whether DRY changes anything."""
         return self.dry_multiplier > 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0

@@ -1,4 +1,4 @@
-"""How a setting is defined: its default, its bounds and its help in one place. Sizes in bytes."""
+"""Definition of a setting: default, bounds and help together."""
 
 from __future__ import annotations
 
@@ -54,10 +54,9 @@ def setting(
     choices: Sequence[Any] | None = None,
     **more: Any,
 ) -> Any:
-    """Define one setting. `choices`: all valid values. `more`: `secret` hides the value when
-    printed; `repeat` allows the flag several times; `each` does too, and makes one `Settings` for
-    each value; `directory` marks a path of a directory; `never_empty`: the flag's variable counts
-    also when it is empty."""
+    """`choices`: all valid values. `more`: `secret` hides the printed value; `repeat` allows
+    several flags; `each` does, too, for one `Settings` each; `directory`: a path; `never_empty`: an
+    empty variable counts."""
     check = _among(choices) if choices else None if low is None else _within(low, high)
     return attrs.field(
         default=default, validator=check, metadata={"help": help, "choices": choices, **more}
@@ -65,7 +64,7 @@ def setting(
 
 
 def size(default: Any, help: str) -> Any:
-    """Define a setting in bytes. Programs may also pass it as text."""
+    """A setting in bytes, or text from programs."""
     convert = attrs.Converter(_bytes, takes_field=True)
     return attrs.field(
         default=default, validator=_within(0), converter=convert, metadata={"help": help}
@@ -80,8 +79,8 @@ def _bytes(value: Any, field: attrs.Attribute[Any]) -> ByteSize | None:
 
 
 def entries(read: Callable[[str], str], help: str) -> Any:
-    """Define a setting with several entries, from a repeated flag or separated by commas. `read`
-    raises `ValueError` for an invalid entry."""
+    """A setting with several entries, from repeated flags or commas. `read` raises `ValueError` for
+    an invalid entry."""
 
     def convert(value: Any, field: attrs.Attribute[Any]) -> tuple[str, ...]:
         given = (value,) if isinstance(value, str) else value
@@ -100,7 +99,7 @@ def entries(read: Callable[[str], str], help: str) -> Any:
 
 
 class ByteSize(int):
-    """A number of bytes. As text it may have a unit: 500MB, 4GB, 4GiB, 2T."""
+    """A number of bytes. Text may have a unit: 500MB, 4GB, 4GiB, 2T."""
 
     def __new__(cls, value: int | str) -> Self:
         """Raises `ValueError`."""

@@ -1,5 +1,4 @@
-"""Every setting, once: its default, its bounds, its flag and its help. The CLI and the table of
-docs/flags.md are made from this."""
+"""Every setting once: default, bounds, flag and help, for the CLI and docs/flags.md."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.setting_fields import ByteSize, entries, setting, size
 
 HUB_CACHE = "hub-cache"
-"""The source of --models-from that is the hub's cache."""
+"""Source of --models-from for the hub's cache."""
 FOUND_MODELS = 3
-"""Models that may be loaded at a time with --models-from."""
+"""Default of loaded models with --models-from."""
 
 
 def default_cache_dir() -> Path:
@@ -29,7 +28,7 @@ def default_cache_dir() -> Path:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """Settings of the runtime: model, batch, cache, time. They suffice to embed it without HTTP."""
+    """Settings of the runtime: model, batch, cache, time. Enough to embed without HTTP."""
 
     model: str | None = setting(
         None,
@@ -432,19 +431,19 @@ class ServerSettings:
 
     @property
     def batches_dir(self) -> Path | None:
-        """The directory of files and batches; None if there are none."""
+        """The directory of files and batches; None if off."""
         return None if self.no_batches else self.state_dir
 
     def max_models(self, given: int) -> int:
-        """Number of models that may be loaded at a time, if --model names `given`."""
+        """Number of models loaded at a time, if --model names `given`."""
         if not self.models_from:
             return min(given, self.max_loaded_models or given)
         return self.max_loaded_models or max(given, FOUND_MODELS)
 
 
 def require_sources(models_from: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` for a --models-from that is neither the hub's cache, which may be
-    empty yet, nor a directory."""
+    """Raises `SettingsInvalid` for a --models-from that is neither the hub's cache nor a
+    directory."""
     missing = [
         one for one in models_from if one != HUB_CACHE and not (one and is_directory(expanded(one)))
     ]

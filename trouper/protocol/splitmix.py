@@ -1,5 +1,4 @@
-"""SplitMix64 (Steele, Lea, Flood 2014): a hash of 64-bit integers for random numbers and for
-digests of ranks."""
+"""SplitMix64 (Steele, Lea, Flood 2014): a hash of 64-bit integers, for noise and ranks' digests."""
 
 from __future__ import annotations
 
@@ -7,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+# 2^64 over the golden ratio: the increment.
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 over the golden ratio: the increment of SplitMix64."""
 Integers = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def mix64(values: Integers) -> Integers:
-    """SplitMix64's finalizer: each bit of the input changes half of the output's."""
+    """The finalizer: each input bit changes half of the output's bits."""
     mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))

@@ -1,16 +1,13 @@
-"""Small models that call tools, to suggest where the model at hand cannot. Names, sizes and their
-sources are in docs/models-for-agents.md."""
+"""Small models that call tools, as suggestions. Sources: docs/models-for-agents.md."""
 
 from __future__ import annotations
 
 import attrs
 
+# Context for a coding agent: first prompts have up to 20,000 tokens.
 AGENT_TOKENS = 40_960
-"""Tokens of context with which a coding agent works: the first prompts of those that were tried
-have up to 20,000."""
+# Growth of 4-bit weights (with scales and biases of groups of 64) in float32.
 FLOAT32_FACTOR = 32 / 4.5
-"""Growth of weights with 4 bits and a scale and bias for each 64 of them, where the device computes
-in float32."""
 
 
 @attrs.frozen(kw_only=True)
@@ -20,19 +17,20 @@ class SuggestedModel:
     name: str
     weights_bytes: int
     token_bytes: int
-    """Bytes of one token's keys and values, 16 bits each."""
+    """Bytes of one token's keys and values at 16 bits."""
     context_length: int
     calls: str
-    """Format of its tool calls."""
+    """Format of tool calls."""
 
     def needed_bytes(self, *, float32: bool) -> int:
-        """Compute the memory for the weights and one conversation of AGENT_TOKENS."""
+        """Memory for the weights and a conversation of AGENT_TOKENS."""
         if float32:
             return int(self.weights_bytes * FLOAT32_FACTOR) + 2 * self.token_bytes * AGENT_TOKENS
         return self.weights_bytes + self.token_bytes * AGENT_TOKENS
 
 
 JSON_CALLS, XML_CALLS = "Hermes JSON", "Qwen XML"
+# From the smallest to the largest.
 SUGGESTED = (
     SuggestedModel(
         name="mlx-community/Qwen3-1.7B-4bit",
@@ -70,10 +68,9 @@ SUGGESTED = (
         calls=XML_CALLS,
     ),
 )
-"""From the smallest to the largest."""
 
 
 def that_fit(memory_bytes: float, *, float32: bool) -> tuple[SuggestedModel, ...]:
-    """Return the models that fit into this much memory with one conversation, the largest first."""
+    """Models that fit with one conversation, the largest first."""
     fitting = [model for model in SUGGESTED if model.needed_bytes(float32=float32) <= memory_bytes]
     return tuple(reversed(fitting))

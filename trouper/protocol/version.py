@@ -1,4 +1,3 @@
-"""The version of Trouper. It is defined here, since Trouper also runs without being installed as a
-package."""
+"""The version, here because Trouper also runs without installation."""
 
 VERSION = "0.1.0"

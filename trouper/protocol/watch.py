@@ -12,12 +12,8 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Watch(Generic[T]):
-    """An outward edge that holds one value: a newer one replaces an older one.
-
-    One actor publishes frozen values; anyone may look, and nobody waits. This is the best-effort
-    edge for statistics (health, pressure): asking an actor a question would have to wait for its
-    step.
-    """
+    """One actor publishes frozen values; anyone reads, and nobody waits. For statistics: a question
+    to an actor would wait for its step."""
 
     latest: T
 
@@ -27,8 +23,7 @@ class Watch(Generic[T]):
 
 @attrs.define(eq=False)
 class Relayed(Watch[T]):
-    """A watch that calls `changed` after each value, so that another value can be derived from
-    it."""
+    """A watch that calls `changed` after each value, to derive another."""
 
     changed: Callable[[], None]
 

@@ -1,10 +1,7 @@
-"""Messages between ranks as bytes: a length, then msgpack of the message's kind and its fields. No
-pickle (D14).
+"""Messages between ranks as bytes: a length, then msgpack of kind and fields. No pickle (D14)."""
 
-The fields of a class are read from its annotations, so a new field is on the wire as soon as it is
-declared. Fields with their default value are not sent: both ends have the same classes, or their
-`VERSION` differs.
-"""
+# Fields come from a class's annotations, hence new fields need no code here. Default values are not
+# sent: the classes of both ends agree, or `VERSION` differs.
 
 from __future__ import annotations
 
@@ -20,17 +17,17 @@ import xxhash
 from trouper.protocol.link import Message
 
 LENGTH = struct.Struct("!I")
+# Maximum size of a message, never reached by ranks.
 MAX_BYTES = 2**28
-"""Maximum size of one message. No rank sends a larger one."""
 KINDS: tuple[type, ...] = get_args(Message)
 
 
 class NotUnderstood(Exception):
-    """Bytes that cannot be decoded as a message."""
+    """Bytes that are no message."""
 
 
 def classes(kinds: tuple[type, ...]) -> list[type[attrs.AttrsInstance]]:
-    """The attrs classes of `kinds`, and those of their fields, recursively."""
+    """The attrs classes of `kinds` and of their fields, recursively."""
     found: dict[type[attrs.AttrsInstance], None] = {}
     todo: list[Any] = list(kinds)
     while todo:
@@ -44,8 +41,7 @@ def classes(kinds: tuple[type, ...]) -> list[type[attrs.AttrsInstance]]:
 
 
 def described(kinds: tuple[type, ...]) -> str:
-    """Description of every class that can occur in a message, with its fields, types and
-    defaults."""
+    """Description of each class in messages, with fields, types and defaults."""
     return "\n".join(
         sorted(
             f"{cls.__name__}({', '.join(map(_shape_of, attrs.fields(cls)))})"
@@ -58,8 +54,8 @@ def _shape_of(field: attrs.Attribute[Any]) -> str:
     return f"{field.name}: {field.type} = {field.default}"
 
 
+# Hash of the classes. Ranks of different versions refuse each other.
 VERSION = xxhash.xxh3_64_hexdigest(described(KINDS).encode())
-"""Hash of the classes. Ranks of different versions refuse each other."""
 
 
 def _converter() -> cattrs.Converter:
@@ -75,14 +71,14 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message as a frame: its length, then its body."""
+    """Encode a message as length and body."""
     kind = KINDS.index(type(message))
     body = _ENCODER.encode((kind, _CONVERTER.unstructure(message)))
     return LENGTH.pack(len(body)) + body
 
 
 def decode(body: bytes) -> Message:
-    """Decode the body of a frame. Raises `NotUnderstood`."""
+    """Decode a body. Raises `NotUnderstood`."""
     try:
         kind, fields = _DECODER.decode(body)
         return cast(Message, _CONVERTER.structure(fields, KINDS[kind]))
@@ -94,7 +90,7 @@ def decode(body: bytes) -> Message:
 
 
 def body_length(prefix: bytes) -> int:
-    """Decode the length of a body. Raises `NotUnderstood` if it is too large."""
+    """Decode the length of a body. Raises `NotUnderstood` above `MAX_BYTES`."""
     length: int = LENGTH.unpack(prefix)[0]
     if length > MAX_BYTES:
         raise NotUnderstood(f"a message of {length} bytes")

@@ -1,4 +1,4 @@
-"""Orders to SSDWriter, and its news to Scheduler."""
+"""Orders to SSDWriter, and news to Scheduler."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from trouper.protocol.blocks import BlockData, BlockRef, Tensors
 
 @attrs.frozen
 class Sweep:
-    """Order to remove orphaned temporary files and cached files unused for `ttl_s` seconds, to
-    enforce the bounds, to detect other changes, and then to measure the directory."""
+    """Order to remove orphaned temporary files and files unused for `ttl_s` seconds, enforce
+    bounds, detect other changes, and measure the directory."""
 
     ttl_s: float
 
 
 @attrs.frozen
 class Inspect:
-    """Order for idle times: verify some of the files and remove damaged ones."""
+    """Order for idle times: verify some files and remove damaged ones."""
 
 
 @attrs.frozen
 class Announce:
-    """Order to announce the whole catalogue to a scheduler that knows nothing of it."""
+    """Order to announce the whole catalogue to a new scheduler."""
 
 
 @attrs.frozen(eq=False)
 class Write:
-    """Order to write consecutive blocks of one chain. `parent` is the key of the block that the
-    first one continues."""
+    """Order to write consecutive blocks of one chain. `parent`: key of the block before."""
 
     parent: bytes
     blocks: tuple[BlockData, ...]
@@ -42,20 +41,18 @@ class Write:
 
 @attrs.frozen
 class Run:
-    """Consecutive blocks of one chain: on disk already, or a future `Write` whose bytes are not
-    available yet. `parent`: as in `Write`."""
+    """Consecutive blocks of one chain: on disk, or a future `Write` without bytes yet."""
 
     parent: bytes
     blocks: tuple[BlockRef, ...]
 
     def linked(self) -> Iterator[tuple[bytes, BlockRef]]:
-        """Each block with the key of its parent: the block before it."""
         return zip(
             (self.parent, *(block.key for block in self.blocks[:-1])), self.blocks, strict=True
         )
 
     def filled(self, data: Sequence[Tensors]) -> Write:
-        """Make the `Write` from the requested payloads and snapshots of the blocks, in order."""
+        """Make the `Write` from the requested payloads and snapshots, in order."""
         remaining = iter(data)
         return Write(
             self.parent,
@@ -73,8 +70,6 @@ class Run:
 
 @attrs.frozen
 class Read:
-    """Order to read these blocks into memory, in this order."""
-
     ticket: int
     blocks: tuple[BlockRef, ...]
 
@@ -84,24 +79,23 @@ DiskOrder = Sweep | Inspect | Announce | Write | Read
 
 @attrs.frozen
 class Catalogue:
-    """News that these runs are on disk. A run comes after the one that it continues."""
+    """News of runs on disk, each after its predecessor."""
 
     runs: tuple[Run, ...]
     complete: bool = True
-    """Whether the catalogue is complete with this message."""
+    """Whether the catalogue ends here."""
 
 
 @attrs.frozen
 class RemovedFromDisk:
-    """News that the blocks with these keys are no longer on disk."""
+    """News that these blocks are no longer on disk."""
 
     keys: tuple[bytes, ...]
 
 
 @attrs.frozen
 class Written:
-    """News that a write was carried out, or `refused`: no room, write budget spent, or a faulty
-    disk."""
+    """News that a write was done, or `refused`: no room, write budget spent, or a faulty disk."""
 
     keys: tuple[bytes, ...]
     nbytes: int
@@ -110,22 +104,21 @@ class Written:
 
 @attrs.frozen(eq=False)
 class Loaded:
-    """Answer to a `Read`: the requested blocks up to the first one that could not be read, or the
-    next part of them."""
+    """Answer to a `Read`: a part of the requested blocks, up to the first unreadable one."""
 
     ticket: int
     blocks: tuple[BlockData, ...]
     nbytes: int
     seconds: float
     must_settle: bool = False
-    """Whether other ranks keep their blocks until a plan settles the ticket."""
+    """Whether other ranks keep the blocks until a plan settles the ticket."""
     complete: bool = True
-    """Whether no more parts follow."""
+    """Whether this is the last part."""
 
 
 @attrs.frozen
 class OrdersForgotten:
-    """News that SSDWriter has crashed: nobody carries out what was ordered before."""
+    """News that SSDWriter crashed: earlier orders are lost."""
 
 
 DiskNews = Catalogue | RemovedFromDisk | Written | Loaded | OrdersForgotten

@@ -1,4 +1,4 @@
-"""Index of the blocks on disk: which run has a block, and which of its parts."""
+"""Index of the blocks on disk."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from trouper.storage.stored_blocks import BlockEntry, RunInfo
 
 
 class BlockLocations:
-    """Locations of blocks by key. A block may be in several runs; the one with its snapshot is
-    preferred."""
+    """Run and entry of each block by key. A run with the snapshot is preferred."""
 
     def __init__(self, runs: Iterable[RunInfo] = ()) -> None:
         self._locations: dict[bytes, tuple[str, BlockEntry]] = {}
-        """Name of the run, and the block's entry in it."""
         self.add(*runs)
 
     def __len__(self) -> int:
@@ -32,7 +30,7 @@ class BlockLocations:
                     self._locations[entry.key] = run.name, entry
 
     def remove(self, runs: Iterable[RunInfo]) -> tuple[bytes, ...]:
-        """Forget removed runs. Returns the keys of the blocks that were located in them."""
+        """Forget removed runs. Returns the keys of their blocks."""
         keys = tuple(
             entry.key
             for run in runs
@@ -44,11 +42,10 @@ class BlockLocations:
         return keys
 
     def runs_of(self, keys: Iterable[bytes]) -> set[str]:
-        """Names of the runs in which these blocks are located."""
         return {self._locations[key][0] for key in keys if key in self._locations}
 
     def by_run(self, refs: Sequence[BlockRef]) -> list[tuple[str, list[BlockRef]]]:
-        """Group blocks by run, in order, up to the first block that is not on disk."""
+        """Group blocks by run, in order, up to the first missing block."""
         groups: list[tuple[str, list[BlockRef]]] = []
         for ref in refs:
             name, entry = self._locations.get(ref.key, ("", None))

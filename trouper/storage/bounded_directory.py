@@ -1,11 +1,8 @@
-"""The files of all namespaces of a cache directory, within one bound that all writers of the
-directory keep together.
+"""The files of a cache directory, within one bound that all writers keep together."""
 
-A write reserves its bytes in the shared count (`shared_usage`) before its temporary file exists,
-and that file has its full size at once. So the bound holds at any moment and for all writers. One
-exception: a listing that runs while another writer renames its temporary file may miss that file,
-so the count may be too low by one file for each writer until the next listing.
-"""
+# A write reserves bytes in the shared count (`shared_usage`) before creating the temporary file in
+# full size. A listing may miss a file that another writer renames meanwhile, hence the count may be
+# too low by one file a writer until the next listing.
 
 from __future__ import annotations
 
@@ -25,31 +22,27 @@ from trouper.storage.run_uses import RunUse, RunUses
 from trouper.storage.shared_usage import LockedUsage, SharedUsage
 
 NAMESPACE_DIGITS: Final = 32
+# Other directories are ignored.
 NAMESPACE: Final = re.compile(rf"[0-9a-f]{{{NAMESPACE_DIGITS}}}")
-"""Pattern of the names of namespace directories; other directories are ignored."""
 
 
 @attrs.frozen
 class Evicted:
-    """Result of making room. `fits`: there is room now."""
-
     fits: bool
     removed: tuple[Path, ...] = ()
 
 
 class BoundedDirectory:
-    """The directory as one writer knows it."""
+    """The directory as one writer knows."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
         self.disk, self.path = disk, path
         self.uses = RunUses(disk, {})
-        """The files of blocks as of the last listing, with later writes and removals of this
-        writer."""
+        """Files of the last listing, with this writer's later writes and removals."""
         self._usage = SharedUsage(disk, path)
 
     def list_files(self) -> list[tuple[Path, File]]:
-        """List the files of blocks, and set the shared count to the bytes of all files. Raises
-        `OSError`."""
+        """List the files of blocks, and set the shared count. Raises `OSError`."""
         with self._usage.locked() as usage:
             return self._list(usage)
 
@@ -73,9 +66,9 @@ class BoundedDirectory:
     def write(
         self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits
     ) -> Evicted:
-        """Write a file of `nbytes` after making room for it: a temporary file is renamed, so that a
-        file under its own name is always complete, except after a crash of the system. `fits`
-        False: nothing was written. Raises `OSError`; then no file is left."""
+        """Write a file after making room, by renaming a temporary file: a file is complete, except
+        after a crash of the system. `fits` False: nothing was written. Raises `OSError`, leaving no
+        file."""
         # Servers in different containers may have the same process id, so the temporary name is
         # random.
         temporary = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
@@ -114,9 +107,9 @@ class BoundedDirectory:
     # -- removing --------------------------------------------------------------------------------
 
     def make_room(self, nbytes: int, limits: DiskLimits) -> Evicted:
-        """Evict the least recently used files until `nbytes` more fit into the limits. A full disk
-        is worse than an empty cache, so the bytes that stay free may evict all files. Files that
-        cannot be removed stay. Raises `OSError` if the free space is unknown."""
+        """Evict the least recently used files until `nbytes` more fit. A full disk is worse than an
+        empty cache: `keep_free_bytes` may evict everything. Files that cannot be removed stay.
+        Raises `OSError` if the free space is unknown."""
         with self._usage.locked() as usage:
             return Evicted(fits=False) if usage is None else self._evict(usage, nbytes, limits)
 
@@ -150,12 +143,11 @@ class BoundedDirectory:
         return freed >= surplus, removed
 
     def remove(self, path: Path) -> None:
-        """Remove a file, which may already be missing. Raises `OSError`."""
+        """Remove a file, which may be missing. Raises `OSError`."""
         if freed := self._unlink(path):
             self._usage.add(-freed)
 
     def _unlink(self, path: Path) -> int:
-        """Remove a file, and return its bytes; 0 if another writer has removed it."""
         freed = 0
         with suppress(FileNotFoundError):
             size = self.disk.stat(path).bytes
@@ -166,5 +158,5 @@ class BoundedDirectory:
 
 
 def namespaces(disk: Disk, directory: Path) -> list[str]:
-    """Names of the subdirectories with files of blocks. Raises `OSError`."""
+    """Subdirectories with files of blocks. Raises `OSError`."""
     return [name for name in disk.directories(directory) if NAMESPACE.fullmatch(name)]

@@ -1,5 +1,4 @@
-"""The cache directory: creation with private permissions, disk usage, and removal of files that a
-crash left behind."""
+"""The cache directory: creation, disk usage, and removal of abandoned files."""
 
 from __future__ import annotations
 
@@ -17,23 +16,20 @@ import attrs
 from trouper.protocol.private_files import FILE_MODE, make_private
 
 TEMPORARY_SUFFIX = ".tmp"
+# Older temporary files have no writer: the slowest write takes seconds.
 TEMPORARY_AGE_S = 3600.0
-"""Age beyond which a temporary file has no writer: the slowest write takes seconds."""
+# Tolerance for times in the future: clocks of servers and network disks differ.
 AHEAD_S = 3600.0
-"""How far a file's times may be in the future: clocks of servers and of a network's disks
-differ."""
 TAG = "CACHEDIR.TAG"
+# File with the bytes of the directory, which all writers update.
 USAGE = "usage"
-"""Name of the file with the bytes of the directory, which all writers update."""
+# Backup programs skip a tagged directory. The tag also marks files as Trouper's, which may be
+# removed.
 TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
-"""Content of the tag file. Backup programs skip a directory with a tag; this one also marks the
-directory's files as Trouper's, which it may remove."""
 
 
 @attrs.frozen
 class DiskLimits:
-    """Bounds of the cache directory: its bytes, and the bytes that stay free on its disk."""
-
     max_bytes: int
     keep_free_bytes: int = 0
 
@@ -43,8 +39,6 @@ UNLIMITED = DiskLimits(2**63)
 
 @attrs.frozen
 class DirectoryUsage:
-    """Usage of a directory after a sweep."""
-
     files: int
     bytes: int
     free_disk_bytes: int
@@ -52,8 +46,8 @@ class DirectoryUsage:
 
 
 def prepare(directory: Path) -> None:
-    """Create the directory, readable by its owner only: its files hold users' text. Raises
-    `OSError`, also for a directory with foreign files, which a sweep would remove."""
+    """Create the directory, private since the files hold users' text. Raises `OSError`, also for a
+    directory with foreign files, which a sweep would remove."""
     is_ours = directory.exists() and _is_ours(directory)
     make_private(directory)
     probe = write_temporary(directory / TAG, TAG_TEXT)
@@ -64,8 +58,7 @@ def prepare(directory: Path) -> None:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Whether the directory has our tag; False if it is empty. Raises `OSError` for one with
-    foreign files."""
+    # Whether our tag is there; False if empty. Raises `OSError` for foreign files.
     tag = directory / TAG
     used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
     # Checked last: another server may be writing the tag, too.
@@ -78,8 +71,8 @@ def _is_ours(directory: Path) -> bool:
 
 
 def write_temporary(path: Path, data: bytes) -> Path:
-    """Write a new file, to be renamed to `path`, under a name that nobody else has: models of
-    one server share a process id, and so do servers in different containers. Raises `OSError`."""
+    """Write a temporary file for `path`, with a random name since models of one server, or servers
+    in containers, share a process id. Raises `OSError`."""
     temporary = path.with_name(f"{path.name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     temporary.touch(FILE_MODE, exist_ok=False)
     try:
@@ -91,10 +84,9 @@ def write_temporary(path: Path, data: bytes) -> Path:
 
 
 def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
-    """Remove abandoned temporary files and files unused for `ttl_s`. A file whose last use is in
-    the future, since a clock was wrong, counts as used now: it would stay for ever, and others
-    would be evicted for it. Another server may share the directory, so a vanished file is no error;
-    one that cannot be removed stays."""
+    """Remove abandoned temporary files and files unused for `ttl_s`. A last use in the future (a
+    wrong clock) becomes now: the file would stay for ever. Files that vanish or cannot be removed
+    are no error."""
     now = time.time()
     kept = kept_bytes = swept = 0
     for entry, stat in _files(directory):
@@ -111,7 +103,6 @@ def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
 
 
 def _is_removed(path: Path) -> bool:
-    """Remove a file. Returns whether it is gone."""
     try:
         path.unlink(missing_ok=True)
     except OSError:

@@ -1,5 +1,4 @@
-"""Fingerprints: digests of files by their content, and the namespace of a cache, a hash of
-everything that determines its KV."""
+"""Digests of files, and the namespace of a cache: a hash of everything that determines KV."""
 
 from __future__ import annotations
 
@@ -17,15 +16,14 @@ from trouper.protocol.paths import exists
 from trouper.storage.memo_file import read_memo, write_memo
 
 CHUNK_BYTES: Final = 1 << 20
+# Digests of younger files are not remembered: file systems' clocks have up to 2 s resolution, hence
+# a change may leave the times alone.
 YOUNG_S: Final = 3.0
-"""Age below which a file's digest is not remembered. File systems' clocks have a resolution of up
-to 2 s, so a file that changed just now may change again without a change of its times."""
 
 
 class _State(msgspec.Struct, frozen=True):
-    """File attributes, of which every change of the content changes one. The modification time can
-    be set back by anybody (tools that unpack or copy do so), the time of the last change of the
-    inode cannot."""
+    # Attributes of which every change of content changes one: tools set the modification time back,
+    # but never the inode's change time.
 
     size: int
     mtime_ns: int
@@ -39,22 +37,18 @@ class _Remembered(msgspec.Struct, frozen=True):
 
 
 def namespace(parts: Mapping[str, str]) -> str:
-    """Hash the parts to SHA-256 in hex. The order of `parts` does not matter; each name and each
-    value does."""
+    """SHA-256 in hex of names and values, in any order."""
     return sha256(
         json.dumps(dict(parts), sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
 
 
 def file_digest(path: Path, memo: Path | None, advance: Callable[[int], None] | None = None) -> str:
-    """Return xxh3_128 of the content, in hex. Gigabytes of weights take seconds, so the file `memo`
-    caches the digests.
+    """xxh3_128 of the content, in hex. `memo` caches digests, since weights take seconds.
 
-    The hash detects accidents - another fine-tune, a broken download - at the speed of the disk. An
-    attacker who can craft a collision controls the weights, and thereby the answers, anyway. Raises
-    `OSError` if the file cannot be read; a memo that cannot be read or written only costs time.
-    `advance` is called with the number of bytes read since the last call.
-    """
+    `advance` gets the bytes read since the last call. Raises `OSError` if the file cannot be read.
+    The hash detects accidents at disk speed; an attacker with a collision controls the weights
+    anyway."""
     real = path.resolve(strict=True)
     before = _state(real)
     known = _recall(memo)
@@ -88,8 +82,7 @@ def _hash(path: Path, advance: Callable[[int], None] | None) -> str:
 
 
 def _recall(memo: Path | None) -> dict[str, _Remembered]:
-    """Read the memo; empty if it is damaged. (A damaged digest that still parses gives another
-    namespace: a miss.)"""
+    # Read the memo; empty if damaged. A damaged digest only gives another namespace.
     return {} if memo is None else read_memo(memo, _Remembered)
 
 

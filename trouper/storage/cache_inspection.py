@@ -1,5 +1,4 @@
-"""Inspection of a cache directory, with or without a server that uses it: statistics, verification,
-removal."""
+"""Statistics, verification and removal of a cache directory, with or without a running server."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ SUMMED = ("files", "bytes", "blocks", "snapshots", "tokens", "unreadable")
 
 @attrs.frozen
 class NamespaceStats:
-    """Statistics of one namespace: the files computed with one model and one KV format."""
+    """Statistics of one namespace: one model and KV format."""
 
     name: str
     files: int = 0
@@ -34,22 +33,20 @@ class NamespaceStats:
     blocks: int = 0
     snapshots: int = 0
     tokens: int = 0
-    """Tokens of all blocks; a block in several files counts once for each."""
+    """A block in several files counts once for each."""
     unreadable: int = 0
-    """Files whose header is damaged; `verify` says how."""
+    """Files with a damaged header."""
     oldest_s: float = 0.0
     newest_s: float = 0.0
-    """Age of the most recently used file; `oldest_s`: of the least recently used one."""
+    """Age of the most recently used file; `oldest_s`: of the least recently used."""
 
 
 @attrs.frozen
 class FileCheck:
-    """Result of the verification of one file."""
-
     path: Path
     bytes: int
     problem: str | None
-    """None: the file is intact."""
+    """None: intact."""
 
 
 @attrs.frozen
@@ -59,8 +56,8 @@ class Removed:
 
 
 def namespaces(directory: Path) -> list[NamespaceStats]:
-    """List the namespaces, most recently used first; none for a missing directory. Raises
-    `OSError`, also for a directory that Trouper did not make."""
+    """List namespaces, most recently used first; none for a missing directory. Raises `OSError`,
+    also for a directory of others."""
     stats = [_stats(path) for path in _namespaces(directory)]
     return sorted(
         (entry for entry in stats if entry.files), key=lambda entry: (entry.newest_s, entry.name)
@@ -68,7 +65,6 @@ def namespaces(directory: Path) -> list[NamespaceStats]:
 
 
 def total(stats: Sequence[NamespaceStats]) -> NamespaceStats:
-    """Sum the statistics of all namespaces."""
     sums = {name: sum(getattr(entry, name) for entry in stats) for name in SUMMED}
     oldest_s = max((entry.oldest_s for entry in stats), default=0.0)
     newest_s = min((entry.newest_s for entry in stats), default=0.0)
@@ -76,7 +72,7 @@ def total(stats: Sequence[NamespaceStats]) -> NamespaceStats:
 
 
 def runs(directory: Path) -> list[tuple[Path, int]]:
-    """List every file of blocks with its size in bytes. Raises as `namespaces` does."""
+    """List every file of blocks with its bytes. Raises as `namespaces` does."""
     return [
         (path / file.name, file.bytes)
         for path in _namespaces(directory)
@@ -86,9 +82,8 @@ def runs(directory: Path) -> list[tuple[Path, int]]:
 
 
 def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterator[FileCheck]:
-    """Read each file in full; `remove`: delete damaged files. A file that another server removes
-    meanwhile is no problem. Raises `OSError` if a file cannot be removed; a file that the disk
-    cannot read is reported, and stays."""
+    """Read each file; `remove`: delete damaged ones. Files that vanish are no problem, unreadable
+    files stay. Raises `OSError` if a file cannot be removed."""
     for path, size in files:
         problem = None
         try:
@@ -104,8 +99,8 @@ def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterat
 
 
 def clear(directory: Path) -> Removed:
-    """Remove all stored files. A server that uses the directory goes on, with cache misses. Raises
-    as `namespaces` does."""
+    """Remove all stored files. A running server goes on, with cache misses. Raises as `namespaces`
+    does."""
     files = size = 0
     for path in _namespaces(directory):
         for file in _files(path):

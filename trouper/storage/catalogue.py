@@ -1,5 +1,5 @@
-"""Catalogue of a namespace's runs in one file, so that a start need not open every run. The file
-may be lost at any time."""
+"""Catalogue of a namespace's runs in one file, which spares a start from opening every run. Loss is
+harmless."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ class _Catalogue:
 
 
 def encode(namespace: str, runs: Iterable[RunInfo]) -> tuple[bytes, bytes]:
-    """Encode the two parts of the file: a checksum, and the body."""
+    """Encode checksum and body."""
     body = msgspec.msgpack.encode(_Catalogue(VERSION, namespace, list(runs)))
     return xxh3_128_digest(body), body
 
 
 def decode(namespace: str | None, data: bytes) -> list[RunInfo]:
-    """Decode the file; empty if it is damaged or of another namespace. `namespace` None: any
-    namespace."""
+    """Decode the file; empty if damaged or of another namespace. `namespace` None: any."""
     checksum, body = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
     if xxh3_128_digest(body) != checksum:
         return []

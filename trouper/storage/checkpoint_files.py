@@ -1,9 +1,5 @@
-"""The files of a checkpoint: its config, and the headers of its weights, which say each tensor's
-shape and dtype.
-
-Headers of safetensors are small and contain all that is needed:
-https://huggingface.co/docs/safetensors
-"""
+"""A checkpoint's config, and the headers of its weights with shapes and dtypes:
+https://huggingface.co/docs/safetensors"""
 
 from __future__ import annotations
 
@@ -20,40 +16,39 @@ import msgspec
 from trouper.protocol.paths import exists, is_file
 from trouper.protocol.problems import ModelUnusable
 
+# Dtypes of packed quantized weights, of any number of bits.
 PACKED = ("U32", "I32")
-"""Dtypes of packed quantized weights; each layer has its own number of bits."""
+# Configs or indexes with thousands of experts have 10 MB.
 LONGEST_JSON_BYTES = 2**24
-"""Bound of a config or an index; those of models with thousands of experts have 10 MB."""
+# Enough for about 200,000 tensors.
 LONGEST_HEADER_BYTES = 2**25
-"""Bound of the names and shapes in a file of weights, some 200,000 tensors."""
+# Number of missing files in an error.
 MAX_NAMED = 8
-"""Number of missing files that an error names."""
+# MLX's maximum.
 LARGEST_DIMENSION = 2**31 - 1
-"""Maximum of a dimension in MLX."""
 MAX_AXES = 16
+# Bytes of a value.
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "BOOL": 1} | {
     f"{sign}{8 * size}": size for sign in "IU" for size in (1, 2, 4, 8)
 }
-"""Bytes of a value of the dtypes that MLX reads as they are."""
+# Begin of the file that a clone without Git LFS has instead.
 LFS_POINTER = b"version https://git-lfs"
-"""How the file begins that a clone without Git LFS has in the place of a large one."""
 LONGEST_OPENING = 256
+# Default bits of a packed value.
 PACKED_BITS = 4
-"""Bits of a packed value where the config does not say."""
+# Endings of packed weights and scales: AWQ and GPTQ, compressed-tensors, gpt-oss's mxfp4.
 PACKED_WITH_SCALES = (
     (".qweight", ".scales"),
     (".weight_packed", ".weight_scale"),
     ("_blocks", "_scales"),
 )
-"""How names of packed weights end, and those of their scales: of AWQ and GPTQ, of
-compressed-tensors, of gpt-oss's mxfp4."""
+# Default values for each scale.
 GROUP_SIZE = 64
-"""Values for each scale of a quantized config that does not say."""
 Header = dict[str, Any]
 
 
 def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object. Raises `ModelUnusable` if there is none."""
+    """Read a JSON object. Raises `ModelUnusable`."""
     try:
         require_regular(path)
         if (size := path.stat().st_size) > longest_bytes:
@@ -73,22 +68,20 @@ def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, 
 
 
 def require_regular(path: Path) -> None:
-    """Raise `ModelUnusable` if there is something that is no regular file: a FIFO or a device may
-    be read for ever."""
+    """Raise `ModelUnusable` for a FIFO or device, whose read may never end."""
     if exists(path) and not is_file(path):
         raise ModelUnusable(f"{path} is no regular file")
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Part of a config; empty if there is none, or if it is no JSON object."""
+    """Part of a config; empty unless a JSON object."""
     found = config.get(key)
     return found if isinstance(found, dict) else {}
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """List the files that mlx-lm loads. Raises `ModelUnusable` if there are none, or one that the
-    index of a sharded checkpoint names is missing. An index whose files are all missing is that of
-    the model from which this one was converted, and is read past."""
+    """List the files that mlx-lm loads. Raises `ModelUnusable` without files, or if one of the
+    index is missing. An index without any present file is the original model's and is ignored."""
     present = sorted(directory.glob("model*.safetensors"))
     promised = _indexed(directory)
     missing = sorted(promised - {path.name for path in present})
@@ -104,7 +97,6 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _indexed(directory: Path) -> set[str]:
-    """Names of the files of the index."""
     index = directory / "model.safetensors.index.json"
     if not exists(index):
         return set()
@@ -112,7 +104,6 @@ def _indexed(directory: Path) -> set[str]:
 
 
 def unnamed_files(directory: Path) -> list[str]:
-    """Names of files of weights beside those of an index, all of which are there."""
     present = {path.name for path in directory.glob("model*.safetensors")}
     promised = _indexed(directory)
     return sorted(present - promised) if promised and promised <= present else []
@@ -129,7 +120,6 @@ OTHER_WEIGHTS = {
     "adapter_model.safetensors": "an adapter: name its base by --model, and it by --adapter",
     "adapters.safetensors": "an adapter: name its base by --model, and it by --adapter",
 }
-"""What files are that stand where weights should, and what to do."""
 
 
 def _no_weights(directory: Path) -> str:
@@ -139,7 +129,7 @@ def _no_weights(directory: Path) -> str:
 
 
 def _other_files(directory: Path) -> str:
-    """Say what a directory without weights or config has; "" for nothing that is known."""
+    # Say which other files a directory has; "" for no known ones.
     for pattern, meaning in OTHER_WEIGHTS.items():
         if others := sorted(directory.glob(pattern)):
             return f"{directory} has {others[0].name}: {meaning}"
@@ -147,7 +137,7 @@ def _other_files(directory: Path) -> str:
 
 
 def require_config(directory: Path) -> None:
-    """Raise `ModelUnusable`, which says what the directory is, if it has no config.json."""
+    """Raise `ModelUnusable` without config.json, naming the directory's content."""
     if exists(directory / "config.json"):
         return
     if snapshots := sorted(directory.glob("snapshots/*/config.json")):
@@ -167,13 +157,13 @@ def require_config(directory: Path) -> None:
 
 
 def quantized_by(config: Mapping[str, Any]) -> str:
-    """Name of the method by which a checkpoint of others is quantized; "" for none."""
+    """Quantization method of foreign checkpoints; "" for none."""
     quantization = section(config, "quantization_config") or _of_text(config)
     return str(quantization.get("quant_method", ""))
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """What a header says of one tensor."""
+    """A tensor in the header."""
 
     dtype: str
     shape: list[int]
@@ -181,8 +171,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 def header_of(path: Path, longest_bytes: int = LONGEST_HEADER_BYTES) -> Header:
-    """Read the header of a safetensors file. Raises `ModelUnusable` if the file is none, or shorter
-    than its header says."""
+    """Read a safetensors header. Raises `ModelUnusable` for another or a truncated file."""
     require_regular(path)
     try:
         size = path.stat().st_size
@@ -212,8 +201,8 @@ def header_of(path: Path, longest_bytes: int = LONGEST_HEADER_BYTES) -> Header:
 
 
 def _require_sound(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Raise `ModelUnusable` where tensors are not what their bytes can hold, or share bytes: a
-    small file would become any number of bytes."""
+    # Raise `ModelUnusable` where shapes and bytes differ, or tensors share bytes: a small file
+    # would take any memory.
     for name, tensor in tensors.items():
         begin, end = tensor.data_offsets
         item = DTYPE_BYTES.get(tensor.dtype)
@@ -228,7 +217,7 @@ def _require_sound(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def require_content(path: Path) -> None:
-    """Raise `ModelUnusable` if the file is only Git LFS's pointer to its content, or a web page."""
+    """Raise `ModelUnusable` for Git LFS's pointer or a web page."""
     with suppress(OSError), path.open("rb") as file:
         begin = file.read(LONGEST_OPENING)
         if begin.lstrip().lower().startswith((b"<!doctype html", b"<html")):
@@ -243,17 +232,17 @@ def require_content(path: Path) -> None:
             )
 
 
+# Tokenizers' files that Trouper does not read.
 OTHER_TOKENIZERS = {
     "tekken.json": "Mistral's tekken.json",
     "tiktoken.model": "tiktoken.model",
     "*.tiktoken": "a file of tiktoken",
     "tokenizer.model": "tokenizer.model of SentencePiece",
 }
-"""Files of tokenizers that are read by nobody here."""
 
 
 def no_tokenizer(directory: Path) -> str:
-    """Say that tokenizer.json is missing, and what to do."""
+    """Error text for a missing tokenizer.json."""
     for pattern, meaning in OTHER_TOKENIZERS.items():
         if next(directory.glob(pattern), None) is not None:
             return (
@@ -264,17 +253,15 @@ def no_tokenizer(directory: Path) -> str:
 
 
 def tensors_of(headers: Iterable[Header]) -> dict[str, Any]:
-    """All tensors of a checkpoint, by name."""
     return {name: tensor for header in headers for name, tensor in header.items()}
 
 
 def stored_bytes(tensors: dict[str, Any]) -> int:
-    """Bytes of all tensors in the dtypes that they are stored in."""
     return sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors.values())
 
 
 def float32_bytes(tensors: dict[str, Any], config: dict[str, Any]) -> int:
-    """Bytes of all tensors after they are converted to float32."""
+    """Bytes of all tensors in float32."""
     quantization = section(config, "quantization")
     packed_bits = _packed_bits(section(config, "quantization_config") or _of_text(config))
     return 4 * sum(_values(name, tensors, quantization, packed_bits) for name in tensors)
@@ -285,8 +272,7 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _packed_bits(quantization: Mapping[str, Any]) -> int:
-    """Number of bits of each value in a checkpoint that mlx-lm has not written, as AWQ's and
-    compressed-tensors' configs say it."""
+    # Bits of each value in configs of AWQ and compressed-tensors.
     groups = [
         section(group, "weights")
         for group in section(quantization, "config_groups").values()
@@ -299,9 +285,8 @@ def _packed_bits(quantization: Mapping[str, Any]) -> int:
 def _values(
     name: str, tensors: Mapping[str, Any], quantization: Mapping[str, Any], packed_bits: int
 ) -> int:
-    """Count the values that a tensor becomes. In mlx-lm's own checkpoints a quantized weight has a
-    group of values for each of its scales, and packed values and biases count as 0; in others the
-    packed values say how many they are, and scales count as 0."""
+    # Number of unpacked values. In mlx-lm's checkpoints scales count their groups, and packed
+    # values and biases 0; in others packed values count, and scales 0.
     for packed, scales in PACKED_WITH_SCALES:
         if name.endswith(packed) and tensors[name]["dtype"] in (*PACKED, "U8"):
             begin, end = tensors[name]["data_offsets"]
@@ -317,6 +302,6 @@ def _values(
 
 
 def _group_size(layer: str, quantization: Mapping[str, Any]) -> int:
-    """Number of values for each scale of a layer, which may have a config of its own."""
+    # Values for each scale of a layer, whose config may differ.
     found = section(quantization, layer).get("group_size") or quantization.get("group_size")
     return found if isinstance(found, int) and 0 < found <= LARGEST_DIMENSION else GROUP_SIZE

@@ -1,4 +1,4 @@
-"""The context length of a model, from its config."""
+"""The context length of a model, from the config."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ CONTEXT_KEYS = (
     "max_context_length",
     "block_size",
 )
+# For configs without a limit: recurrent models.
 UNBOUNDED_CONTEXT = 32768
-"""Context length for configs that name no limit: those of recurrent models, which have none."""
+# transformers' `max_position_embeddings` for types whose configs omit the value.
 DEFAULTS = {
     "gemma2": 8192,
     "gemma3": 131072,
@@ -33,14 +34,12 @@ DEFAULTS = {
     "qwen3_vl": 128000,
     "qwen3_vl_text": 128000,
 }
-"""Context lengths that transformers has for types whose makers leave it out of the config
-(`max_position_embeddings` of their configuration classes)."""
+# Kinds of rope whose factor multiplies the named length, as in vLLM.
 EXTENDING = ("yarn", "deepseek_yarn")
-"""Kinds of rope whose factor is on top of what the config names, as vLLM reads it, too."""
 
 
 def context_length(config: Mapping[str, Any]) -> int:
-    """Read the maximum number of tokens of a sequence from a model's config."""
+    """Maximum tokens of a sequence."""
     return max(
         (_named(level) for level in (config, section(config, "text_config")) if _named(level)),
         default=_default(config),
@@ -53,7 +52,7 @@ def _default(config: Mapping[str, Any]) -> int:
 
 
 def _named(level: Mapping[str, Any]) -> int:
-    """Read what one level of a config names; 0 for nothing."""
+    # Length in one level of a config; 0 for none.
     named = next((value for key in CONTEXT_KEYS if (value := _count(level.get(key)))), 0)
     rope = section(level, "rope_scaling") or section(level, "rope_parameters")
     if rope.get("rope_type", rope.get("type")) in EXTENDING:
@@ -64,7 +63,7 @@ def _named(level: Mapping[str, Any]) -> int:
 
 
 def _count(value: object) -> int:
-    """Return a number of tokens that may be one, or 0."""
+    # A valid number of tokens, or 0.
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     sound = isinstance(value, int) and 0 < value <= LARGEST_DIMENSION

@@ -1,4 +1,4 @@
-"""Measurement of a disk's speed: writes include fsync, reads bypass the system's page cache."""
+"""A disk's speed: writes include fsync, reads bypass the page cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PIECE_BYTES = 2**22
 
 @attrs.frozen
 class DiskSpeed:
-    """Speed of a disk in bytes per second."""
+    """Bytes per second."""
 
     write: float
     read: float
 
 
 def measure(directory: Path) -> DiskSpeed:
-    """Measure with one temporary file, which is removed afterwards. Raises `OSError`."""
+    """Measure with a temporary file. Raises `OSError`."""
     piece = os.urandom(PIECE_BYTES)  # Some disks compress.
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         began = time.perf_counter()
@@ -44,7 +44,7 @@ def measure(directory: Path) -> DiskSpeed:
 
 
 def _forget(descriptor: int) -> None:
-    """Evict the file from the system's page cache, as far as the system allows."""
+    # Evict the file from the page cache, as far as possible.
     if sys.platform == "darwin":
         fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
     else:
@@ -52,8 +52,7 @@ def _forget(descriptor: int) -> None:
 
 
 def nearest(directory: Path) -> Path:
-    """Find the directory, or its nearest existing parent, which is most likely on the same disk.
-    Raises `OSError` if the parent is a file."""
+    """The directory or its nearest existing parent. Raises `OSError` if the parent is a file."""
     first = next(path for path in (directory, *directory.parents) if path.exists())
     if not first.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(first))

@@ -1,5 +1,4 @@
-"""The operations on files that runs need, one method each, so that a test can let any of them
-fail."""
+"""File operations of runs, one method each, for tests of failures."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from trouper.protocol.private_files import DIRECTORY_MODE, FILE_MODE
 
 Buffer: TypeAlias = bytes | memoryview
 
+# IOV_MAX of Linux and macOS.
 MAX_BUFFERS: Final = 1024
-"""Maximum number of buffers of one `writev`: IOV_MAX of Linux and of macOS."""
 
 
 @attrs.frozen
@@ -28,23 +27,19 @@ class File:
     name: str
     bytes: int
     used_ns: int
-    """Modification time, which records the last use: runs are never rewritten."""
+    """Modification time, as last use: runs are never rewritten."""
 
 
 class Disk:
-    """The real disk. Every method raises `OSError`.
-
-    There is no fsync: a file that a power loss has truncated or damaged fails its checksums and is
-    a miss.
-    """
+    """The real disk. Every method raises `OSError`. No fsync: a file damaged by a power loss fails
+    its checksums and is a miss."""
 
     def open(self, path: Path) -> int:
-        """Open a file for reading, never through a symbolic link."""
+        """Open for reading, never through a symbolic link."""
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
     def create(self, path: Path, nbytes: int) -> int:
-        """Create a file for writing, which has `nbytes` at once. An existing file of this name is
-        an error."""
+        """Create a new file of `nbytes` for writing. An existing file is an error."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
         try:
             os.ftruncate(fd, nbytes)
@@ -54,13 +49,12 @@ class Disk:
         return fd
 
     def open_shared(self, path: Path) -> int:
-        """Open a file that several processes read, write and lock, and create it if it is
-        missing."""
+        """Open or create a file that processes read, write and lock."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
 
     def try_lock(self, fd: int) -> bool:
-        """Lock a file until `fd` is closed; False if somebody else has locked it, also in this
-        process. On a file system without locks everybody has it."""
+        """Lock until `fd` is closed; False if locked elsewhere, also in this process. File systems
+        without locks always succeed."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -83,8 +77,7 @@ class Disk:
         return os.fstat(fd).st_size
 
     def pread(self, fd: int, count: int, offset: int) -> bytes:
-        """Read up to `count` bytes; the caller reads again for missing ones. Empty at the end of
-        the file."""
+        """Read up to `count` bytes; empty at the end."""
         return os.pread(fd, count, offset)
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> None:
@@ -93,7 +86,7 @@ class Disk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def writev(self, fd: int, buffers: Sequence[Buffer]) -> int:
-        """Write at most `MAX_BUFFERS` buffers. Returns the number of bytes written."""
+        """Write at most `MAX_BUFFERS` buffers. Returns the bytes written."""
         return os.writev(fd, buffers)
 
     def rename(self, source: Path, target: Path) -> None:
@@ -134,7 +127,7 @@ class Disk:
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> None:
-    """Write all buffers, in as many calls as necessary. Raises `OSError`."""
+    """Write all buffers. Raises `OSError`."""
     remaining = [view for view in map(_flat, buffers) if view.nbytes]
     first = 0
     while first < len(remaining):
@@ -149,7 +142,7 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> None:
 
 
 def read_all(disk: Disk, fd: int, count: int, offset: int) -> bytes:
-    """Read `count` bytes, or fewer where the file ends. Raises `OSError`."""
+    """Read `count` bytes, or fewer at the end. Raises `OSError`."""
     parts: list[bytes] = []
     while count > 0 and (part := disk.pread(fd, count, offset)):
         parts.append(part)

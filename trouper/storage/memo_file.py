@@ -1,5 +1,4 @@
-"""Small JSON files that cache earlier results. A damaged file counts as empty, and a file that
-cannot be written is left as it is."""
+"""Small JSON files of earlier results. A damaged file counts as empty."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ T = TypeVar("T")
 
 
 def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
-    """Read the values by name; empty if the file is missing or damaged, or if another user may
-    have written it."""
+    """Values by name; empty if missing, damaged, or writable by other users."""
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         if owner_or_writers(path):
             return {}
@@ -27,8 +25,7 @@ def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
 
 
 def write_memo(path: Path, known: Mapping[str, object]) -> None:
-    """Replace the file as a whole. Raises nothing: values that cannot be written are only computed
-    again."""
+    """Replace the whole file. Raises nothing: lost values are computed again."""
     with suppress(OSError):
         make_private(path.parent)
         temporary = write_temporary(path, msgspec.json.format(msgspec.json.encode(known)))

@@ -1,5 +1,4 @@
-"""What the files of a model say of it before a weight is read: its kind, size, context and
-quantization."""
+"""Kind, size, context and quantization of a model, from its small files and headers."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
 
 LONGEST_WORD = 40
 Kind = Literal["generator", "embedder"]
+# Files of sentence-transformers.
 EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
-"""Files that sentence-transformers writes beside a model of embeddings."""
+# Endings of generating classes in transformers.
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
-"""How classes of transformers end that generate."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 DTYPES = {
@@ -40,34 +39,34 @@ DTYPES = {
 
 @attrs.frozen(kw_only=True)
 class ModelFiles:
-    """A model's directory, as far as its small files and headers describe it."""
+    """A model's directory."""
 
     name: str
-    """Name that clients may request: a hub id, or the path below the directory of models."""
+    """Name for requests: a hub id, or the path below the directory of models."""
     directory: Path
     kind: Kind
     architecture: str
     """The config's model_type."""
     context_length: int
-    """Maximum number of tokens of a sequence."""
+    """Maximum tokens of a sequence."""
     quantization: str
-    """Bits of quantized weights, as "4-bit"; else the dtype of the weights."""
+    """"4-bit", or the dtype."""
     stored_bytes: int
-    """Bytes of all tensors in the dtypes that they are stored in."""
+    """Bytes of all tensors as stored."""
     float32_bytes: int
-    """Bytes of all tensors in float32, in which a CPU computes."""
+    """Bytes of all tensors in float32, for CPUs."""
     chats: bool
     """Whether there is a chat template."""
     created_at: int
-    """Unix time of the config, which a model has as its date in the API."""
+    """Unix time of the config."""
     used_at: float
-    """Unix time of the last change of the config or the weights."""
+    """Unix time of the last change."""
     problem: str = ""
-    """Why the model cannot be loaded; "" if nothing speaks against it."""
+    """Why the model cannot be loaded; "" if nothing is wrong."""
 
 
 def read_model_files(name: str, directory: Path) -> ModelFiles:
-    """Describe a directory that has a config.json. What is missing or damaged becomes `problem`."""
+    """Describe a directory with a config.json. Defects become `problem`."""
     try:
         return _described(name, directory)
     except Exception as error:  # noqa: BLE001 - any bytes may be in the files: whatever they raise, the other models are served
@@ -77,7 +76,6 @@ def read_model_files(name: str, directory: Path) -> ModelFiles:
 
 
 def unreadable(name: str, directory: Path, problem: str) -> ModelFiles:
-    """Describe a directory of which nothing is known but the problem."""
     return ModelFiles(
         name=name,
         directory=directory,
@@ -159,7 +157,7 @@ def _chats(directory: Path) -> bool:
 
 
 def created_at(directory: Path) -> int:
-    """Unix time of a model's config; 0: there is none."""
+    """Unix time of a model's config; 0 without one."""
     try:
         return int((directory / "config.json").stat().st_mtime)
     except (OSError, ValueError):

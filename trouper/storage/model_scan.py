@@ -1,5 +1,5 @@
-"""The models in the hub's cache or in a directory (--models-from). Only configs, headers and
-tokenizer files are read."""
+"""The models in the hub's cache or in directories (--models-from), by configs, headers and
+tokenizer files."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from trouper.protocol.settings import HUB_CACHE
 from trouper.storage.model_files import ModelFiles, read_model_files, unreadable
 
 ANSWER_S = 10.0
+# Maximum path on Linux.
 LONGEST_NAME = 4096
-"""As long as a path may be on Linux."""
 Described = tuple[tuple[float, ...], ModelFiles]
-"""What changes when a file of the model does, and what its files say."""
+"""State of the files, and their description."""
+# As huggingface_hub names directories: models--OWNER--NAME/snapshots/COMMIT.
 SNAPSHOTS = "models--*"
-"""Directories of models in a hub cache, as huggingface_hub lays it out:
-models--OWNER--NAME/snapshots/COMMIT."""
 
 
 def hub_cache() -> Path:
-    """The hub's cache directory, as huggingface_hub finds it: HF_HUB_CACHE, HF_HOME, or below the
-    user's cache."""
+    """The hub's cache, as huggingface_hub finds the directory."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def require_hub_cache(sources: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` where the hub's cache, if it is one of the sources, is there and no
-    directory. It may be missing: nothing was fetched yet."""
+    """Raises `SettingsInvalid` if a requested hub cache exists and is no directory. A missing one
+    is fine before a download."""
     if HUB_CACHE in sources and exists(path := hub_cache()) and not is_directory(path):
         raise SettingsInvalid(
             f"the hub's cache {path} is no directory; HF_HUB_CACHE or HF_HOME names it",
@@ -42,23 +40,21 @@ def require_hub_cache(sources: Sequence[str]) -> None:
 
 
 def directory_of(source: str) -> Path:
-    """The directory that one --models-from names."""
     return hub_cache() if source == HUB_CACHE else expanded(source)
 
 
 class ModelScan:
-    """Finds the models of several directories. Those that have not changed since the last scan are
-    not read again. One whose files do not answer within `answer_s` (a dead mount, a FIFO) is listed
-    with that as its problem, and does not keep the others from being found."""
+    """Finds models, and reads only changed directories again. A directory without answer within
+    `answer_s` (a dead mount, a FIFO) is listed with a problem."""
 
     def __init__(self, sources: Sequence[str], answer_s: float = ANSWER_S) -> None:
         self._sources, self._answer_s = tuple(sources), answer_s
         self._known: dict[Path, Described] = {}
+        # Threads whose directory has not answered.
         self._reading: dict[Path, Thread] = {}
-        """Threads that read a directory which has not answered."""
 
     def models(self) -> list[ModelFiles]:
-        """All models, by name; of two with one name, that of the first directory."""
+        """All models by name; the first directory wins."""
         found: dict[str, ModelFiles] = {}
         known: dict[Path, Described] = {}
         for source in self._sources:
@@ -76,8 +72,7 @@ class ModelScan:
         return [found[name] for name in sorted(found, key=str.lower)]
 
     def _described(self, name: str, directory: Path) -> Described | None:
-        """Describe a directory; None: it does not answer. Its thread is then left alone until it
-        ends."""
+        # Describe a directory; None without an answer. The thread is left alone until its end.
         before, read = self._known.get(directory), list[Described]()
 
         def work() -> None:
@@ -98,8 +93,8 @@ class ModelScan:
 
 
 def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
-    """The name and directory of each model below `root`: a hub cache, or directories with a
-    config.json, at most two levels deep."""
+    """Name and directory of each model: a hub cache, or directories with config.json at most two
+    levels deep."""
     if not is_directory(root):
         return
     for repository in sorted(root.glob(SNAPSHOTS)):
@@ -116,8 +111,6 @@ def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _snapshot(repository: Path) -> Path | None:
-    """The snapshot that `main` refers to, else the newest one; None: there is none that has a
-    config.json and can be read."""
     snapshots = repository / "snapshots"
     try:
         with suppress(OSError, ValueError):
@@ -133,8 +126,7 @@ def _snapshot(repository: Path) -> Path | None:
 
 
 def _state(directory: Path) -> tuple[float, ...]:
-    """What changes when a file of the model does. A file that vanishes meanwhile, or is not ours to
-    read, is none."""
+    # Times and sizes of the readable files.
     values: list[float] = []
     for path in sorted(directory.glob("*")):
         with suppress(OSError):

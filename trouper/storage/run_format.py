@@ -1,15 +1,11 @@
-"""File format of a run: consecutive blocks of one chain, in one safetensors file that other tools
-can read, too.
+"""File format of a run: consecutive blocks of one chain, as a safetensors file.
 
-    8 bytes   length of the header, little-endian header    JSON, padded with spaces to 8 bytes:
-    `__metadata__`, then the tensors' types, shapes and places data      b0.0 b0.1 ... b1.0 ...: the
-    payloads, one block after another; then s0.0 ...: the snapshots
+    8 bytes   length of the header, little-endian
+    header    JSON, padded with spaces to 8 bytes: `__metadata__`, then types, shapes, offsets
+    data      b0.0 b0.1 ... b1.0 ...: payloads by block; then s0.0 ...: snapshots
 
-So neighbouring blocks are read at once, and the header is enough to know the contents of a file.
-The metadata begins with a checksum over everything else in front of the data, and contains a
-checksum of each payload and of each snapshot: xxh3_128, which is fast and detects accidents. No
-checksum helps against an attacker who can write into the cache directory.
-"""
+Neighbouring blocks are one read. The metadata begins with a checksum of all else before the data,
+and has one of each payload and snapshot: xxh3_128, against accidents, not attackers."""
 
 from __future__ import annotations
 
@@ -29,12 +25,12 @@ from trouper.storage.stored_blocks import BlockEntry, Damaged, RunInfo
 FORMAT: Final = "trouper-run-1"
 SUFFIX: Final = ".safetensors"
 LENGTH_BYTES: Final = 8
+# As in the safetensors library.
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Maximum size of a header, as in the safetensors library."""
 OPENING: Final = b'{"__metadata__":{"checksum":"'
 CHECKSUM_END: Final = len(OPENING) + 32
+# Checksum of a missing snapshot.
 NONE: Final = "-"
-"""Placeholder for the checksum of a missing snapshot."""
 ITEM_BYTES: Final = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -43,21 +39,21 @@ ITEM_BYTES: Final = {
 }
 
 Part = Literal["b", "s"]
-"""Part of a block: "b", its payload, or "s", its snapshot."""
+""""b": payload, "s": snapshot."""
 Span = tuple[int, int]
 """Start and end in the data."""
 
 
 @attrs.frozen(eq=False)
 class Sealed:
-    """A run that is ready to be written. Its buffers are not copied."""
+    """A run to write. Buffers are not copied."""
 
     info: RunInfo
     buffers: tuple[Buffer, ...]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Description of a tensor in the header."""
+    """A tensor in the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,7 +61,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class RunMetadata(msgspec.Struct, frozen=True):
-    """Metadata of a run. Lists are joined by commas: safetensors allows strings only."""
+    """Lists are joined by commas: safetensors allows strings only."""
 
     checksum: str
     format: str
@@ -88,13 +84,12 @@ class Header:
     checksums: dict[Part, list[str]]
 
     def span(self, part: Part, index: int) -> Span:
-        """Return the span of the part's tensors; (0, 0) for an empty part."""
+        """Span of the part's tensors; (0, 0) for an empty part."""
         entries = list(self._entries_of(part, index))
         return (entries[0].data_offsets[0], entries[-1].data_offsets[1]) if entries else (0, 0)
 
     def tensors(self, part: Part, index: int, data: memoryview) -> Tensors:
-        """Split the data of the part's span into tensors. Raises `ValueError` if the tensors do not
-        fill it."""
+        """Split a span's data into tensors. Raises `ValueError` if the sizes differ."""
         tensors, at = [], 0
         for entry in self._entries_of(part, index):
             end = at + tensor_bytes(entry.dtype, entry.shape)
@@ -112,15 +107,14 @@ class Header:
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Compute the size of a tensor in bytes. Raises `ValueError` for an unknown dtype."""
+    """Bytes of a tensor. Raises `ValueError` for an unknown dtype."""
     if dtype not in ITEM_BYTES:
         raise ValueError(f"unknown dtype {dtype!r}")
     return ITEM_BYTES[dtype] * prod(shape)
 
 
 def file_name(blocks: Sequence[BlockData | BlockEntry]) -> str:
-    """Make the file name. The first and the last key and the number of blocks identify them; the
-    last part is a hash of which blocks have payloads and snapshots."""
+    """First and last key, number of blocks, and a hash of which have payloads and snapshots."""
     first, last = blocks[0].key.hex()[:16], blocks[-1].key.hex()[:16]
     return f"{first}-{last}-{len(blocks)}-{xxh32_hexdigest(bytes(map(_kind, blocks)))}{SUFFIX}"
 
@@ -136,8 +130,8 @@ def _payload_bytes(payload: Tensors) -> int:
 
 
 def seal(namespace: str, parent: bytes, blocks: Sequence[BlockData]) -> Sealed:
-    """Encode a run. `blocks`: at least one, each the continuation of the previous one. Raises
-    `ValueError` for tensors whose bytes do not fill their shape."""
+    """Encode a run of consecutive blocks. Raises `ValueError` for tensors whose bytes do not fill
+    the shape."""
     entries: dict[str, Entry] = {}
     buffers: list[Buffer] = []
     end = 0
@@ -197,7 +191,7 @@ def _front(metadata: RunMetadata, entries: dict[str, Entry]) -> bytes:
 
 
 def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
-    """Decode the header's length from the first bytes of a file. Raises `Damaged`."""
+    """Decode the header's length. Raises `Damaged`."""
     size = int.from_bytes(length, "little")
     if len(length) < LENGTH_BYTES or size > min(file_bytes - LENGTH_BYTES, MAX_HEADER_BYTES):
         raise Damaged(name, "torn", "shorter than its header")
@@ -205,8 +199,7 @@ def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
 
 
 def parse(name: str, length: bytes, header: bytes, file_bytes: int) -> Header:
-    """Verify and decode a header. Raises `Damaged`, and no other exception, whatever the bytes
-    are."""
+    """Verify and decode a header. Raises only `Damaged`, for any bytes."""
     if not header.startswith(OPENING):
         raise Damaged(name, "foreign", "not a run")
     if (

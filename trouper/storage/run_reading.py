@@ -1,5 +1,4 @@
-"""Reading of runs. All data is verified against checksums, lengths and names before it is
-returned."""
+"""Verified reading of runs."""
 
 from __future__ import annotations
 
@@ -16,23 +15,21 @@ from trouper.storage.file_operations import Disk, read_all
 from trouper.storage.run_format import LENGTH_BYTES, Header, Part, Span, header_bytes, parse
 from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason
 
+# Bytes of one read: enough for full speed, and small enough for malloc to keep the buffer. Larger
+# buffers are mapped and faulted in anew, several times slower.
 READ_BYTES = 8 * 2**20
-"""Number of bytes after which a read ends with the next part: enough for a disk's full speed, and
-small enough that malloc keeps the buffer. Larger ones are mapped anew for each read, and every page
-of them is faulted in: a read from disk took several times longer."""
 
 
 @attrs.frozen(eq=False)
 class OpenRun:
-    """A run whose header has been read and verified."""
+    """A run with a verified header."""
 
     header: Header
     _disk: Disk
     _fd: int
 
     def blocks(self, refs: Sequence[BlockRef]) -> list[BlockData]:
-        """Read blocks, in the order of `refs`, without the parts that are not requested. Reads only
-        what is necessary."""
+        """Read the requested parts of blocks, in the order of `refs`."""
         entries = {entry.key: (index, entry) for index, entry in enumerate(self.header.info.blocks)}
         indices = [self._index(ref, *entries.get(ref.key, (-1, None))) for ref in refs]
         parts: set[tuple[Part, int]] = {
@@ -61,7 +58,7 @@ class OpenRun:
         return index
 
     def _read(self, parts: Iterable[tuple[Part, int]]) -> dict[tuple[Part, int], Tensors]:
-        """Read and verify parts, with one call for adjacent parts of about `READ_BYTES`."""
+        # Read and verify parts, adjacent ones in one call of about `READ_BYTES`.
         spans = sorted((self.header.span(*part), part) for part in parts)
         found: dict[tuple[Part, int], Tensors] = {}
         for (start, end), group in _neighbours(spans):
@@ -90,8 +87,7 @@ class OpenRun:
 def _neighbours(
     spans: list[tuple[Span, tuple[Part, int]]],
 ) -> Iterator[tuple[Span, list[tuple[Span, tuple[Part, int]]]]]:
-    """Group sorted spans; a span that begins where the previous one ends joins its group, unless
-    that has `READ_BYTES`."""
+    # Group adjacent sorted spans up to `READ_BYTES`.
     group: list[tuple[Span, tuple[Part, int]]] = []
     for entry in spans:
         start, end = (group[0][0][0], group[-1][0][1]) if group else (0, 0)
@@ -105,8 +101,8 @@ def _neighbours(
 
 @contextmanager
 def open_run(disk: Disk, path: Path, namespace: str | None = None) -> Iterator[OpenRun]:
-    """Open a run and verify its header. Raises `Damaged`, also if the file is of another namespace,
-    and `OSError` if the disk fails."""
+    """Open a run and verify the header. Raises `Damaged`, also for another namespace, and
+    `OSError`."""
     try:
         fd = disk.open(path)
     except OSError as error:

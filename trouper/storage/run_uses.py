@@ -1,5 +1,4 @@
-"""Size and last use of each run of all namespaces; they decide which file of the disk cache is
-evicted next."""
+"""Size and last use of all runs, for eviction."""
 
 from __future__ import annotations
 
@@ -15,15 +14,11 @@ from trouper.storage.file_operations import Disk
 
 @attrs.frozen
 class RunUse:
-    """Size and last use of a run."""
-
     bytes: int
     used_ns: int
 
 
 class RunUses:
-    """The runs of the cache directory by path."""
-
     def __init__(self, disk: Disk, uses: Mapping[Path, RunUse]) -> None:
         self._disk, self._uses = disk, dict(uses)
         self.total_bytes = sum(use.bytes for use in uses.values())
@@ -34,7 +29,7 @@ class RunUses:
         self.total_bytes += use.bytes
 
     def record_use(self, path: Path, used_ns: int) -> None:
-        """Record a later use of a run, if the run is known."""
+        """Record a later use of a known run."""
         if path in self._uses:
             self.record(path, RunUse(self._uses[path].bytes, used_ns))
 
@@ -44,8 +39,7 @@ class RunUses:
             self.total_bytes -= use.bytes
 
     def least_recently_used(self) -> Iterator[Path]:
-        """Paths in the order of their last use. Each is checked when its turn comes: a run that
-        another server has used since comes later."""
+        """Paths by last use. Runs that another server has used since come later."""
         oldest = [(use.used_ns, path) for path, use in self._uses.items()]
         heapq.heapify(oldest)
         while oldest:
@@ -57,8 +51,7 @@ class RunUses:
                 heapq.heappush(oldest, (later_ns, path))
 
     def _used_since(self, path: Path, used_ns: int) -> int | None:
-        """Return the time of last use, if another server has used the file since `used_ns`; else
-        None."""
+        # The later time of use by another server, or None.
         with suppress(OSError):
             file = self._disk.stat(path)
             if file.used_ns > used_ns:

@@ -1,11 +1,8 @@
-"""The run store: lists, writes, reads and evicts the files of one namespace.
+"""The run store: lists, writes, reads and evicts the files of one namespace."""
 
-Two servers may share the directory. Runs are never rewritten, their names identify their contents,
-and all reads are verified, so reading needs no lock: a file that another server removes is a miss,
-a file that it writes is found by the next `refresh`, and a run that both write is written once.
-Writers share the bound of the directory (`bounded_directory`). One caller at a time, except for
-`read` and `verify`, which change no state.
-"""
+# Servers may share the directory. Reading needs no lock, since runs are never rewritten, names
+# identify contents, and reads are verified: a removed file is a miss, the next `refresh` finds a
+# new one, and a common run is written once. One caller at a time, except for `read` and `verify`.
 
 from __future__ import annotations
 
@@ -44,10 +41,10 @@ __all__ = [
 
 @attrs.frozen
 class Changes:
-    """Differences between two listings of the directory."""
+    """Differences between two listings."""
 
     appeared: tuple[RunInfo, ...]
-    """New runs; parents come before the runs that continue them."""
+    """New runs, parents first."""
     vanished: tuple[RunInfo, ...]
 
 
@@ -57,14 +54,13 @@ class Room:
 
     fits: bool
     removed: tuple[RunInfo, ...] = ()
-    """Removed runs of this namespace."""
     removed_elsewhere: int = 0
-    """Number of removed files of other namespaces: all namespaces share one limit."""
+    """Removed files of other namespaces, which share the limit."""
 
 
 class RunStore:
-    """The runs of one namespace. `directory`: the prepared cache directory. `namespace`: at least
-    `NAMESPACE_DIGITS` hex digits."""
+    """The runs of one namespace. `directory`: prepared. `namespace`: at least `NAMESPACE_DIGITS`
+    hex digits."""
 
     def __init__(self, directory: Path, namespace: str, disk: Disk | None = None) -> None:
         self.directory, self.namespace = directory, namespace
@@ -72,12 +68,11 @@ class RunStore:
         if not NAMESPACE.fullmatch(self.path.name):
             raise ValueError(f"not a namespace: {namespace!r}")
         self.damaged: Counter[Reason] = Counter()
-        """Number of files that `refresh` removed, by the kind of damage."""
+        """Files removed by `refresh`, by kind of damage."""
         self.unreadable = 0
-        """Number of files whose header the disk cannot read. They stay, and their bytes count as
-        long as they exist."""
+        """Files with an unreadable header, which stay and count."""
+        # Names of unreadable files.
         self._skipped: set[str] = set()
-        """Names of files that the disk does not read."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
         self._files = BoundedDirectory(self._disk, directory)
@@ -87,19 +82,17 @@ class RunStore:
 
     @property
     def runs(self) -> Collection[RunInfo]:
-        """The runs as of the last `refresh`, with later writes and removals of this store."""
+        """Runs of the last `refresh`, with this store's later writes and removals."""
         return self._runs.values()
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all namespaces' runs, except those that another server has written since the
-        last `refresh`."""
+        """Bytes of all namespaces' runs, as of the last `refresh` and this store's changes."""
         return self._files.uses.total_bytes
 
     def refresh(self) -> Changes:
-        """List the directory again, since other servers and sweeps change it, too. Opens only files
-        that neither an earlier `refresh` nor the saved catalogue knows. Removes damaged files.
-        Raises `OSError`."""
+        """List the directory again, which others change, too. Opens only unknown files, removes
+        damaged ones. Raises `OSError`."""
         known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
         before, runs = self._runs, dict[str, RunInfo]()
         for path, file in self._files.list_files():
@@ -118,8 +111,8 @@ class RunStore:
         )
 
     def save_catalogue(self, limits: DiskLimits = UNLIMITED) -> Room:
-        """Write the catalogue within the limits, also if runs are evicted for it, which it then
-        lists in vain. Raises `OSError`; then the old file still exists."""
+        """Write the catalogue within the limits; runs evicted meanwhile are listed in vain. Raises
+        `OSError`, leaving the old file."""
         buffers = catalogue.encode(self.namespace, self._runs.values())
         nbytes = sum(len(buffer) for buffer in buffers)
         return self._room(self._write(self.path / catalogue.NAME, buffers, nbytes, limits))
@@ -143,7 +136,6 @@ class RunStore:
             return opened.header.info
 
     def _discard(self, path: Path, damaged: Damaged) -> None:
-        """Remove a damaged file, if the disk allows it."""
         if damaged.reason != "vanished":
             self.damaged[damaged.reason] += 1
         with suppress(OSError):
@@ -152,15 +144,13 @@ class RunStore:
     # -- writing ---------------------------------------------------------------------------------
 
     def seal(self, parent: bytes, blocks: Sequence[BlockData]) -> Sealed:
-        """Encode a run, whose exact size is needed to make room for it before `put`. `blocks`: at
-        least one, each the continuation of the previous one; `parent`: the key that the first one
-        continues."""
+        """Encode a run of consecutive blocks, whose size `put` needs. `parent`: the key before the
+        first."""
         return seal(self.namespace, parent, blocks)
 
     def put(self, sealed: Sealed, limits: DiskLimits = UNLIMITED) -> Room:
-        """Write a run after making room for it within the limits; if it `fits` not, nothing was
-        written. A run that exists in full is not written again. Raises `OSError`; then no file is
-        left."""
+        """Write a run after making room; without `fits` nothing was written. An existing run is not
+        written again. Raises `OSError`, leaving no file."""
         if not self._refreshed:
             self.refresh()
         run, path, removed = sealed.info, self.path / sealed.info.name, tuple[Path, ...]()
@@ -178,9 +168,8 @@ class RunStore:
     def _write(
         self, path: Path, buffers: Sequence[Buffer], nbytes: int, limits: DiskLimits
     ) -> Evicted:
-        """Write a file of the namespace, and write it again if its directory or the temporary file
-        was removed meanwhile: `trouper cache clear` may be called while servers run. Raises
-        `OSError`."""
+        # Write a file, twice if `trouper cache clear` removes the directory meanwhile. Raises
+        # `OSError`.
         try:
             self._disk.mkdir(self.path)
             return self._files.write(path, buffers, nbytes, limits)
@@ -201,8 +190,8 @@ class RunStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, name: str, refs: Sequence[BlockRef]) -> list[BlockData]:
-        """Read blocks of a run, in the order of `refs`. Raises `Damaged` if the file is unusable,
-        and the caller should `remove` it; and `OSError` if the disk fails."""
+        """Read blocks in the order of `refs`. Raises `Damaged`, upon which the caller should
+        `remove`, and `OSError`."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
             return run.blocks(refs)
 
@@ -213,7 +202,7 @@ class RunStore:
             return run.header.info
 
     def touch(self, names: Iterable[str]) -> None:
-        """Set the runs' last use to the present time. Raises `OSError`."""
+        """Set the last use to now. Raises `OSError`."""
         for name in names:
             path = self.path / name
             with suppress(FileNotFoundError):
@@ -223,21 +212,20 @@ class RunStore:
     # -- removing --------------------------------------------------------------------------------
 
     def remove(self, name: str) -> None:
-        """Remove a run, which may already be missing. Raises `OSError`."""
+        """Remove a run, which may be missing. Raises `OSError`."""
         self._files.remove(self.path / name)
         self._runs.pop(name, None)
 
     def skip(self, name: str) -> tuple[RunInfo, ...]:
-        """Forget a run whose file the disk does not read, until it is written again. The file stays
-        and counts, and may be evicted. Returns the run, if it is known."""
+        """Forget an unreadable run until rewritten. The file stays, counts, and may be evicted.
+        Returns the run, if known."""
         self._skipped.add(name)
         run = self._runs.pop(name, None)
         return () if run is None else (run,)
 
     def make_room(self, bytes_needed: int, max_bytes: int, floor_bytes: int = 0) -> Room:
-        """Evict the least recently used runs, until `bytes_needed` more bytes fit into `max_bytes`
-        and the disk would still have `floor_bytes` free. Raises `OSError` if the disk's free space
-        is unknown."""
+        """Evict the least recently used runs until `bytes_needed` fit into `max_bytes` with
+        `floor_bytes` free. Raises `OSError` if the free space is unknown."""
         if not self._refreshed:
             self.refresh()
         return self._room(self._files.make_room(bytes_needed, DiskLimits(max_bytes, floor_bytes)))

@@ -1,11 +1,8 @@
-"""Bytes of the cache directory as all its writers count them, in one small file that each updates
-under a lock.
+"""Bytes of the cache directory, in one small file that all writers update under a lock."""
 
-Models of one server, several servers and the ranks of a group write into the same directory, and no
-writer lists it before each write. So a writer adds the bytes of a file here before it creates it,
-and subtracts those of one that it has removed. A process that is killed in between leaves a count
-that is too high, never one that is too low; the next listing of the directory sets it right.
-"""
+# Models, servers and ranks share the directory, and listing before each write is too slow. Writers
+# add before creating a file and subtract after removing one: a killed process leaves a count that
+# is too high, until the next listing.
 
 from __future__ import annotations
 
@@ -21,9 +18,9 @@ import attrs
 from trouper.storage.cache_directory import USAGE
 from trouper.storage.file_operations import Disk, read_all
 
+# Longest wait for the lock, held for microseconds, a listing, or by a stopped process; reads wait
+# meanwhile.
 LOCK_PATIENCE_S: Final = 0.25
-"""Longest wait for the lock. It is held for microseconds, for as long as a listing takes, or by a
-process that was stopped; reads wait behind a writer that waits."""
 LOCK_POLL_S: Final = 0.002
 DIGITS: Final = 20
 SIZE: Final = DIGITS + 9
@@ -31,8 +28,7 @@ SIZE: Final = DIGITS + 9
 
 @attrs.define
 class LockedUsage:
-    """The count while its lock is held. `bytes` is None if nobody has counted, or the file cannot
-    be read."""
+    """The count under lock. `bytes` None: unknown."""
 
     disk: Disk
     fd: int
@@ -44,22 +40,18 @@ class LockedUsage:
         self.disk.pwrite(self.fd, _encoded(self.bytes), 0)
 
     def add(self, nbytes: int) -> None:
-        """Add `nbytes`, or subtract them if they are negative; an unknown count stays unknown.
-        Raises `OSError`."""
+        """Add bytes to a known count. Raises `OSError`."""
         if self.bytes is not None and nbytes:
             self.set(self.bytes + nbytes)
 
 
 class SharedUsage:
-    """The count of one directory."""
-
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk, self._path = disk, directory / USAGE
 
     @contextmanager
     def locked(self) -> Iterator[LockedUsage | None]:
-        """Hold the lock. None if another writer does not release it within `LOCK_PATIENCE_S`.
-        Raises `OSError`."""
+        """Hold the lock; None after `LOCK_PATIENCE_S`. Raises `OSError`."""
         fd = self._disk.open_shared(self._path)
         try:
             yield self._read(fd) if self._acquire(fd) else None
@@ -67,8 +59,7 @@ class SharedUsage:
             self._disk.close(fd)  # Releases the lock.
 
     def add(self, nbytes: int) -> None:
-        """Add bytes, or subtract them if negative. If the lock cannot be had, the count stays as it
-        is. Raises `OSError`."""
+        """Add bytes; without the lock the count stays. Raises `OSError`."""
         with self.locked() as usage:
             if usage is not None:
                 usage.add(nbytes)
@@ -94,7 +85,6 @@ class SharedUsage:
 
 
 def _encoded(nbytes: int) -> bytes:
-    """Always of the same length, so that writing it again needs no room on a full disk. The
-    checksum detects a torn write."""
+    # Constant length, since a rewrite must need no room. The checksum detects a torn write.
     number = b"%0*d" % (DIGITS, nbytes)
     return b"%s %08x" % (number, crc32(number))

@@ -1,5 +1,4 @@
-"""Upkeep of a run store for SSDWriter: opening it, sweeping it, making room for a write, inspecting
-its files in turn."""
+"""Upkeep of a run store for SSDWriter: opening, sweeping, writing, inspecting."""
 
 from __future__ import annotations
 
@@ -14,28 +13,26 @@ from trouper.storage.cache_directory import DiskLimits
 from trouper.storage.runs import RunStore
 from trouper.storage.stored_blocks import RunInfo
 
+# Maximum files of one inspection.
 INSPECTED_AT_ONCE = 4
-"""Maximum number of files of one inspection."""
 
 
 @attrs.frozen
 class Swept:
-    """Result of a sweep."""
-
     usage: cache_directory.DirectoryUsage
     removed: tuple[RunInfo, ...]
     appeared: tuple[RunInfo, ...]
 
 
 def open_store(store: RunStore) -> None:
-    """Create the directory if necessary, and list its runs. Raises `OSError`."""
+    """Create the directory if necessary, and list runs. Raises `OSError`."""
     cache_directory.prepare(store.directory)
     store.refresh()
 
 
 def sweep_store(store: RunStore, ttl_s: float, limits: DiskLimits) -> Swept:
-    """Remove files unused for `ttl_s`, detect changes by other servers, enforce the limits and save
-    the catalogue. Raises `OSError`."""
+    """Remove files unused for `ttl_s`, detect changes, enforce the limits and save the catalogue.
+    Raises `OSError`."""
     cache_directory.prepare(store.directory)
     usage = cache_directory.sweep(store.directory, ttl_s)
     changes = store.refresh()
@@ -47,22 +44,21 @@ def sweep_store(store: RunStore, ttl_s: float, limits: DiskLimits) -> Swept:
 def write_run(
     store: RunStore, parent: bytes, blocks: Sequence[BlockData], limits: DiskLimits
 ) -> tuple[RunInfo | None, tuple[RunInfo, ...]]:
-    """Write a run after making room for it. Returns the run, or None without room, and the evicted
-    runs. Raises `OSError`."""
+    """Write a run. Returns the run (None without room) and evicted runs. Raises `OSError`."""
     sealed = store.seal(parent, blocks)
     room = store.put(sealed, limits)
     return (sealed.info if room.fits else None), room.removed
 
 
 class InspectionRound:
-    """Order in which files are inspected: each file once before any is inspected again."""
+    """Each file is inspected once before any is inspected again."""
 
     def __init__(self) -> None:
         self._inspected: set[str] = set()
 
     def next_names(self, runs: Iterable[RunInfo]) -> Iterator[str]:
-        """Names of the files to inspect next; none when a round is complete. A name counts as
-        inspected when it is taken."""
+        """Files to inspect next; none when a round is complete. A taken name counts as
+        inspected."""
         names = list(
             islice((run.name for run in runs if run.name not in self._inspected), INSPECTED_AT_ONCE)
         )

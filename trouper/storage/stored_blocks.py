@@ -15,8 +15,7 @@ Reason = Literal["torn", "checksum", "foreign", "vanished"]
 
 
 class Damaged(Exception):
-    """A file is unusable: torn (of the wrong length), of wrong bytes, of other content than
-    expected, or vanished."""
+    """torn: wrong length; checksum: wrong bytes; foreign: other content; vanished."""
 
     def __init__(self, name: str, reason: Reason, detail: str) -> None:
         super().__init__(f"{name}: {reason}: {detail}")
@@ -26,19 +25,19 @@ class Damaged(Exception):
 
 @attrs.frozen
 class BlockEntry:
-    """A block's entry in a file: which block, and the sizes of its parts."""
+    """A block in a file."""
 
     key: bytes
     tokens: bytes
     payload_bytes: int
-    """Size of the payload; 0: the file has none."""
+    """0: no payload."""
     snapshot_bytes: int | None
-    """Size of the snapshot; None: the file has none."""
+    """None: no snapshot."""
 
 
 @attrs.frozen
 class RunInfo:
-    """Contents of a file. `parent`: the key that the first block continues."""
+    """A file's content. `parent`: the key before the first block."""
 
     name: str
     file_bytes: int
@@ -47,8 +46,7 @@ class RunInfo:
 
 
 def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
-    """Order runs so that parents come before the runs that continue them; runs whose parent is in
-    none of these come first."""
+    """Order runs, parents first."""
     waiting: defaultdict[bytes, list[RunInfo]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.name):
         waiting[run.parent].append(run)
@@ -63,8 +61,7 @@ def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
 
 
 def catalogue_batches(runs: Iterable[RunInfo], min_blocks: int) -> Iterator[tuple[Run, ...]]:
-    """Describe runs for the scheduler, in order, in batches that end with the run that reaches
-    `min_blocks` blocks."""
+    """Runs for the scheduler, in batches of at least `min_blocks` blocks."""
     batch, size = list[Run](), 0
     for run in runs:
         blocks = tuple(

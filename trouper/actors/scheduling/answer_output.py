@@ -9,10 +9,17 @@ from msgspec import structs
 
 from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prepared_request import PreparedRequest
-from trouper.protocol.joined_delta import joined
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Delta, Finished, FinishReason, Progress, Scored, TokenLogprobs
+from trouper.protocol.replies import (
+    Delta,
+    Finished,
+    FinishReason,
+    Progress,
+    Scored,
+    TokenLogprobs,
+    joined,
+)
 
 log = logging.getLogger("trouper.scheduler")
 

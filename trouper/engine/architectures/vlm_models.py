@@ -22,7 +22,7 @@ from mlx import nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from trouper.engine.kv import attention_seam
-from trouper.engine.kv.cache_kinds import treat_alike
+from trouper.engine.kv.model_caches import treat_alike
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.problems import ModelUnusable
 

@@ -1,2 +1,1 @@
-"""KV caches and recurrent state of a batch of rows, and the cached blocks that are copied out of
-them."""
+"""KV caches and recurrent states of rows, and the cached blocks copied from rows."""

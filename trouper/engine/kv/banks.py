@@ -1,17 +1,11 @@
-"""Banks: rows of like length share buffers, so that no row's buffer is as long as another bank's
-longest row.
+"""Banks: rows of like length share buffers, which are as long as the bank's longest row."""
 
-The level of a bank bounds the length of its rows: 512 tokens, then twice as many with each level
-(`Shapes.first_bank`). The buffers of a bank are as long as its longest row, rounded up, so a row
-holds at most about twice its own tokens. A row that outgrows its bank moves to the next level: one
-copy, after as many tokens as it has. Rows move before they must, one a step, so that no step has
-many copies; if all rows of a bank outgrow it and nobody has the next, the bank becomes the next. A
-very long row has a bank of its own: attention then needs no mask, and its memory is its own
-length's. A pass over rows of several banks calls attention once for each bank
-(`attention_seam.py`); everything else in a layer runs over all rows.
-
-Figures: docs/long-contexts.md.
-"""
+# A bank of level 0 holds rows up to `Shapes.first_bank` tokens; each level doubles the length. A
+# row that outgrows a bank moves to the next level: one copy, as long as the row. Rows move early,
+# one a step, and if all rows outgrow a bank without a successor, the bank takes the next level. A
+# very long row has a bank alone, without masks. Attention is called once for each bank
+# (`attention_seam.py`); everything else in a layer runs over all rows. Figures:
+# docs/long-contexts.md.
 
 from __future__ import annotations
 
@@ -31,31 +25,27 @@ from trouper.protocol.plans import NO_ROW, RowId
 
 
 class Key(NamedTuple):
-    """What tells banks apart, in ascending order of their rows' lengths."""
+    """Identity of a bank, ordered by the length of rows."""
 
     level: int
     row: RowId
-    """The row that has the bank for itself, or NO_ROW."""
+    """The only row of the bank, or NO_ROW."""
 
 
 @attrs.frozen(eq=False)
 class Bank:
-    """Rows in slots of the same buffers."""
-
     key: Key
     buffers: SlotBuffers
     slots: SlotAssignment = attrs.field(factory=SlotAssignment)
 
     @property
     def num_slots(self) -> int:
-        """Number of rows that the buffers have room for."""
         slots = (cache.buffers[0].shape[0] for cache in self.buffers.leaves if cache.buffers)
         return max(slots, default=len(self.slots))
 
     @property
     def capacity_tokens(self) -> int:
-        """Number of tokens that a slot has room for, the mean over layers; rings count only if
-        there is nothing else."""
+        """Tokens of room in a slot: the mean over layers; rings count only without other caches."""
         caches = [
             cache for cache in self.buffers.leaves if isinstance(cache, FullSlots)
         ] or self.buffers.leaves
@@ -63,20 +53,21 @@ class Bank:
         return round(sum(lengths) / len(lengths)) if lengths else 0
 
     def open(self, row: RowId, tokens: int) -> None:
-        """Add a prefilling row without KV, which will have `tokens` tokens."""
+        """`tokens`: the coming length."""
         self.slots.open(row)
         self.buffers.expect(tokens)
         self.buffers.hold(len(self.slots))
 
     def promote(self, row: RowId) -> None:
-        """Make a prefilling row the last decoding row; the first prefilling row gets its slot."""
+        """Make a prefilling row the last decoding row; the first prefilling row gets the free
+        slot."""
         slot, first = self.slots.slot(row), self.slots.num_decoding
         if slot != first:
             self.buffers.move([(slot, first), (first, slot)], self.slots.lengths)
         self.slots.promote(slot)
 
     def drop(self, rows: Sequence[RowId]) -> None:
-        """Remove rows. Buffers that are much too large shrink, and are freed with the last row."""
+        """Remove rows. Much too large buffers shrink, and are freed with the last row."""
         change = self.slots.without(rows)
         self.buffers.move(change.moves, self.slots.lengths)
         self.slots.rearrange(change)
@@ -87,7 +78,6 @@ class Bank:
             self.buffers.clear()
 
     def move(self, row: RowId, target: Bank) -> None:
-        """Move a decoding row to another bank."""
         slot = self.slots.slot(row)
         length = int(self.slots.lengths[slot])
         parts = self.buffers.take(slot, length)
@@ -99,13 +89,12 @@ class Bank:
 
 
 class Banks:
-    """All banks that have rows, the longest rows first: a new short row then changes no other row's
-    index in a pass."""
+    """All banks with rows, longest rows first: a new short row changes no index of others in a
+    pass."""
 
     def __init__(
         self, make_buffers: Callable[[], SlotBuffers], shapes: Shapes, *, several: bool
     ) -> None:
-        """`several` False: all rows share one bank."""
         self._make_buffers, self._shapes, self._several = make_buffers, shapes, several
         self._banks: dict[Key, Bank] = {}
         self._bank_of: dict[RowId, Bank] = {}
@@ -118,12 +107,10 @@ class Banks:
         return len(self._banks)
 
     def __getitem__(self, row: RowId) -> Bank:
-        """The bank of a row."""
         return self._bank_of[row]
 
     @property
     def decoding(self) -> Sequence[RowId]:
-        """Decoding rows, in the order of a pass over them."""
         return [row for bank in self for row in bank.slots.decoding]
 
     @property
@@ -131,9 +118,8 @@ class Banks:
         return [row for bank in self for row in bank.slots.prefilling]
 
     def stats(self, state_bytes: int) -> tuple[BankStats, ...]:
-        """State of the banks of each level, those of the shortest rows first. `state_bytes`: bytes
-        of all rows' recurrent states, which are outside of banks; each bank counts its rows'
-        share."""
+        """State of the banks by level, shortest rows first. `state_bytes`: all rows' recurrent
+        states, counted by the share of rows."""
         return tuple(
             BankStats(
                 max_tokens=self._shapes.bank_tokens(level) if self._several else None,
@@ -149,23 +135,21 @@ class Banks:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, used or not."""
         return sum(bank.buffers.nbytes for bank in self)
 
     def fit(self) -> None:
-        """Shrink all buffers to what the rows need."""
         for bank in self:
             if len(bank.slots):
                 bank.buffers.fit(len(bank.slots), bank.slots.longest + 1, exactly=True)
 
     def clean(self) -> None:
-        """Set to 0 what is no finite number in the buffers."""
+        """Set non-finite numbers to 0."""
         for bank in self:
             bank.buffers.clean()
 
     def set_spares(self, *, spares: bool) -> None:
-        """Set whether buffers may have room to spare. Without, they are fitted now, and whenever
-        rows come or leave."""
+        """Set whether buffers may have room to spare. Without, buffers are fitted now and with each
+        change of rows."""
         if spares != self._spares:
             self._spares = spares
             for bank in self:
@@ -174,8 +158,7 @@ class Banks:
             self.fit()
 
     def hold(self, lengths: Sequence[int]) -> None:
-        """Make room for new rows that will have this many tokens. Buffers that grow for each row
-        would be copied each time."""
+        """Make room for new rows of these lengths at once, instead of one copy for each."""
         keys = Counter(self._key(tokens, NO_ROW) for tokens in lengths)
         for key, rows in keys.items():
             if self._shapes.shared(key.level) or not self._several:
@@ -183,7 +166,7 @@ class Banks:
                 bank.buffers.hold(len(bank.slots) + rows)
 
     def open(self, row: RowId, tokens: int) -> None:
-        """Add a prefilling row that will have `tokens` tokens when it decodes."""
+        """`tokens`: the length when decoding."""
         self._bank_of[row] = bank = self._bank(self._key(tokens, row))
         bank.open(row, tokens)
 
@@ -197,8 +180,8 @@ class Banks:
             del self._bank_of[row]
 
     def move_outgrown(self) -> None:
-        """Move decoding rows whose next token does not belong to their bank: the longest, and all
-        for which there is no room."""
+        """Move decoding rows whose next token belongs to another bank: the longest, and all without
+        room."""
         for bank in reversed(list(self)):
             if (
                 self._several
@@ -217,12 +200,12 @@ class Banks:
                     self._move(bank, rows)
 
     def _outgrown(self, bank: Bank) -> dict[RowId, int]:
-        """Decoding rows that belong to another bank, and their lengths."""
+        # Decoding rows that belong to another bank, with their lengths.
         lengths = zip(bank.slots.decoding, bank.slots.lengths.tolist(), strict=False)
         return {row: length for row, length in lengths if self._level(length + 1) > bank.key.level}
 
     def _rename(self, bank: Bank, key: Key) -> None:
-        """Make a bank the bank of another level. Its buffers grow with its rows."""
+        # Give a bank another level. The buffers grow with the rows.
         del self._banks[bank.key]
         self._banks[key] = renamed = attrs.evolve(bank, key=key)
         self._banks = dict(sorted(self._banks.items(), reverse=True))
@@ -243,7 +226,7 @@ class Banks:
         return self._shapes.level(tokens) if self._several else 0
 
     def _key(self, tokens: int, row: RowId) -> Key:
-        """Key of the bank for a row of `tokens` tokens."""
+        # Key of the bank for a row of `tokens` tokens.
         level = self._level(tokens)
         return Key(level, row if self._several and not self._shapes.shared(level) else NO_ROW)
 

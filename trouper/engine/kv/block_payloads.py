@@ -1,5 +1,4 @@
-"""Serialization of blocks and snapshots. The first of a block's tensors is its header: U32 (kind,
-tokens)."""
+"""Serialization of blocks and snapshots. A block's first tensor is a header: U32 (kind, tokens)."""
 
 from __future__ import annotations
 
@@ -22,15 +21,13 @@ DTYPES = {
     "I64": mx.int64,
     "U8": mx.uint8,
 }
+# NumPy has no bfloat16, whose bits are viewed as uint16, otherwise unused in blocks.
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {mx.uint16: "BF16"}
-"""Names of types. NumPy has no bfloat16, so its bits are viewed as uint16, which no block has
-otherwise."""
 
 
 @attrs.frozen(eq=False)
 class BlockArrays:
-    """Arrays of a block of `tokens` tokens, or of a snapshot after `tokens` tokens. The arrays are
-    immutable."""
+    """Immutable arrays of a block of `tokens` tokens, or of a snapshot after `tokens` tokens."""
 
     tokens: int
     arrays: tuple[mx.array, ...]
@@ -41,7 +38,7 @@ class BlockArrays:
         return sum(array.nbytes for array in self.arrays)
 
     def read(self) -> Tensors:
-        """Return the bytes of `readable` arrays without copying them. Waits for the device."""
+        """The bytes of `readable` arrays, without a copy. Waits for the device."""
         mx.eval(self.arrays)
         header = np.array([SNAPSHOT if self.snapshot else BLOCK, self.tokens], np.uint32)
         tensors = [
@@ -51,8 +48,7 @@ class BlockArrays:
 
 
 def readable(stored: BlockArrays) -> BlockArrays:
-    """The block's arrays in types that NumPy has. The device makes them now, before the next step,
-    and `read` waits for them."""
+    """The arrays in dtypes of NumPy, which the device computes before the next step."""
     arrays = tuple(
         array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays
     )
@@ -61,13 +57,12 @@ def readable(stored: BlockArrays) -> BlockArrays:
 
 
 def _bytes(array: mx.array) -> memoryview | bytes:
-    """Return the array's bytes. The view keeps the array alive, and any thread may read it."""
+    # A view that any thread may read, and that keeps the array alive.
     return np.array(array, copy=False).reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def stored_from(payload: Tensors, layout: Layout) -> BlockArrays:
-    """Decode a payload. Raises ValueError if the bytes are not a block or a snapshot of this
-    layout."""
+    """Decode a payload. Raises ValueError if the bytes are no block or snapshot of this layout."""
     if (
         not payload
         or payload[0].dtype != "U32"

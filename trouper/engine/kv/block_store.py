@@ -1,9 +1,7 @@
-"""Cached blocks of KV and snapshots: stored from rows, restored into rows, evicted, persisted to
-and loaded from the disk.
+"""Cached blocks of KV and snapshots, between rows and disk."""
 
-Stored arrays are immutable and own their memory. They are evaluated at once: a lazy graph that
-still refers to a slot buffer would make the next write to that buffer copy all of it.
-"""
+# Stored arrays are immutable, own their memory, and are evaluated at once: a lazy graph that refers
+# to a slot buffer would make the next write copy the whole buffer.
 
 from __future__ import annotations
 
@@ -19,18 +17,18 @@ from trouper.engine.platform.eager_eval import finish_or_start
 from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
 from trouper.protocol.ranks import joined, parted
 
+# Maximum bytes of one copy out of slots, before the split into blocks.
 RUN_BYTES = 2**26
-"""Upper bound of the bytes that one copy out of the slots takes before it is split into blocks."""
 
 
 class BlockStore:
-    """Blocks and snapshots by their ids. Lives on the engine's thread, like the rows."""
+    """Blocks and snapshots by id, on the engine's thread."""
 
     def __init__(self, rows: RowCopies) -> None:
         self._rows = rows
         self._stored: dict[BlockId, BlockArrays] = {}
         self.members = 0
-        """Set hash (`ranks.set_hash`) of all stored ids."""
+        """`ranks.set_hash` of all stored ids."""
 
     @property
     def _layout(self) -> Layout:
@@ -38,11 +36,10 @@ class BlockStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all stored arrays."""
         return sum(stored.nbytes for stored in self._stored.values())
 
     def evict(self, blocks: Sequence[BlockId]) -> None:
-        """Free blocks and snapshots. Raises KeyError for an id that is not stored."""
+        """Free blocks and snapshots. Raises KeyError for an unknown id."""
         for block in blocks:
             del self._stored[block]
         self.members = parted(self.members, blocks)
@@ -60,8 +57,8 @@ class BlockStore:
         self.members = joined(self.members, (*order.blocks, *snapshots))
 
     def _store_run(self, row: RowId, start: int, blocks: Sequence[tuple[BlockId, int]]) -> int:
-        """Split arrays (planes, tokens, dim) into blocks. Each block is a copy, since a view would
-        keep the whole run alive."""
+        # Split arrays (planes, tokens, dim) into blocks, by copies: a view would keep the whole run
+        # alive.
         stop = start + sum(size for _, size in blocks)
         run = self._layout.pack(self._rows.read(row, start, stop))
         at, made = 0, list[mx.array]()
@@ -82,14 +79,12 @@ class BlockStore:
         self._stored[block] = stored
 
     def load(self, order: Load) -> None:
-        """Add a block that was read from the disk. Raises ValueError if the bytes do not fit this
-        model."""
+        """Add a block from disk. Raises ValueError if the bytes do not fit this model."""
         self._keep(order.block, stored_from(order.payload, self._layout))
         self.members = joined(self.members, [order.block])
 
     def restore(self, row: RowId, order: Restore) -> None:
-        """Fill a row that was just opened: cached blocks first, then tokens of a live row beyond
-        them, then rings and states."""
+        """Fill a new row: cached blocks, then tokens of a live row, then rings and states."""
         blocks = self._parts([self._stored[block] for block in order.blocks], order.tokens)
         self._write(row, blocks, order.tokens)
         if order.source is not None:
@@ -104,8 +99,7 @@ class BlockStore:
         self._rows.start(row)
 
     def _write(self, row: RowId, blocks: Sequence[BlockArrays], room: int) -> None:
-        """Write each slot buffer once, since a second write while the first is under way would copy
-        the buffer."""
+        # Write each slot buffer once: a second write meanwhile would copy the buffer.
         tokens = sum(block.tokens for block in blocks)
         if blocks and self._rows.can_begin_with(row):
             planes = self._layout.planes
@@ -124,7 +118,7 @@ class BlockStore:
         self._rows.advance(row, tokens)
 
     def _parts(self, blocks: list[BlockArrays], tokens: int) -> list[BlockArrays]:
-        """Trim the blocks to `tokens` tokens: the last block may be used in part."""
+        # Trim the blocks to `tokens` tokens, the last one possibly in part.
         assert not any(block.snapshot for block in blocks), "a snapshot is no block"
         if (
             blocks
@@ -146,8 +140,7 @@ class BlockStore:
             self._rows.restore_snapshot(row, stored.arrays)
 
     def persist(self, blocks: Iterable[BlockId]) -> list[BlockArrays]:
-        """Take references to the blocks' arrays, so that an eviction before they are read does no
-        harm."""
+        """Refer to the blocks' arrays, which then survive an eviction."""
         return [readable(self._stored[block]) for block in blocks]
 
 
@@ -155,7 +148,7 @@ T = TypeVar("T")
 
 
 def batched(items: Sequence[T], size: Callable[[T], int]) -> Iterator[Sequence[T]]:
-    """Group consecutive items into batches of at most RUN_BYTES, and of at least one item."""
+    """Group consecutive items into batches of at most RUN_BYTES, or of one item."""
     batch, batch_bytes = list[T](), 0
     for item in items:
         if batch and batch_bytes + size(item) > RUN_BYTES:

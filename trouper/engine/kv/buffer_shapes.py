@@ -1,10 +1,7 @@
-"""Shapes of a bank's buffers, which a decode pass asks for in each step: computed anew only after a
-cache has got other buffers.
+"""Shapes of a bank's buffers, computed anew only after a cache has other buffers."""
 
-To ask each of 28 layers for its shapes and its room was two fifths of the Python of a step of one
-row, 2,300 of 5,900 bytecodes. A pass writes into its buffers and so has new arrays, but of the same
-shapes: `SlotCache.buffers` is set only where shapes may change, and counts that.
-"""
+# Each decode pass needs the shapes, and asking 28 layers was two fifths of a one-row step's Python.
+# Passes write arrays of the same shapes: only setting `SlotCache.buffers` counts as a change.
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ if TYPE_CHECKING:
     from trouper.engine.kv.slot_cache import SlotCache
 
 Room = tuple[int, int]
-"""Number of slots, and of tokens in each, that buffers have room for."""
+"""Slots, and tokens in each, that buffers have room for."""
 NO_ROOM: Room = (0, 0)
 
 
 class ShapeChanges:
-    """How often caches got other buffers. Those of a bank share one count."""
+    """Number of changes of buffers, shared by the caches of a bank."""
 
     __slots__ = ("count",)
 
@@ -32,29 +29,26 @@ class ShapeChanges:
 
 @attrs.frozen(cache_hash=True)
 class HeldShapes:
-    """Shapes of the buffers of a bank's caches. Hashed once: they are a part of a key that each
-    step looks for."""
+    """Shapes of a bank's buffers. Hashed once, as part of a key of each step."""
 
     shapes: tuple[tuple[int, ...], ...]
     room: Room = attrs.field(eq=False)
-    """The smallest number of slots, and of tokens, that the buffers of any cache have room for."""
+    """The minimum over all caches."""
 
     def has_room(self, slots: int, tokens: int) -> bool:
-        """Whether all buffers hold `slots` slots of `tokens` tokens."""
         return slots <= self.room[0] and tokens <= self.room[1]
 
 
 class BankCaches:
-    """The caches of a bank for one model, and the shapes of their buffers."""
+    """The caches of a bank for one model, and their shapes."""
 
     def __init__(self, leaves: Sequence[SlotCache], changes: ShapeChanges) -> None:
-        """`changes`: the count that these caches share."""
+        """`changes`: the shared count of these caches."""
         self.leaves, self._changes = leaves, changes
         self._seen = -1
         self._held = HeldShapes((), NO_ROOM)
 
     def held(self) -> HeldShapes:
-        """The shapes that the buffers have now."""
         if self._seen != self._changes.count:
             shapes = tuple(tuple(buffer.shape) for leaf in self.leaves for buffer in leaf.buffers)
             slots, tokens = (

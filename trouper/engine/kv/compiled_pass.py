@@ -1,23 +1,15 @@
-"""Passes whose graph is built once by `mx.compile`, and then only instantiated: over decoding rows,
-and over a lone short prompt.
+"""Passes whose graph `mx.compile` builds once: over decoding rows, and over a lone short prompt."""
 
-Building the graph of a pass takes 1.4 to 1.8 ms of Python a step (28 layers), a third of a step on
-a fast GPU, and holds Python's lock meanwhile. A pass can be compiled if nothing in it depends on
-the lengths of rows but arrays: where attention gets whole buffers and lengths
-(`decode_attention.py`). Its structure is then the number of rows and the shapes of the buffers. The
-first pass over a prompt depends on nothing but its width: the row has no tokens yet, and its
-buffers are made in the pass.
-
-- The first pass of a structure is an ordinary one. It shows which arrays of its regions the model
-  reads: the compiled function gets these as inputs. The second one soon after is compiled: a
-  structure that lasts for one step is not worth that.
-- While the function is traced, regions have arrays and nothing else (`TracedRegion`). A model that
-  needs more - a window, a ring that takes drafts, a mask - fails there, and runs as before.
-- The function gets buffers and returns them. Nobody else may hold the old ones when the pass is
-  evaluated, or each write would copy a buffer.
-
-What each pass depends on is in `pass_kinds.py`.
-"""
+# Building a graph takes a third of a step on a fast GPU, and holds Python's lock. A pass can be
+# compiled if nothing but arrays depends on the rows' lengths (`decode_attention.py`): a structure
+# is the number of rows and the shapes of buffers, or a first prompt's width.
+# - The first pass of a structure is ordinary and shows which arrays of regions the model reads: the
+# inputs of the compiled function. The second, soon after, is compiled.
+# - While tracing, regions have only arrays (`TracedRegion`). A model that needs more (a window, a
+# ring with drafts, a mask) fails and runs as before.
+# - The function takes and returns buffers. Any other reference to old buffers would make each write
+# copy.
+# `pass_kinds.py` has the dependencies of each pass.
 
 from __future__ import annotations
 
@@ -32,67 +24,58 @@ from trouper.engine.kv.pass_kinds import Pass
 from trouper.engine.kv.region import Name, Region
 from trouper.engine.platform.error_text import line_of
 
+# Maximum of compiled structures; a traced graph takes about 1 MB for 28 layers.
 MAX_COMPILED = 48
-"""Maximum number of compiled structures. Each keeps the traced graph, about 1 MB for 28 layers."""
+# Maximum of structures remembered before a recurrence.
 MAX_SEEN = 4
-"""Maximum number of structures that are remembered before one of them recurs."""
+# Maximum of counted kinds of passes.
 MAX_KINDS = 1024
-"""Maximum number of kinds of passes that are counted."""
+# Passes of an ordinary kind that may take longer: kernels and plans are prepared in the first, the
+# CUDA graph is made in the second.
 PREPARING = 2
-"""Number of passes of a kind, if it is not compiled, that may take longer than those after them. A
-kind that is compiled takes longer until it was traced: kernels and plans are prepared in its first
-pass, the graph is traced and made into a CUDA graph in the second. On an H100 (4B shape, 8 rows, 4
-drafts each): 48, 32, 15, 15, 15 ms."""
 
 
 BUFFERS = attrgetter("buffers")
 
 
 Build = Callable[[Sequence[Region], mx.array], mx.array]
-"""Builds the model's pass over tokens (n, width) in the slots of these regions; returns logits (n,
-width, vocabulary)."""
+"""From tokens (n, width) in the slots of these regions to logits (n, width, vocabulary)."""
 
 
 Traced = Callable[
     [mx.array, list[list[mx.array]], list[list[mx.array]]], tuple[mx.array, list[list[mx.array]]]
 ]
-"""From tokens, the arrays of the regions and the buffers of the caches to logits and the new
-buffers."""
+"""From tokens, arrays of regions, and buffers of caches to logits and new buffers."""
 
 
 class CompiledPasses:
-    """The compiled passes of a model, and how often passes of each kind ran.
-
-    preparing: whether the device prepared something in the passes since `begin_step`, so that their
-    duration says nothing of later ones.
-    """
+    """The compiled passes of a model, and the number of passes of each kind. preparing: whether the
+    device prepared something since `begin_step`, which makes durations unusual."""
 
     def __init__(self, *, counting: bool) -> None:
         """`counting`: whether the device prepares kernels for each kind of pass."""
         self.preparing, self._counting = False, counting
         self._counts: OrderedDict[Hashable, int] = OrderedDict()
+        # By kind, least recently used first.
         self._compiled: OrderedDict[Hashable, CompiledPass] = OrderedDict()
-        """By kind, the least recently used first."""
+        # Arrays read of each region by kind of the last ordinary passes, oldest first. Passes with
+        # and without drafts alternate.
         self._seen: OrderedDict[Hashable, list[list[Name]]] = OrderedDict()
-        """Kinds of the last ordinary passes that may be compiled, the oldest first, and the arrays
-        that each read of each region. Passes with drafts and without take turns."""
         self.fault = ""
-        """Why the last pass that could not be traced could not."""
+        """Why the last untraceable pass could not be traced."""
 
     def begin_step(self) -> None:
-        """What was prepared before is no matter of the passes that follow."""
         self.preparing = False
 
     def note(self, ordinary: Pass) -> None:
-        """Count a pass that is not compiled, such as one over chunks of prompts, or of a row
-        alone."""
+        """Count an ordinary pass, such as over chunks or of a row alone."""
         self.preparing |= self._counting and self._count(ordinary.kind) <= PREPARING
 
     def run(
         self, build: Build, model_pass: Pass, tokens: mx.array, *, may_compile: bool = True
     ) -> mx.array:
-        """Run the pass: instantiated if it is compiled, compiled now if a recent pass was of the
-        same kind, else built. The caches then have new buffers."""
+        """Run the pass: instantiated, compiled if a recent pass was of the same kind, or ordinary.
+        The caches have new buffers afterwards."""
         if not (may_compile and model_pass.traceable):
             self.note(model_pass)
             return build(model_pass.regions, tokens)
@@ -116,7 +99,7 @@ class CompiledPasses:
         return logits
 
     def _count(self, kind: Hashable) -> int:
-        """Number of passes of a kind that is not compiled, with this one."""
+        # Number of ordinary passes of a kind, with this one.
         self._counts[kind] = count = self._counts.pop(kind, 0) + 1
         if len(self._counts) > MAX_KINDS:
             self._counts.popitem(last=False)
@@ -124,19 +107,17 @@ class CompiledPasses:
 
 
 class CompiledPass:
-    """The compiled function of one structure. It is traced at its first call."""
-
     def __init__(self, names: list[list[Name]]) -> None:
-        """`names`: the arrays of each region that are inputs."""
+        """`names`: arrays of each region that are inputs."""
         self._names = names
+        # The current call only: a kept call would keep all rows' KV.
         self._call: list[tuple[Build, Pass]] = []
-        """The call in hand, if any: to keep it would keep all rows' KV."""
         self._function = mx.compile(_traced(names, self._call))
         self.fault = ""
-        """Why the pass cannot be traced; "" if it can."""
+        """Why the pass cannot be traced; "" if traceable."""
 
     def __call__(self, build: Build, model_pass: Pass, tokens: mx.array) -> mx.array:
-        """Instantiate the pass, or build it as usual, if it cannot be traced."""
+        """Instantiate the pass, or build an untraceable one."""
         buffers = list(map(BUFFERS, model_pass.caches))
         arrays = [
             [region.array(name) for name in names]
@@ -160,13 +141,13 @@ class CompiledPass:
 
 
 def replace_items(lists: Sequence[list[mx.array]], items: Sequence[list[mx.array]]) -> None:
-    """Replace all items of each list. In C: there are as many lists as layers, in each step."""
+    """Replace all items of each list, in C: as many lists as layers, in each step."""
     deque(map(setitem, lists, repeat(slice(None)), items), maxlen=0)
 
 
 def _traced(names: list[list[Name]], call: list[tuple[Build, Pass]]) -> Traced:
-    """The function that is traced. It refers to no object that refers to it: such a cycle would
-    keep the model's weights, which are constants of the trace, until a garbage collection."""
+    # The traced function. A reference cycle would keep the weights, constants of the trace, until a
+    # garbage collection.
 
     def run(
         tokens: mx.array, arrays: list[list[mx.array]], buffers: list[list[mx.array]]

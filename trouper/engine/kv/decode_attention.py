@@ -1,11 +1,9 @@
-"""Attention of decoding rows over their slots, as one kernel that knows each row's length.
+"""Attention of decoding rows over slots, as one kernel that knows each row's length."""
 
-MLX's kernels for few queries take no mask on CUDA, so rows of different lengths get attention made
-of a dozen operations, which read each row's slot up to the longest row. There, launching operations
-takes the time of a step (docs/performance.md). This kernel (`decode_kernel.py`) reads a layer's
-whole buffers and the lengths of the rows: no mask, no views, one operation, and its shapes change
-only when the buffers grow, so that the pass can be compiled (`compiled_pass.py`).
-"""
+# On CUDA, MLX's kernels for few queries take no mask: rows of different lengths would need a dozen
+# operations, and launches are a step's time (docs/performance.md). This kernel (`decode_kernel.py`)
+# reads whole buffers and lengths: no mask, no views, one operation, and shapes that change only
+# when buffers grow, as compiled passes need (`compiled_pass.py`).
 
 from __future__ import annotations
 
@@ -25,25 +23,24 @@ from trouper.engine.platform.cuda_kernels import fault_of
 
 log = logging.getLogger(__name__)
 
+# Rows in the trial: warps without a key, a second turn, a second split.
 TRIED_LENGTHS = (0, 3, 70, SPLIT_TOKENS)
-"""Tokens of rows in the trial of the kernel: warps without a key, a second turn, and a second
-split."""
+# Outputs are of the order of 1, in bfloat16 within 0.02.
 TRIED_ERROR = 0.05
-"""Largest error in the trial: outputs are of the order of 1, in bfloat16 within 0.02."""
 OPTIONS = {"scale", "sinks"}
 
 
 @attrs.frozen(eq=False)
 class WholeBuffer:
-    """Keys or values of a pass over decoding rows: a layer's whole buffer (slots, heads, tokens,
-    dim), of which row i of the pass has slot i. Not an array, as `Parts` is none."""
+    """Keys or values of a decode pass: a layer's whole buffer (slots, heads, tokens, dim), where
+    row i has slot i. Not an array, like `Parts`."""
 
     buffer: mx.array
     region: Region
     view: Callable[[], mx.array]
     mask: Callable[[], mx.array]
-    """Compute what a cache gives where there is no such kernel: the view (n, heads, keys, dim) of
-    the rows of the pass, and the mask (n, width, keys) for it."""
+    """For devices without the kernel: the rows' view (n, heads, keys, dim) and mask (n, width,
+    keys)."""
     ring: int = 0
     window: int = 0
     """See `Heads`."""
@@ -52,8 +49,8 @@ class WholeBuffer:
 def supports(
     queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: dict[str, Any]
 ) -> bool:
-    """Whether the kernel computes this: queries of the pass's width, equal dimensions of keys and
-    values, no options but a sink for each head."""
+    """Whether the kernel allows the call: the pass's width, equal dimensions of keys and values, no
+    options but sinks."""
     heads, dim = queries.shape[1], queries.shape[3]
     key_heads = keys.buffer.shape[1]
     return (
@@ -82,8 +79,8 @@ def _heads(queries: mx.array, keys: WholeBuffer, sinks: mx.array | None) -> Head
 
 @cache
 def computes(heads: Heads, width: int) -> bool:
-    """Whether the device runs the kernel for such heads and `width` queries of each row, and
-    rightly. Tried once; where it does not, rows get MLX's attention."""
+    """Try once whether the device runs the kernel, and correctly; otherwise rows get MLX's
+    attention."""
     lengths, key = np.array(TRIED_LENGTHS, np.int32), mx.random.key(width)
     tokens = heads.ring or int(lengths.max()) + width
     sizes = [
@@ -116,7 +113,7 @@ def computes(heads: Heads, width: int) -> bool:
 
 
 def mask_of(heads: Heads, lengths: Any, width: int, tokens: int) -> mx.array:
-    """(n, width, tokens) bool: which keys each query attends to."""
+    """(n, width, tokens) bool: True where a query attends to a key."""
     last, index = lengths[:, None, None] + width - 1, np.arange(tokens)
     position = last - (last - index) % heads.ring if heads.ring else index
     query = lengths[:, None, None] + np.arange(width)[:, None]
@@ -127,8 +124,8 @@ def mask_of(heads: Heads, lengths: Any, width: int, tokens: int) -> mx.array:
 def attend(
     queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: dict[str, Any]
 ) -> mx.array:
-    """Attention of queries (n, heads, width, dim) over each row's tokens up to the end of the pass,
-    as `supports` allows it. Returns (n, heads, width, dim)."""
+    """Attention of queries (n, heads, width, dim) over each row's tokens up to the pass's end,
+    where `supports`. Returns (n, heads, width, dim)."""
     sinks = options.get("sinks")
     heads = _heads(queries, keys, sinks)
     call = KernelCall(

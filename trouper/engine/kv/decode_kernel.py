@@ -1,16 +1,11 @@
-"""The CUDA kernel of attention by lengths (`decode_attention.cuh`), and its launch, for
-`decode_attention.py`.
+"""The CUDA kernel of attention by lengths (`decode_attention.cuh`), and its launch."""
 
-The method is that of flash decoding (Dao et al. 2023). A block has one row, one head of keys, and
-up to four of the queries that share it; its warps take turns over the keys, each with its own
-running maximum, and the block joins their sums. Buffers longer than `SPLIT_TOKENS` are split
-between blocks, whose sums a second kernel joins. Splits begin at multiples of that length, and
-those behind a row's end add exact zeros: a row's result depends neither on other rows nor on the
-length of the buffers.
-
-Several queries of a head (drafts that are verified) are like more heads in a group: query w of a
-pass of `width` tokens attends to width - 1 - w keys less.
-"""
+# As flash decoding (Dao et al. 2023): a block has one row, one key head and up to four of its
+# queries; warps take turns over keys with running maxima, and the block joins the sums. Buffers
+# longer than `SPLIT_TOKENS` are split between blocks, whose sums a second kernel joins. Splits
+# begin at multiples of that length and add exact zeros behind a row's end: results depend neither
+# on other rows nor on buffers' lengths. Several queries of a head (drafts) are like more heads in a
+# group: query w of `width` attends to width - 1 - w keys less.
 
 from __future__ import annotations
 
@@ -23,14 +18,13 @@ import mlx.core as mx
 from trouper.engine.platform.cuda_kernels import Kernel, kernel
 
 HEAD_DIMS = (64, 128, 256)
+# Maximum queries of a block, and elements of the sums in a thread: more registers than 512 threads
+# have make CUDA refuse the launch (seen with eight heads of 128).
 MAX_PART, MAX_SUMS = 4, 16
-"""Maximum number of queries that a block computes, and of elements of their sums that a thread
-holds: more would need more registers than 512 threads can have, and CUDA would refuse the launch
-(seen with eight heads of 128)."""
 WARPS = 16
+# The fastest of 256, 512 and 1,024 on an H200 for rows of 500 to 20,000 tokens, except with few
+# short rows.
 SPLIT_TOKENS = 1024
-"""On an H200 (4B shape), a layer of one row of 20,000 tokens: 91, 85 and 82 us with splits of 256,
-512 and 1,024, 118 by cuDNN; of 2,000: 41, 41, 44 and 31; 128 rows of 500: 230, 208, 174 and 297."""
 FILE = Path(__file__).with_name("decode_attention.cuh")
 SOURCE = """
     decode_attention::attend<T, O, D, KEY_HEADS, GROUP, PART, WARPS, WINDOW, RING, SINKS, SPLIT>(
@@ -44,40 +38,37 @@ JOIN = """
 
 @attrs.frozen
 class Heads:
-    """What the kernel is compiled for."""
+    """Parameters of the compilation."""
 
     dtype: mx.Dtype
     dim: int
     key_heads: int
     group: int
-    """Number of query heads for each head of keys."""
+    """Query heads for each key head."""
     window: int = 0
-    """Number of keys that a query attends to at most, its own included; 0: all."""
+    """Maximum of attended keys, the query's own included; 0: all."""
     ring: int = 0
-    """Length of the ring in which the token at position p has the index p % ring; 0: none."""
+    """Length of the ring, where position p has the index p % ring; 0: none."""
     sinks: bool = False
-    """Whether each query head has a sink: a logit that takes part in the softmax and has no
-    value."""
+    """Whether each query head has a sink: a logit of the softmax without value."""
 
 
 @attrs.frozen(eq=False)
 class KernelCall:
-    """Arguments of one call of attention."""
-
     queries: mx.array
     """(n, heads, width, dim)."""
     keys: mx.array
     values: mx.array
     """(at least n, key heads, tokens, dim) each."""
     lengths: mx.array
-    """(n,) int32: number of tokens of each row, of which the last `width` are the queries' own."""
+    """(n,) int32: tokens of each row, the last `width` being the queries' own."""
     scale: float
     sinks: mx.array | None = None
     """(heads,)."""
 
 
 def run(heads: Heads, call: KernelCall) -> mx.array:
-    """Attention of each row's queries over its tokens: (n, heads, width, dim)."""
+    """Attention of each row's queries: (n, heads, width, dim)."""
     queries, keys = call.queries, call.keys
     rows, all_heads, width, dim = queries.shape
     tokens = min(keys.shape[2], heads.ring) if heads.ring else keys.shape[2]
@@ -123,8 +114,7 @@ def run(heads: Heads, call: KernelCall) -> mx.array:
 
 
 def part_of(shared: int, dim: int) -> int:
-    """Number of queries that a block computes, which read their keys once, if `shared` share a head
-    of keys."""
+    """Queries of a block, which read their keys once, if `shared` share a key head."""
     blocks = -(-shared // min(MAX_PART, MAX_SUMS * 32 // dim))
     return -(-shared // blocks)
 

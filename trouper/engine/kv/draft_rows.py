@@ -1,10 +1,8 @@
-"""The draft model's passes over rows in slots.
+"""The draft model's passes over rows in slots."""
 
-Its caches are further layers of the same slots (`SlotBuffers`), so whatever happens to a row
-happens to the KV of both models: it is moved, dropped, stored in blocks and restored. Only the
-computed length is kept apart, since it lags behind: a row that does not draft runs no pass of the
-draft model. Wrong KV here would cost acceptance, and never change a token.
-"""
+# The draft model's caches are further layers of the same slots (`SlotBuffers`), hence are moved,
+# dropped, stored and restored with the target's. Only computed lengths are separate and lag behind:
+# a row that does not draft runs no pass here. Wrong KV costs acceptance, never a token.
 
 from __future__ import annotations
 
@@ -23,18 +21,17 @@ from trouper.engine.kv.region import Ints, padded
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 
+# Maximum tokens of a row in one catching-up pass: scores of more take unplanned memory.
 CHUNK = 512
-"""Maximum number of tokens of a row in one pass that catches up: scores of attention over more take
-memory that nobody planned."""
 
 
 class DraftRows:
-    """Rows of the draft model, in the slots of the target's rows."""
+    """Rows of the draft model, in the target's slots."""
 
     def __init__(
         self, model: nn.Module, banks: Banks, shapes: Shapes, cache_index: int = 0
     ) -> None:
-        """`cache_index`: index of the model's caches among those of all drafters."""
+        """`cache_index`: index of the caches among those of all drafters."""
         self._model, self._banks, self._shapes, self._cache_index = (
             model,
             banks,
@@ -43,12 +40,11 @@ class DraftRows:
         )
         self._adapted = adapted(model)
         self.lengths: dict[RowId, int] = {}
-        """Number of tokens of each row whose KV is computed and right. What lies behind is
-        overwritten."""
+        """Tokens of each row with correct KV; later ones are overwritten."""
 
     def prefill(self, missing: Mapping[RowId, Sequence[int]]) -> None:
-        """Run these tokens, the next ones of each row. Rows may decode or prefill; all in one pass,
-        unless that pads too much."""
+        """Run the next tokens of each row, prefilling or decoding, in one pass unless padding is
+        too much."""
         remaining = {row: tokens for row, tokens in missing.items() if len(tokens)}
         while remaining:
             chunks = {row: tokens[:CHUNK] for row, tokens in remaining.items()}
@@ -76,9 +72,8 @@ class DraftRows:
         sizes: Mapping[RowId, int],
         agree: Callable[[mx.array], mx.array],
     ) -> dict[RowId, list[int]]:
-        """Draft sizes[row] tokens for each of these decoding rows, greedily: a pass over all of
-        them for each token. The first pass runs the tokens that the row lacks, `fed`: the row's
-        last token, and perhaps one before it. `agree` returns rank 0's tokens."""
+        """Draft sizes[row] tokens for each decoding row, greedily, in a pass for each token. The
+        first pass runs the lacking tokens `fed`: one or two. `agree` returns rank 0's tokens."""
         segments = self._segments(sizes)
         last, order = self._run(segments, fed), rows_of(segments)
         picked = self._pick(last)
@@ -102,8 +97,8 @@ class DraftRows:
         return drafts
 
     def _segments(self, active: Sequence[RowId] | Mapping[RowId, int]) -> list[Segment]:
-        """Choose the slots of each bank from its first to its last active row. The rows that do not
-        run lie between others; they get padding."""
+        # The slots of each bank from the first to the last active row. Other rows between get
+        # padding.
         segments, end = list[Segment](), 0
         for bank in self._banks:
             slots = [slot for slot, row in enumerate(bank.slots.decoding) if row in active]
@@ -118,8 +113,8 @@ class DraftRows:
         return np.array([counts.get(row, 0) for row in rows], np.int32)
 
     def _run(self, segments: Sequence[Segment], fed: Mapping[RowId, Sequence[int]]) -> mx.array:
-        """Run tokens from the host; logits (n, vocabulary) after each row's last one, or what the
-        model returns in their place."""
+        # Run tokens from the host; logits (n, vocabulary) after each row's last, or the model's
+        # counterpart.
         rows = rows_of(segments)
         counts = self._counts(rows, {row: len(tokens) for row, tokens in fed.items()})
         tokens = np.zeros((len(rows), int(counts.max())), np.int32)
@@ -133,23 +128,22 @@ class DraftRows:
     # (`HeadRows`).
 
     def _before(self, rows: Sequence[RowId], counts: Ints) -> mx.array | None:  # noqa: ARG002
-        """What the model gets beside the next counts[i] tokens of each row, (n, width, any dim)."""
+        # Further input (n, width, any dim) for the next counts[i] tokens of each row.
         return None
 
     def _after(self, last: mx.array) -> mx.array | None:  # noqa: ARG002
-        """What the model gets beside drafted tokens, (n, 1, any dim), from what it returned for the
-        tokens before."""
+        # Further input (n, 1, any dim) for drafted tokens, from the output before.
         return None
 
     def _pick(self, last: mx.array) -> mx.array:
-        """Choose the most likely tokens (n,) given what the model returned, (n, any dim)."""
+        # The most likely tokens (n,) by the model's output (n, any dim).
         return mx.argmax(last, axis=-1)
 
     def _forward(
         self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, before: mx.array | None
     ) -> mx.array:
-        """Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these
-        to the lengths. Returns logits (n, at least width, vocabulary)."""
+        # Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these
+        # to the lengths. Returns logits (n, at least width, vocabulary).
         rows, width = rows_of(segments), self._shapes.width(tokens.shape[1])
         inputs = [padded(part, width) for part in (tokens, before) if part is not None]
         lengths = np.array([self.lengths[row] for row in rows], np.int32)

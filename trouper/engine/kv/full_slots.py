@@ -14,19 +14,19 @@ from trouper.engine.kv.slot_cache import SlotCache
 
 
 class FullSlots(SlotCache):
-    """Slots for attention over all tokens: the counterpart of mlx-lm's KVCache."""
+    """The counterpart of mlx-lm's KVCache."""
 
     kernel_reads = True
-    """Whether the buffers are keys and values as the kernel of `decode_attention.py` reads them."""
+    """Whether the kernel of `decode_attention.py` can read the buffers."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write (n, heads, width, dim); return (n, heads, keys, dim). The mask hides keys that are
-        not the row's own."""
+        """Write (n, heads, width, dim); return (n, heads, keys, dim). The mask hides foreign
+        keys."""
         self._put([keys, values])
         return self.keys_and_values()
 
     def _put(self, parts: Sequence[mx.array]) -> None:
-        """Write the pass's tokens into the buffers. Each part (n, heads, width, any dim)."""
+        # Write the pass's tokens. Each part (n, heads, width, any dim).
         region = self.region
         self.reserve(parts, region.stop, region.room)
         if region.level and not region.by_length:
@@ -38,8 +38,7 @@ class FullSlots(SlotCache):
         self._updated = True
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """(n, heads, keys, dim) views of the rows of the pass, in the cache's dtype; or the whole
-        buffers (`Region.by_length`)."""
+        """(n, heads, keys, dim) views of the pass's rows, or whole buffers (`Region.by_length`)."""
         if self.region.by_length and self.kernel_reads:
             return self._for_kernel(self.buffers[0]), self._for_kernel(self.buffers[1])
         keys, values = self._of_region()
@@ -54,27 +53,24 @@ class FullSlots(SlotCache):
         return [self._view(buffer) for buffer in self.buffers]
 
     def _view(self, buffer: mx.array) -> mx.array:
-        """(n, heads, keys, any dim) view of the rows of the pass."""
+        # (n, heads, keys, any dim) view of the pass's rows.
         return buffer[self.region.start : self.region.stop, :, : self.region.keys]
 
     def read(self, slot: int, start: int, stop: int) -> list[mx.array]:
-        """(heads, stop - start, dim) views of each buffer. The caller copies them, and starts the
-        copies, before a buffer changes. Zeros where the buffers end before: those of a draft model,
-        beyond its context."""
+        """(heads, stop - start, dim) views of each buffer, to be copied before a buffer changes.
+        Zeros behind the buffers' end: a draft model's context may be shorter."""
         return [padded(buffer[slot, :, start:stop], stop - start) for buffer in self.buffers]
 
     def write(self, slot: int, start: int, parts: Sequence[mx.array], room: int = 0) -> None:
-        """Write tokens from `start` on, in the form that `read` returns, of a row that will have
-        `room` tokens."""
+        """Write tokens, as `read` returns, of a row that will have `room` tokens."""
         stop = start + parts[0].shape[1]
         self.reserve([part[None] for part in parts], slot + 1, max(stop, room))
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[slot, :, start:stop] = part
 
     def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the buffers for one slot from its row's first tokens: for each buffer consecutive
-        pieces (heads, any, dim). This takes one copy, where making buffers and writing into them
-        take three."""
+        """Make the buffers for one slot from consecutive pieces (heads, any, dim) for each buffer:
+        one copy instead of three."""
         assert not self.buffers and self.slots == 1, "somebody's KV would be lost"
         capacity, made = self.capacity_for(room), list[mx.array]()
         for pieces in parts:
@@ -87,8 +83,8 @@ class FullSlots(SlotCache):
     def make_mask(
         self, width: int, return_array: bool = False, window_size: int | None = None
     ) -> Any:
-        """Return a mask as mlx-lm's KVCache does: None, "causal", or (n, 1, width, keys) bool; True
-        where a query attends to a key."""
+        """A mask as of mlx-lm's KVCache: None, "causal", or (n, 1, width, keys) bool, True where a
+        query attends to a key."""
         region = self.region
         windowed = window_size is not None and region.longest > window_size
         if region.causal and not windowed and (width == 1 or not return_array):
@@ -99,12 +95,10 @@ class FullSlots(SlotCache):
 
 
 class OpenSlots(FullSlots):
-    """Slots for models that write into their caches: `keys` and `values` are the buffers.
+    """Slots for models that write into caches: `keys` and `values` are the buffers."""
 
-    Such models assign for two reasons. An indexer's values are never read, so the model sets them
-    to zeros; and a buffer that nothing reads in a pass becomes a dependency of one that is read, so
-    that it is evaluated, too. Only the second assignment has an effect here.
-    """
+    # Such models set an indexer's unread values to zeros, and make a buffer that nothing reads a
+    # dependency of one that is read, for its evaluation. Only the latter has an effect here.
 
     kernel_reads = False
 
@@ -122,4 +116,4 @@ class OpenSlots(FullSlots):
 
     @values.setter
     def values(self, buffer: mx.array) -> None:
-        """Ignore the assignment: the values given to `update_and_fetch` are kept."""
+        """Ignored: values of `update_and_fetch` stay."""

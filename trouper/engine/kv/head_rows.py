@@ -1,19 +1,13 @@
-"""The passes of an MTP head over rows in slots.
+"""The passes of an MTP head over rows in slots."""
 
-A head predicts the token behind the next one: from the hidden state of token p and the embedding of
-token p + 1 it says token p + 2. So position p of its KV belongs to token p, whose hidden state it
-was made of, and to the token after it. It is a further layer of the model's slots, as a draft
-model's layers are (`DraftRows`), with two differences.
-
-Hidden states come from the model's own passes, and from nowhere else. They are held until the token
-after each is known and the head has run: at once in a prefill, where only keys and values are
-computed of them (MLX is lazy: neither attention nor MLP of the head is), and with the next draft of
-a row that decodes. Rows that rest catch up in one such pass for `HELD_PASSES` steps.
-
-A row whose prefix was restored lacks one hidden state: that of the last restored token. The head's
-KV there is what the row computed that stored it, so it is right if that row went on with the same
-token. Wrong KV costs acceptance, and never a token.
-"""
+# From the hidden state of token p and the embedding of token p + 1 a head predicts token p + 2.
+# Position p of the head's KV belongs to both tokens. The head is a further layer of the slots, as a
+# draft model's layers are (`DraftRows`), with two differences. Hidden states come from the model's
+# own passes only, and are held until the head runs: at once in a prefill, where laziness spares all
+# but keys and values, and with the next draft of a decoding row. Resting rows catch up every
+# `HELD_PASSES` steps.
+# A restored row lacks the hidden state of the last restored token. The KV there is that of the
+# storing row, correct if the same token followed. Wrong KV costs acceptance, never a token.
 
 from __future__ import annotations
 
@@ -32,23 +26,22 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 
+# Passes after which resting rows catch up: held states take (rows, dim) each, and catching up takes
+# about one token's time.
 HELD_PASSES = 32
-"""Number of passes after which rows that rest catch up: their hidden states take (rows, dim) each,
-and the head's keys and values are computed at once in the time of about one token's."""
+# Positions of passes that a row holds before catching up. A verifying pass holds the states of all
+# drafts together.
 HELD_POSITIONS = 4 * HELD_PASSES
-"""Number of positions of passes whose hidden states a row holds until it catches up. A pass that
-verifies drafts has the states of all of them, right or wrong, and they are held together."""
 
 
 def max_held_positions(width: int) -> int:
-    """Maximum number of positions whose hidden states a row holds that decodes by passes of at most
-    `width` tokens: those of the pass that makes it catch up are beyond the limit, and so are those
-    of the last two, which may be held afterwards."""
+    """Maximum of held positions with passes of at most `width` tokens: beyond the limit come those
+    of the pass that triggers catching up, and of two later ones."""
     return HELD_POSITIONS + 3 * width
 
 
 class TargetHead(Protocol):
-    """An MTP head (`spec_decode/mtp_head.py`), and the parts of its model that it shares."""
+    """An MTP head (`spec_decode/mtp_head.py`), and the shared parts of the model."""
 
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, cache: Any = None
@@ -57,17 +50,16 @@ class TargetHead(Protocol):
         Returns hidden states."""
 
     def logits_of(self, states: mx.array) -> mx.array:
-        """Run the model's own output layer over hidden states (n, width, dim)."""
+        """The model's output layer over hidden states (n, width, dim)."""
 
     def target_states(self, tokens: mx.array, cache: Any) -> mx.array:
-        """Run the model without its output layer: hidden states (n, width, dim) after its last
-        norm."""
+        """The model without output layer: hidden states (n, width, dim) after the last norm."""
 
 
 @attrs.frozen(eq=False)
 class HeldStates:
-    """Hidden states of one row from one pass: those of its tokens from `start` to `stop`, from
-    `first` on in the pass's states (n, width, dim), flattened."""
+    """Hidden states of a row's tokens from `start` to `stop`: from `first` on in the pass's
+    flattened states (n, width, dim)."""
 
     states: mx.array
     first: int
@@ -75,7 +67,7 @@ class HeldStates:
     stop: int
 
     def copied_from(self, start: int) -> HeldStates:
-        """Copy the states from token `start` on, so that the pass's others are freed."""
+        """Copy the states from token `start` on, which frees the pass's others."""
         first = self.first + start - self.start
         indices = np.arange(first, first + self.stop - start, dtype=np.int32)
         copy = mx.flatten(self.states, 0, 1)[mx.array(indices)][None]
@@ -84,27 +76,22 @@ class HeldStates:
 
 
 class HeadRows(DraftRows):
-    """Rows of an MTP head, in the slots of the model's rows."""
-
     def __init__(self, head: Any, banks: Banks, shapes: Shapes, cache_index: int) -> None:
         """`head`: a module with the methods of `TargetHead`."""
         super().__init__(head, banks, shapes, cache_index)
         self._head: TargetHead = head
         self.tokens: dict[RowId, list[int]] = {}
-        """Tokens of each row that are committed and known here."""
+        # States that the head has not run, and that of the last run token; without gaps.
         self._held: dict[RowId, list[HeldStates]] = {}
-        """Hidden states of each row that the head has not run, and that of the last token it has
-        run; without gaps."""
+        # Positions of the held passes, by row.
         self._positions: dict[RowId, int] = {}
-        """Number of positions of each row in the passes whose hidden states it holds."""
+        # Passes since all rows caught up.
         self._passes = 0
-        """Number of passes since all rows caught up."""
+        # Whether a row left since the last step: others may hold the states of passes that were
+        # mostly the row's.
         self._departed = False
-        """Whether a row left since the last step. Others may hold the hidden states of passes that
-        were mostly its own."""
+        # Rows with several tokens in one pass, or many positions, which catch up together.
         self._behind: set[RowId] = set()
-        """Rows that had more tokens in one pass, or hold many positions. Where prompts prefill
-        together they catch up at once."""
 
     # -- rows and their hidden states ------------------------------------------------------------
 
@@ -114,15 +101,14 @@ class HeadRows(DraftRows):
         self._positions[row] = 0
 
     def drop(self, row: RowId) -> None:
-        """Forget a row, known or not."""
         if self.tokens.pop(row, None) is not None:
             del self._held[row], self.lengths[row], self._positions[row]
             self._behind.discard(row)
             self._departed = True
 
     def logits_after(self, segments: Sequence[Segment], counts: Ints, hidden: mx.array) -> mx.array:
-        """Hold the hidden states (n, width, dim) of a pass of the model, of whose tokens counts[i]
-        are row i's own. Comes before these are added to the rows' lengths. Returns logits."""
+        """Hold the hidden states (n, width, dim) of the model's pass, of whose tokens counts[i] are
+        row i's own. Comes before the lengths grow. Returns logits."""
         rows, lengths = rows_of(segments), lengths_of(segments).tolist()
         for index, (row, start, count) in enumerate(
             zip(rows, lengths, counts.tolist(), strict=True)
@@ -136,16 +122,15 @@ class HeadRows(DraftRows):
         return self._head.logits_of(hidden)
 
     def _hold(self, row: RowId, new: HeldStates) -> None:
-        """Add hidden states. Those of drafted tokens that were wrong are in the way."""
+        # Add hidden states in place of those of wrong drafts.
         held = self._held[row]
         if held and held[-1].stop > new.start:
             held[-1] = attrs.evolve(held[-1], stop=new.start)
         held.append(new)
 
     def _release(self, row: RowId) -> None:
-        """Forget the hidden states of tokens that the head has run, except the last one's, which a
-        draft may begin with. Of a long pass the remainder is copied, so that its other rows and
-        tokens are freed."""
+        # Forget the states of run tokens except the last, with which a draft begins. The rest of a
+        # long pass is copied, to free other rows and tokens.
         needed = self.lengths[row] - 1
         self._held[row] = held = [each for each in self._held[row] if each.stop > needed]
         if held and held[0].start < needed:
@@ -155,9 +140,8 @@ class HeadRows(DraftRows):
     # -- passes ----------------------------------------------------------------------------------
 
     def keep_up(self, feed: Callable[[], None]) -> None:
-        """Catch up with all rows, if hidden states of many passes are held, or with those that hold
-        many of one. `feed` adds the tokens that are known. So a row holds `max_held_positions` at
-        most, which is what memory for it is counted by."""
+        """Catch up with all rows if many passes are held, or with rows that hold many positions.
+        `feed` adds known tokens. The planned memory is `max_held_positions` a row."""
         crowded = self._departed and self._held_positions() > HELD_POSITIONS * len(self.tokens)
         self._departed = False
         if self._passes >= HELD_PASSES or self._behind or crowded:
@@ -171,13 +155,12 @@ class HeadRows(DraftRows):
                 self._positions[row] = sum(each.states.shape[1] for each in held)
 
     def _held_positions(self) -> int:
-        """Number of positions of all passes whose hidden states are held."""
+        # Positions of all held passes.
         arrays = {id(each.states): each.states for held in self._held.values() for each in held}
         return sum(states.shape[0] * states.shape[1] for states in arrays.values())
 
     def catch_up(self, rows: Iterable[RowId]) -> None:
-        """Compute the KV of these rows as far as it is known, but that of the last token, with
-        which a draft begins."""
+        """Compute the known KV of these rows except the last token's, with which a draft begins."""
         ends = {row: len(self.tokens[row]) - 2 for row in rows if row in self.tokens}
         self._behind.difference_update(ends)
         if len(ends) == len(self.tokens):
@@ -185,9 +168,8 @@ class HeadRows(DraftRows):
         self.complete(ends)
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some. A token that
-        is not known yet counts as the one before it again: what is computed with it may be copied,
-        and is computed once more for the row itself."""
+        """Compute missing KV of each row's first `ends[row]` tokens. An unknown next token counts
+        as a repetition: such KV may be copied, and is computed again for the row."""
         missing = {
             row: self._following(row, end) for row, end in ends.items() if row in self.tokens
         }
@@ -197,8 +179,7 @@ class HeadRows(DraftRows):
             self._release(row)
 
     def _following(self, row: RowId, end: int) -> list[int]:
-        """The token after each one that lacks KV, up to `end` tokens, or as many as have a hidden
-        state."""
+        # The token after each one that lacks KV, up to `end`, or while hidden states are held.
         held, tokens = self._held[row], self.tokens[row]
         end = min(end, held[-1].stop) if held else 0
         return [*tokens, tokens[-1]][self.lengths[row] + 1 : end + 1]
@@ -206,8 +187,8 @@ class HeadRows(DraftRows):
     def draft(
         self, sizes: Mapping[RowId, int], agree: Callable[[mx.array], mx.array], at_once: int
     ) -> dict[RowId, list[int]]:
-        """Draft sizes[row] tokens for each of these decoding rows (see `propose`). The first pass
-        runs up to `at_once` tokens that the row lacks."""
+        """Draft sizes[row] tokens for each decoding row (see `propose`). The first pass runs up to
+        `at_once` lacking tokens."""
         sizes = {row: size for row, size in sizes.items() if self._knows_last(row)}
         if not sizes:
             return {}
@@ -225,12 +206,12 @@ class HeadRows(DraftRows):
         return drafts
 
     def _knows_last(self, row: RowId) -> bool:
-        """Whether the hidden state is held with which a draft of the row begins."""
+        # Whether the hidden state for the begin of a draft is held.
         held = self._held.get(row, [])
         return bool(held) and held[-1].stop >= len(self.tokens[row]) - 1 > held[0].start
 
     def _before(self, rows: Sequence[RowId], counts: Ints) -> mx.array:
-        """(n, width, dim): the hidden states of the rows' next counts[i] tokens."""
+        # (n, width, dim): hidden states of the rows' next counts[i] tokens.
         passes = dict[int, tuple[mx.array, int]]()
         total, indices = 0, np.zeros((len(rows), int(counts.max())), np.int32)
         for index, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):

@@ -1,12 +1,9 @@
-"""Shapes of a model's KV, found by a lazy pass that is never evaluated, and the arrays of a block
-and of a snapshot.
+"""Shapes of a model's KV, found by a lazy pass that is never evaluated, and of blocks and
+snapshots."""
 
-A block of r tokens is an array (planes, r, dim) for each dim and dtype that the model's buffers
-have: all heads of keys and values of all layers, one after another. Measured
-(benchmarks/blocks.py): storing and restoring a few large arrays costs about three copies of their
-bytes whatever the block's size, one array for each layer costs 3 to 8 copies, and tokens as the
-outermost axis cost 13 to 24.
-"""
+# A block of r tokens is an array (planes, r, dim) for each dim and dtype: all heads of keys and
+# values of all layers. Few large arrays cost about three copies of the bytes, one array a layer 3
+# to 8, tokens as the outermost axis 13 to 24 (benchmarks/blocks.py).
 
 from __future__ import annotations
 
@@ -35,8 +32,6 @@ from trouper.protocol.kv import FIRST_BANK, KvLayout
 
 @attrs.frozen
 class ArrayShape:
-    """Dimensions and dtype of one array."""
-
     dims: tuple[int, ...]
     dtype: mx.Dtype
 
@@ -49,23 +44,17 @@ class ArrayShape:
         return cls(tuple(array.shape), array.dtype)
 
 
+# Bytes of the array between blocks and slots. CPU allocators return larger arrays to the system,
+# and pages are faulted in again.
 SLAB_BYTES = 2**24
-"""Size of the intermediate array between blocks and slots. A CPU's allocator returns larger arrays
-to the system, and their pages are faulted in again: with one array for all of 4096 tokens restoring
-took 9 copies of the bytes."""
 Leaves = tuple[tuple[ArrayShape, ...], ...]
-"""Array shapes of each cache of one kind."""
 
 
 @attrs.frozen
 class Layout:
-    """Shapes of the arrays that blocks and snapshots consist of.
-
-    full: (heads, 1, dim) for each buffer of each layer that can be cut at a token. rings: (window,
-    heads, dim) for each buffer of sliding windows. states: (1, ...) for each recurrent state.
-    call_bytes: of one token in a pass that verifies drafts, the arguments of the calls that change
-    recurrent states.
-    """
+    """Arrays of blocks and snapshots. full: (heads, 1, dim) for each buffer that can be cut at a
+    token. rings: (window, heads, dim). states: (1, ...). call_bytes: arguments of the recorded
+    calls, for one token of a verifying pass."""
 
     full: Leaves
     rings: Leaves
@@ -74,43 +63,39 @@ class Layout:
 
     @cached_property
     def sliceable(self) -> tuple[ArrayShape, ...]:
-        """Shape of each buffer that can be cut at a token, for one token."""
+        """One token's shape in each buffer that can be cut at a token."""
         return tuple(chain.from_iterable(self.full))
 
     @cached_property
     def token_bytes(self) -> int:
-        """Bytes of one token in all layers."""
         return sum(shape.nbytes for shape in self.sliceable)
 
     @cached_property
     def snapshot_bytes(self) -> int:
-        """Bytes of a snapshot whose windows are full."""
+        """Bytes of a snapshot with full windows."""
         return self.state_bytes + sum(shape.nbytes for shape in chain(*self.rings))
 
     @cached_property
     def ring_token_bytes(self) -> int:
-        """Bytes of one token in all sliding windows."""
+        """Bytes of one token in all windows."""
         return sum(shape.nbytes // shape.dims[0] for shape in chain(*self.rings))
 
     @cached_property
     def state_bytes(self) -> int:
-        """Bytes of a row's recurrent states."""
         return sum(shape.nbytes for shape in chain(*self.states))
 
     @cached_property
     def digest(self) -> str:
-        """Hex digits that differ wherever shapes, types or the order of arrays do."""
+        """Hash of shapes, dtypes and the order of arrays, in hex."""
         return sha256(repr((self.full, self.rings, self.states)).encode()).hexdigest()[:16]
 
     def block(self, tokens: int) -> list[ArrayShape]:
-        """Return the shape of each array of a block of `tokens` tokens."""
         return [
             ArrayShape((sum(self.sliceable[index].dims[0] for index in group), tokens, dim), dtype)
             for (dim, dtype), group in self._groups.items()
         ]
 
     def snapshot(self, tokens: int) -> list[ArrayShape]:
-        """Return the shape of each array of a snapshot after `tokens` tokens."""
         rings = [
             ArrayShape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype)
             for ring in chain(*self.rings)
@@ -118,19 +103,17 @@ class Layout:
         return [*rings, *chain(*self.states)]
 
     def pack(self, parts: Sequence[mx.array]) -> list[mx.array]:
-        """Concatenate the (heads, n, dim) arrays of all buffers to the arrays of a block."""
+        """Concatenate the (heads, n, dim) arrays of all buffers to a block's arrays."""
         return [
             mx.concatenate([parts[index] for index in group]) for group in self._groups.values()
         ]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """Split the arrays of a block into the (heads, n, dim) arrays of all buffers: the inverse
-        of `pack`."""
         return [arrays[array][planes] for array, planes in self.planes]
 
     @cached_property
     def planes(self) -> list[tuple[int, slice]]:
-        """For each buffer, the array of a block that contains it, and its planes there."""
+        """For each buffer, the array of a block and the planes there."""
         found: dict[int, tuple[int, slice]] = {}
         for array, group in enumerate(self._groups.values()):
             ends = list(accumulate(self.sliceable[index].dims[0] for index in group))
@@ -155,8 +138,7 @@ class Layout:
     def _planes(
         self, subset: Layout, above: dict[tuple[int, mx.Dtype], int]
     ) -> list[tuple[int, slice]]:
-        """For each array of `subset`, the array of this layout that contains it, and its planes
-        there. Advances `above`."""
+        # For each array of `subset`, the array here and the planes there. Advances `above`.
         planes = []
         for index, key in enumerate(self._groups):
             if key in subset._groups:
@@ -168,7 +150,7 @@ class Layout:
 
     @cached_property
     def _groups(self) -> dict[tuple[int, mx.Dtype], list[int]]:
-        """Indices of the buffers that share an array, by (dim, dtype)."""
+        # Buffers that share an array, by (dim, dtype).
         groups: dict[tuple[int, mx.Dtype], list[int]] = {}
         for index, shape in enumerate(self.sliceable):
             groups.setdefault((shape.dims[2], shape.dtype), []).append(index)
@@ -177,8 +159,7 @@ class Layout:
 
 @attrs.frozen
 class Slab:
-    """Consecutive leaves: their layout, and where their planes lie in the arrays of a block of all
-    leaves."""
+    """Consecutive leaves, and the planes in the arrays of a whole block."""
 
     leaves: slice
     layout: Layout
@@ -186,8 +167,8 @@ class Slab:
 
 
 def layout_of(model: nn.Module, kv: KvFormat, *drafters: nn.Module) -> Layout:
-    """Derive the layout from a pass over one token, which is built and never evaluated. The layers
-    of `drafters`, which draft for the model's rows, come after its own."""
+    """Derive the layout from an unevaluated pass over one token. The layers of `drafters` come
+    last."""
     if drafters:
         own = layout_of(model, kv)
         theirs = [leaf for drafter in drafters for leaf in layout_of(drafter, kv).full]
@@ -231,7 +212,7 @@ T = TypeVar("T")
 
 
 def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
-    """Split the parts of all caches of one kind into the parts of each cache."""
+    """Split the parts of all caches of one kind by cache."""
     remaining = iter(parts)
     parts_of_leaves = [list(islice(remaining, len(leaf))) for leaf in leaves]
     assert next(remaining, None) is None, "more arrays than the model has"
@@ -246,9 +227,8 @@ def kv_layout(
     *,
     draft_tokens: int = 0,
 ) -> KvLayout:
-    """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's
-    caches. `drafters`: the draft model and the MTP head, as far as there are any. `draft_tokens`:
-    the longest draft."""
+    """The KV layout for the model's card. `capabilities` None: guessed. `drafters`: draft model and
+    MTP head. `draft_tokens`: the longest draft."""
     if capabilities is None:
         capabilities = guessed(model)
     if not capabilities.allows("restore"):
@@ -272,8 +252,7 @@ def kv_layout(
 
 
 def _dequantized_bytes(leaf: tuple[ArrayShape, ...], kv: KvFormat) -> int:
-    """Bytes of one token's quantized keys and values of a layer, dequantized: in groups, each with
-    a scale that has their dtype."""
+    # Bytes of one token's quantized keys and values, dequantized to the scales' dtype.
     scales = [leaf[index + 1] for index, shape in enumerate(leaf) if shape.dtype == mx.uint32]
     return sum(scale.nbytes * kv.group_size for scale in scales)
 
@@ -298,8 +277,8 @@ def _description(layout: Layout, kv: KvFormat) -> str:
 
 
 def _quantized(layout: Layout, kv: KvFormat) -> str:
-    """Describe the quantization. Each quantized buffer has packed values, scales and biases; the
-    other buffers have a size that the group size does not divide."""
+    # Each quantized buffer has packed values, scales and biases; the group size does not divide
+    # others.
     packed = sum(shape.dtype == mx.uint32 for shape in layout.sliceable)
     plain = len(layout.sliceable) - 3 * packed
     if not packed:

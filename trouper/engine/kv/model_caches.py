@@ -1,4 +1,4 @@
-"""Slot caches for mlx-lm's models, and the models whose rows may share a forward pass."""
+"""Slot caches for mlx-lm's models, and the models whose rows may share a pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from mlx_lm.models.cache import (
 
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.chunked_attention import ChunkSlots
-from trouper.engine.kv.cache_kinds import kind_of
 from trouper.engine.kv.full_slots import FullSlots, OpenSlots
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -28,6 +27,19 @@ from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.capabilities import Capabilities
+
+# Cache classes of other packages that behave as mlx-lm's, and hence may have slots.
+_ALIKE: dict[type, type] = {}
+
+
+def treat_alike(kind: type, counterpart: type) -> None:
+    """Give a class the slots of mlx-lm's `counterpart`. The self-check finds wrong answers."""
+    _ALIKE[kind] = counterpart
+
+
+def kind_of(cache: Any) -> type:
+    """The class of a cache, or the counterpart in mlx-lm."""
+    return _ALIKE.get(type(cache), type(cache))
 
 
 class ListSlots:
@@ -41,14 +53,13 @@ class ListSlots:
 
 
 def view(cache: Any) -> Any:
-    """Return the object that the model gets for this cache: for recurrent state mlx-lm's own
-    ArraysCache."""
+    """The model's view of this cache: for recurrent state an ArraysCache."""
     return cache.view if isinstance(cache, StateSlots) else cache
 
 
 def guessed(model: nn.Module) -> Capabilities:
-    """Guess capabilities from the types of the model's caches, and from whether a pass of two rows
-    over slots can be built. Evaluates nothing."""
+    """Guess capabilities from cache types, and from building a pass of two rows. Evaluates
+    nothing."""
     found = by_caches(model)
     if not found.allows("batch"):
         return found
@@ -71,8 +82,8 @@ def guessed(model: nn.Module) -> Capabilities:
 
 
 def begin(caches: Sequence[Any], region: Region, *, prefilling: bool = True) -> None:
-    """Set the slots of a pass that is only built. `prefilling`: the pass is of one new row, with
-    states of its own, if the model has states; else of decoding rows, which share theirs."""
+    """Set the slots of a pass that is only built. `prefilling`: of one new row with own states;
+    else of decoding rows, which share states."""
     for leaf in flatten(caches):
         if not isinstance(leaf, StateSlots):
             leaf.begin(region)
@@ -84,8 +95,7 @@ def begin(caches: Sequence[Any], region: Region, *, prefilling: bool = True) -> 
 
 
 def build_pass(model: nn.Module, caches: Sequence[Any], region: Region) -> None:
-    """Build a pass over caches that have begun, so that their buffers have shapes. Evaluates
-    nothing."""
+    """Build a pass over begun caches, which gives the buffers shapes. Evaluates nothing."""
     with adapted(model).during(region):
         model(
             mx.ones((len(region.lengths), region.width), mx.int32),
@@ -94,7 +104,7 @@ def build_pass(model: nn.Module, caches: Sequence[Any], region: Region) -> None:
 
 
 def pass_fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
-    """Return why a pass over caches that have begun cannot be built, or ""."""
+    """Why a pass over begun caches cannot be built, or ""."""
     try:
         build_pass(model, caches, region)
     except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
@@ -103,8 +113,7 @@ def pass_fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
 
 
 def by_caches(model: nn.Module) -> Capabilities:
-    """Guess capabilities from the types of the caches that the model itself makes: slots have
-    counterparts of some types."""
+    """Guess capabilities from the types of the model's caches: some types have slots."""
     kinds = {kind_of(cache) for cache in flatten(make_prompt_cache(model))}
     found = adapted(model)
     unknown = kinds - {
@@ -123,7 +132,7 @@ def by_caches(model: nn.Module) -> Capabilities:
 
 
 def flatten(caches: Sequence[Any]) -> list[Any]:
-    """Flatten nested caches to a list of leaves."""
+    """Flatten nested caches to leaves."""
     return [
         leaf
         for cache in caches
@@ -132,7 +141,7 @@ def flatten(caches: Sequence[Any]) -> list[Any]:
 
 
 def state_slots(model: nn.Module) -> list[StateSlots]:
-    """Make the recurrent states of a model, one for each of its caches that holds such."""
+    """Recurrent states for each of the model's caches of such."""
     history = adapted(model).history
     caches = flatten(make_prompt_cache(model))
     return [
@@ -143,9 +152,8 @@ def state_slots(model: nn.Module) -> list[StateSlots]:
 def slot_caches(
     model: nn.Module, kv: KvFormat, slack: int = 0, states: Sequence[StateSlots] | None = None
 ) -> list[Any]:
-    """Make one slot cache for each cache that the model makes for a single row; `states` take the
-    places of recurrent ones. Rings and states are bounded, and are never quantized. `slack`: tokens
-    that a ring holds beyond its window."""
+    """One slot cache for each of the model's caches; `states` replace recurrent ones. Rings and
+    states are bounded and never quantized. `slack`: tokens that a ring holds beyond the window."""
     found, following = adapted(model), iter(state_slots(model) if states is None else states)
     traits = found.traits
     full, quantized = (

@@ -1,4 +1,4 @@
-"""Segments: the part of a pass that each bank has, and how a pass over them begins."""
+"""Segments: each bank's part of a pass."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ OWN: Callable[[SlotBuffers], Sequence[Any]] = attrgetter("caches")
 
 @attrs.frozen(eq=False)
 class Segment:
-    """The slots of one bank in a pass: contiguous ones from `start` on, whose rows are the rows
-    `range` of the pass."""
+    """Contiguous slots of one bank from `start` on: the rows `range` of the pass."""
 
     bank: Bank
     start: int
@@ -35,12 +34,12 @@ class Segment:
 
     @property
     def lengths(self) -> Ints:
-        """View of the lengths of the rows."""
+        """View of the rows' lengths."""
         return self.bank.slots.lengths[self.start : self.start + self.range.stop - self.range.start]
 
 
 def batch(banks: Iterable[Bank]) -> list[Segment]:
-    """The segments of a pass over all decoding rows."""
+    """Segments of a pass over all decoding rows."""
     segments, end = list[Segment](), 0
     for bank in banks:
         if rows := bank.slots.num_decoding:
@@ -50,7 +49,6 @@ def batch(banks: Iterable[Bank]) -> list[Segment]:
 
 
 def caches_of(segments: Sequence[Segment]) -> list[BankCaches]:
-    """The model's caches of each segment's bank."""
     return [segment.bank.buffers.of_model for segment in segments]
 
 
@@ -63,8 +61,8 @@ def regions_of(
     *,
     singly: bool = False,
 ) -> list[Region]:
-    """Regions of a pass: of each segment, and if there are several then of all rows. lengths,
-    counts: (n,), see `Region`."""
+    """Regions of each segment, and of all rows if there are several. lengths, counts: (n,), see
+    `Region`."""
 
     def region(start: int, rows: slice) -> Region:
         return Region(start, lengths[rows], counts[rows], width, shapes, singly=singly)
@@ -78,8 +76,8 @@ def begin(
     regions: Sequence[Region],
     of_buffers: Callable[[SlotBuffers], Sequence[Any]] = OWN,
 ) -> Sequence[Any]:
-    """Set the slots of a pass in each bank. Returns the caches for the model, those of several
-    banks joined. `of_buffers`: the model's caches in the buffers of a bank."""
+    """Begin a pass in each bank. Returns the model's caches, joined for several banks.
+    `of_buffers`: those caches in a bank's buffers."""
     for segment, region in zip(segments, regions, strict=False):
         segment.bank.buffers.begin(region)
     caches = [of_buffers(segment.bank.buffers) for segment in segments]
@@ -91,23 +89,22 @@ def begin(
 
 
 def finish(segments: Sequence[Segment]) -> None:
-    """Drop the views of the pass after its graph is built."""
+    """Drop the views of a built pass."""
     for segment in segments:
         segment.bank.buffers.finish()
 
 
 def lengths_of(segments: Sequence[Segment]) -> Ints:
-    """(n,): a copy of the lengths of the rows of these segments."""
+    """(n,): a copy of the rows' lengths."""
     return np.concatenate([segment.lengths for segment in segments])
 
 
 def rows_of(segments: Sequence[Segment]) -> list[RowId]:
-    """The rows of a pass over these segments."""
     return [row for segment in segments for row in segment.rows]
 
 
 def add_tokens(segments: Sequence[Segment], tokens: Ints) -> None:
-    """Add to the lengths of the rows of these segments."""
+    """Add to the rows' lengths."""
     for segment in segments:
         lengths = segment.lengths
         lengths += tokens[segment.range]

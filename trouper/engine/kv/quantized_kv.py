@@ -1,11 +1,9 @@
-"""KV quantization of live rows to 8 or 4 bits: half or a quarter of bfloat16's bytes.
+"""KV quantization of live rows to 8 or 4 bits."""
 
-A token's keys and values are quantized when they are written, and attention reads only the
-quantized values, within a prefill chunk too. So a row's results depend neither on the chunk size
-nor on the other rows of the batch, and a block restores exactly what the row had. Attention is the
-model's own, over dequantized values: mlx-lm's quantized attention supports neither sinks nor
-compressed (MLA) keys.
-"""
+# Keys and values are quantized when written, and attention reads quantized values only, also within
+# a chunk: results depend neither on chunk sizes nor on other rows, and blocks restore exactly.
+# Attention is the model's own over dequantized values: mlx-lm's quantized attention has no sinks or
+# compressed (MLA) keys.
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ from trouper.engine.platform.device import is_cpu
 
 @attrs.frozen
 class KvFormat:
-    """Format of keys and values in live rows. 0 bits: not quantized."""
+    """Format of live KV. 0 bits: not quantized."""
 
     bits: int = 0
     group_size: int = 64
 
     def takes(self, dim: int) -> bool:
-        """Whether heads of this size are quantized: only if the group size divides them."""
+        """Whether the group size divides heads of this size."""
         return self.bits > 0 and dim % self.group_size == 0
 
     @property
@@ -37,16 +35,15 @@ PLAIN = KvFormat()
 
 
 class QuantizedSlots(FullSlots):
-    """Slots for quantized KV: `FullSlots` with packed values, scales and biases as buffers, for
-    keys and then for values."""
+    """`FullSlots` with packed values, scales and biases as buffers, of keys, then of values."""
 
     kernel_reads = False
 
     def __init__(self, kv: KvFormat, traits: Traits = USUAL) -> None:
         super().__init__(traits)
         self._kv = kv
+        # Number of buffers of keys, and of values.
         self._widths: tuple[int, ...] = ()
-        """Number of buffers of the keys, and of the values."""
         self._fetched: tuple[mx.array, mx.array] | None = None
 
     def finish(self) -> None:
@@ -62,8 +59,7 @@ class QuantizedSlots(FullSlots):
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Return dequantized keys and values. They are cached for the pass, since layers that share
-        KV ask again."""
+        """Dequantized keys and values, cached for layers that share KV."""
         if self._fetched is None:
             parts, keys = self._of_region(), self._widths[0]
             self._fetched = self._plain(parts[:keys]), self._plain(parts[keys:])
@@ -82,12 +78,12 @@ class QuantizedSlots(FullSlots):
 
 
 class OpenQuantizedSlots(QuantizedSlots, OpenSlots):
-    """Quantized slots for models that write into their caches."""
+    """Quantized slots for models that write into caches."""
 
 
 def dequantized(packed: mx.array, scales: mx.array, biases: mx.array, kv: KvFormat) -> mx.array:
-    """Dequantize to (..., dim) in the scales' dtype. MLX's own kernel for CPUs is not vectorized:
-    for 8 bits, three plain operations take a third of its time."""
+    """Dequantize to (..., dim) in the scales' dtype. For 8 bits on CPUs, three plain operations
+    take a third of the time of MLX's unvectorized kernel."""
     if kv.bits != 8 or not is_cpu():
         return mx.dequantize(packed, scales, biases, kv.group_size, kv.bits)
     groups = packed.view(mx.uint8).reshape(*scales.shape, kv.group_size).astype(scales.dtype)

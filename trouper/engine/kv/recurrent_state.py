@@ -1,6 +1,5 @@
-"""Recurrent state of many rows. Recurrent state has no positions, so padding cannot be masked: rows
-prefill one at a time. A pass that verifies drafts is recorded, and repeated where a row's state has
-taken in more than its own tokens."""
+"""Recurrent states of rows. Without positions padding cannot be masked: rows prefill alone. A pass
+with drafts is recorded, and repeated for rows whose state took in more than the kept tokens."""
 
 from __future__ import annotations
 
@@ -24,22 +23,19 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.lora.row_adapters import RowAdapters
 from trouper.protocol.plans import RowId
 
+# Steps back for which a snapshot may be wanted (see `protocol.plans.Store`).
 STEPS_BACK = 2
-"""Number of steps before the present state of a row at which a snapshot of it may be wanted (see
-`protocol.plans.Store`)."""
 
 
 class StateSlots:
-    """Counterpart of one of mlx-lm's ArraysCaches, for all rows. Decoding rows share one such
-    cache, in the order of their pass; each prefilling row has its own.
+    """Counterpart of one of mlx-lm's ArraysCaches. Decoding rows share one in pass order; each
+    prefilling row has another."""
 
-    mlx-lm's own batch prefill is wrong for the models that ignore lengths (jamba, rwkv7,
-    recurrent_gemma, bailing_moe_linear) and for "no state yet", which some treat unlike zeros.
-    """
+    # mlx-lm's batch prefill is wrong for models that ignore lengths (jamba, rwkv7, recurrent_gemma,
+    # bailing_moe_linear), and for "no state yet", which some treat unlike zeros.
 
     def __init__(self, size: int, history: int | None = None) -> None:
-        """`history`: the state consists of the last `history` tokens, with zeros where a row has
-        fewer."""
+        """`history`: the state is the last `history` tokens, padded with zeros."""
         self._size, self._history = size, history
         self._decoding, self._decoding_rows = RecurrentCache(size), 0
         self._prefilling: list[RecurrentCache] = []
@@ -48,25 +44,22 @@ class StateSlots:
 
     @property
     def view(self) -> RecurrentCache:
-        """The cache that the model gets for the pass."""
         return self._current
 
     def begin(self, prefilling: int | None = None) -> None:
-        """Choose the cache for the next pass: over all decoding rows, or over the prefilling row of
-        this index."""
+        """Choose the next pass: all decoding rows, or the prefilling row of this index."""
         self._current = self._decoding if prefilling is None else self._prefilling[prefilling]
 
     def record(self, lengths: Ints | None = None) -> None:
-        """Record the next pass, which is over all decoding rows. lengths: (n,) number of each row's
-        own tokens, for models that keep padding out; None: the states take the whole pass in.
-        Models may assign to the arrays that they get, or add to them in place, so what is kept are
-        other handles of the same data."""
+        """Record the next pass, over all decoding rows. lengths: (n,) own tokens of each row, for
+        models that keep padding out; None: states take in the whole pass. Models may assign to
+        arrays or add in place, hence other handles are kept."""
         self._before = [mx.array(state) for state in self._decoding.cache]
         self._decoding.lengths = None if lengths is None else mx.array(lengths)
         self._decoding.calls, self._decoding.reads_lengths = [], False
 
     def recorded(self) -> RecordedStates:
-        """Return the pass that was recorded, and record no more."""
+        """The recorded pass; recording ends."""
         calls, self._decoding.calls, self._decoding.lengths = self._decoding.calls, None, None
         before, self._before = self._before, []
         assert calls, "no module was seen to change this state"
@@ -91,15 +84,14 @@ class StateSlots:
         self._current = self._decoding
 
     def open(self) -> None:
-        """Append a new prefilling row."""
         row = RecurrentCache(self._size)
         if self._history is not None:
             row[0] = mx.zeros((1, self._history), mx.int64)
         self._prefilling.append(row)
 
     def promote(self, index: int) -> None:
-        """Make the prefilling row at `index` (among prefilling rows) the last decoding row; the
-        first one moves to `index`."""
+        """Make the prefilling row at `index` the last decoding row; the first one moves to
+        `index`."""
         rows = self._prefilling
         rows[0], rows[index] = rows[index], rows[0]
         row = rows.pop(0)
@@ -113,7 +105,7 @@ class StateSlots:
         self._decoding_rows += 1
 
     def keep(self, decoding: list[int], prefilling: list[int]) -> None:
-        """Keep only these rows, in this order (indices within each kind)."""
+        """Keep these rows, in this order (indices within each kind)."""
         self._prefilling = [self._prefilling[index] for index in prefilling]
         if not decoding:
             self._decoding = RecurrentCache(self._size)
@@ -123,7 +115,7 @@ class StateSlots:
         self._decoding_rows = len(decoding)
 
     def snapshot(self, index: int) -> list[mx.array]:
-        """Copy the states (1, ...) of the row at `index`, where decoding rows come first."""
+        """Copy the states (1, ...) of the row at `index`; decoding rows come first."""
         decoding = index < self._decoding_rows
         cache, row = (
             (self._decoding, index)
@@ -133,15 +125,13 @@ class StateSlots:
         return [state[mx.array([row])] for state in cache.cache]
 
     def restore(self, index: int, states: Sequence[mx.array]) -> None:
-        """Set a prefilling row's states to a snapshot. The arrays are copied, since models may
-        assign to what they get."""
+        """Set a prefilling row's states, as copies: models may assign to the arrays."""
         self._prefilling[index - self._decoding_rows].cache = [
             mx.contiguous(state) for state in states
         ]
 
     def state(self) -> list[mx.array]:
-        """Return the states of all rows: (rows, ...) of decoding rows, then (1, ...) of each
-        prefilling row."""
+        """States (rows, ...) of decoding rows, then (1, ...) of each prefilling row."""
         caches = [self._decoding, *self._prefilling]
         return [state for cache in caches for state in cache.cache if state is not None]
 
@@ -152,9 +142,8 @@ class StateSlots:
 
 @attrs.define(eq=False)
 class VerifiedPass:
-    """A recorded pass over decoding rows. lengths: (n,) tokens of each row before it. taken_in:
-    (n,) tokens of it that are in each row's states after it. kept: (n,) tokens that each row has of
-    it, once that is known."""
+    """A recorded pass of decoding rows. lengths: (n,) tokens before. taken_in: (n,) tokens in the
+    states afterwards. kept: (n,) tokens kept, once known."""
 
     rows: Sequence[RowId]
     lengths: Ints
@@ -164,8 +153,7 @@ class VerifiedPass:
     kept: Ints = attrs.field(factory=lambda: np.zeros(0, np.int32))
 
     def after(self, row: RowId, length: int) -> list[mx.array] | None:
-        """Build a row's states (1, ...) as they were after `length` tokens. None: the pass began
-        after them."""
+        """States (1, ...) after `length` tokens. None: the pass began later."""
         if row not in self.rows:
             return None
         index = self.rows.index(row)
@@ -182,32 +170,28 @@ class VerifiedPass:
 
 
 class StateRows:
-    """The recurrent states of all layers, by row. Decoding rows of all banks share a pass, so they
-    have one order."""
+    """The recurrent states of all layers by row, in one order for all banks."""
 
     def __init__(self, caches: Sequence[StateSlots], shapes: Shapes = EXACT) -> None:
         """`shapes`: decides which rows share a repeated pass."""
         self._caches, self._groups = caches, shapes.groups
+        # Whether the model keeps padding out of states, which lets rows of different tokens share
+        # passes; None: untried.
         self._pads: bool | None = None
-        """Whether the model keeps padding out of its states, so that rows of different numbers of
-        tokens share passes; None: untried."""
         self._decoding: list[RowId] = []
         self._prefilling: list[RowId] = []
+        # The last steps of decoding rows; None: one token each.
         self._verified: deque[VerifiedPass | None] = deque(maxlen=STEPS_BACK)
-        """The last steps of the decoding rows; None: one that decoded a token of each."""
 
     def __bool__(self) -> bool:
-        """Whether the model has recurrent state."""
         return bool(self._caches)
 
     def open(self, row: RowId) -> None:
-        """Add a prefilling row without state."""
         self._prefilling.append(row)
         for cache in self._caches:
             cache.open()
 
     def promote(self, row: RowId) -> None:
-        """Make a prefilling row the last decoding row."""
         rows, index = self._prefilling, self._prefilling.index(row)
         rows[0], rows[index] = rows[index], rows[0]
         self._decoding.append(rows.pop(0))
@@ -215,16 +199,14 @@ class StateRows:
             cache.promote(index)
 
     def drop(self, rows: Sequence[RowId]) -> None:
-        """Free the states of these rows."""
         self._keep(
             [row for row in self._decoding if row not in rows],
             [row for row in self._prefilling if row not in rows],
         )
 
     def begin(self, rows: Sequence[RowId], recorded: Ints | None = None) -> None:
-        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order.
-        recorded: (n,) each row's own tokens of a pass that verifies drafts, after which `verified`
-        follows."""
+        """Set the next pass: one prefilling row, or all decoding rows in order. recorded: (n,) own
+        tokens of each row in a pass with drafts, before `verified`."""
         if not self._caches:
             return
         prefilling = None
@@ -240,21 +222,19 @@ class StateRows:
                 cache.record(recorded if self._pads and (recorded != recorded[0]).any() else None)
 
     def finish(self) -> None:
-        """Drop the choice of rows after the pass is built."""
         for cache in self._caches:
             cache.finish()
 
     # -- drafts ----------------------------------------------------------------------------------
 
     def decoded(self) -> None:
-        """A step decoded one token of each decoding row."""
         self._verified.append(None)
 
     def verified(
         self, lengths: Ints, counts: Ints, width: int, adapters: RowAdapters | None = None
     ) -> None:
         """A step verified counts[i] tokens of each decoding row, in a recorded pass of `width`.
-        lengths: (n,) before it."""
+        lengths: (n,) before."""
         if self._caches:
             layers = [cache.recorded() for cache in self._caches]
             taken_in = counts if self._pads else np.full_like(counts, width)
@@ -264,8 +244,8 @@ class StateRows:
             )
 
     def keep_tokens(self, kept: Ints) -> None:
-        """Set the states to those after the first kept[i] tokens of the last verified pass, and
-        wait. Rows that keep what they took in have them."""
+        """Set the states to those after kept[i] tokens of the last verified pass, and wait. Rows
+        that keep all are unchanged."""
         if not self._caches:
             return
         passed = self._verified[-1]
@@ -280,8 +260,7 @@ class StateRows:
         mx.eval(self.state())
 
     def _partition(self, passed: VerifiedPass) -> Partition:
-        """Choose how rows share repeated passes. Whether the model keeps padding out is tried
-        once."""
+        # How rows share repeated passes. Padding is tried once.
         if self._pads is None:
             self._pads = keeps_padding_out(passed.layers, passed.recording)
         return self._groups if self._pads else each_alone
@@ -298,8 +277,8 @@ class StateRows:
             self._verified.clear()
 
     def snapshot_at(self, row: RowId, length: int) -> list[mx.array]:
-        """Compute a decoding row's states (1, ...) as they were after `length` tokens, within the
-        last `STEPS_BACK` steps, of which one verified drafts and kept more."""
+        """A decoding row's states (1, ...) after `length` tokens, within the last `STEPS_BACK`
+        steps, of which one kept drafts."""
         found = (
             passed.after(row, length) for passed in reversed(self._verified) if passed is not None
         )
@@ -308,11 +287,10 @@ class StateRows:
         return states
 
     def snapshot(self, row: RowId) -> list[mx.array]:
-        """Copy a row's states (1, ...)."""
         return [part for cache in self._caches for part in cache.snapshot(self._index(row))]
 
     def restore(self, row: RowId, parts: Sequence[Sequence[mx.array]]) -> None:
-        """Set a prefilling row's states to a snapshot, given by layer."""
+        """Set a prefilling row's states to a snapshot, by layer."""
         for cache, parts_of_cache in zip(self._caches, parts, strict=True):
             cache.restore(self._index(row), parts_of_cache)
 
@@ -322,12 +300,10 @@ class StateRows:
         return len(self._decoding) + self._prefilling.index(row)
 
     def state(self) -> list[mx.array]:
-        """Return the states of all rows."""
         return [state for cache in self._caches for state in cache.state()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states of all rows, and of those before the last passes that verified
-        drafts."""
+        """Bytes of all states, and of those before the last passes with drafts."""
         states = sum(state.nbytes for state in self.state())
         return states + sum(passed.nbytes for passed in self._verified if passed is not None)

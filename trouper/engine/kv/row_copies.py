@@ -1,5 +1,5 @@
-"""What is copied out of rows in slots and into them: tokens for blocks and from blocks or other
-rows, and snapshots of rings and states."""
+"""Copies out of and into rows: tokens of blocks or other rows, and snapshots of rings and
+states."""
 
 from __future__ import annotations
 
@@ -16,23 +16,20 @@ from trouper.protocol.plans import RowId
 
 
 class RowCopies:
-    """Copies out of and into the rows of these banks and states. `BlockStore` decides what is
-    copied."""
+    """Copies for `BlockStore`, which decides."""
 
     def __init__(
         self, banks: Banks, states: StateRows, layout: Callable[[], Layout], slack: int
     ) -> None:
-        """`slack`: tokens that rings hold beyond their window. `layout` is called when it is
-        needed: a model is tried to find it."""
+        """`slack`: tokens of rings beyond the window. `layout` is called late, since the model is
+        tried."""
         self._banks, self._states, self._layout, self._slack = banks, states, layout, slack
 
     @property
     def layout(self) -> Layout:
-        """Shapes of the arrays that blocks and snapshots consist of."""
         return self._layout()
 
     def length(self, row: RowId) -> int:
-        """Number of tokens in the row's KV."""
         return self._banks[row].slots.length(row)
 
     def read(self, row: RowId, start: int, stop: int) -> list[mx.array]:
@@ -42,40 +39,36 @@ class RowCopies:
         return bank.buffers.read(bank.slots.slot(row), start, stop)
 
     def write(self, row: RowId, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
-        """Write tokens behind the row's last one, as `read` returns them, into the layers `leaves`,
-        with room for `room` in all; `advance` follows."""
+        """Write tokens, as `read` returns, behind the row's last into the layers `leaves`, with
+        room for `room`; `advance` follows."""
         bank = self._banks[row]
         bank.buffers.write(bank.slots.slot(row), self.length(row), parts, room, leaves)
 
     def can_begin_with(self, row: RowId) -> bool:
-        """Whether the row has a bank without other rows and buffers, so that `begin_with` is
-        allowed."""
+        """Whether the row's bank has no other rows nor buffers, as `begin_with` needs."""
         return self._banks[row].buffers.can_begin_with
 
     def begin_with(self, row: RowId, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the buffers of the row's bank from its first tokens, given as pieces for each
-        buffer."""
+        """Make the bank's buffers from the row's first tokens, in pieces for each buffer."""
         self._banks[row].buffers.begin_with(parts, room)
 
     def advance(self, row: RowId, tokens: int) -> None:
-        """Increase the row's length by `tokens`, after they were written."""
+        """Count `tokens` written tokens."""
         slots = self._banks[row].slots
         slots.lengths[slots.slot(row)] += tokens
 
     def extend(self, row: RowId, source: RowId, tokens: int) -> None:
-        """Copy the tokens up to `tokens` that the row lacks from another row."""
+        """Copy lacking tokens up to `tokens` from another row."""
         start = self.length(row)
         self.write(row, copied(self.read(source, start, tokens)), tokens)
         self.advance(row, tokens - start)
 
     def start(self, row: RowId, leaves: slice = ALL) -> None:
-        """Start evaluating the buffers of the row's bank that were written."""
         self._banks[row].buffers.start(leaves)
 
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:
-        """Copy rings, then states, as they were after `length` tokens: the row's present length, or
-        up to two steps with drafts before, from whose records states are computed. The slack of
-        rings is for three: rejected drafts of the last lie behind the present length."""
+        """Copy rings, then states, as after `length` tokens: now, or up to two drafting steps ago.
+        The rings' slack is for three: rejected drafts lie behind the present length."""
         beyond = self.length(row) - length
         assert 0 <= beyond <= self._slack * 2 // 3, (
             "a snapshot is of now, or of what rings still hold"
@@ -89,7 +82,7 @@ class RowCopies:
         return bank.buffers.snapshot(bank.slots.slot(row), length) + states
 
     def restore_snapshot(self, row: RowId, parts: Sequence[mx.array]) -> None:
-        """Write the snapshot of a row of the same length into the row."""
+        """Write the snapshot of a row of the same length."""
         bank, rings = self._banks[row], sum(map(len, self.layout.rings))
         bank.buffers.restore_snapshot(bank.slots.slot(row), self.length(row), parts[:rings])
         self._states.restore(row, dealt(parts[rings:], self.layout.states))

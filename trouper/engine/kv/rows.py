@@ -1,5 +1,4 @@
-"""Rows of the batch as the engine sees them, and the choice between its two kinds: rows in slots,
-and rows that run one by one."""
+"""Rows of the batch as the engine sees them: in slots, or one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from trouper.protocol.plans import KvBound, RowId
 
 
 class Rows(Protocol):
-    """Rows that prefill, and rows that decode in one batch. All arrays stay lazy."""
+    """Prefilling rows, and decoding rows in one batch. All arrays stay lazy."""
 
     @property
     def decoding(self) -> Sequence[RowId]:
@@ -30,85 +29,78 @@ class Rows(Protocol):
 
     @property
     def order(self) -> Sequence[RowId]:
-        """All rows; decoding rows come first."""
+        pass
 
     @property
     def preparing(self) -> bool:
-        """Whether the device prepared kernels or a graph for a pass since `begin_step`."""
+        """Whether the device prepared kernels or a graph since `begin_step`."""
 
     def begin_step(self) -> None:
-        """Passes of another step follow."""
+        pass
 
     def make_room(self, lengths: Sequence[int]) -> None:
-        """Make room for more rows, which will have this many tokens, at once: buffers that grow for
-        each row would be copied each time."""
+        """Make room at once for more rows of these lengths, instead of one copy for each."""
 
     def give_back(self) -> None:
-        """Release the memory that the present rows do not need."""
+        """Release memory that the present rows do not need."""
 
     def bound(self, bound: KvBound | None) -> None:
-        """Heed the bound in this step: buffers that could exceed it, if they grew by as much as
-        rows may need and as much to spare, have no room to spare. Comes after rows are dropped and
-        before others are admitted."""
+        """Buffers that could exceed the limit have no room to spare. Comes after drops and before
+        admissions."""
 
     def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:
-        """Add a prefilling row without KV, which will have `tokens` tokens when it decodes.
-        `adapter`: index of its adapter, 0 without."""
+        """Add a prefilling row without KV, which will have `tokens` tokens when decoding.
+        `adapter`: index, 0 for none."""
 
     def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
-        """Run these tokens of prefilling rows without sampling. Returns a small array that is ready
-        when the prefill is done."""
+        """Run tokens of prefilling rows without sampling. Returns a small array that is ready at
+        the end."""
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
-        """Run these tokens of a prefilling row alone; logits (tokens, vocabulary)."""
+        """Run tokens of a prefilling row alone; logits (tokens, vocabulary)."""
 
     def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
-        """Run these tokens of a prefilling row alone, without the model's head; hidden states
-        (tokens, dim)."""
+        """Run tokens of a prefilling row alone without the head; hidden states (tokens, dim)."""
 
     def promote(self, row: RowId) -> None:
-        """Let a prefilling row decode. It comes last among the decoding rows of its bank; without
-        banks, among all."""
+        """Let a prefilling row decode, last in the bank, or last of all without banks."""
 
     def move_outgrown(self) -> None:
-        """Move decoding rows that outgrew their buffers. Changes the order of rows, so this comes
-        before their inputs are made."""
+        """Move decoding rows that outgrew buffers. Changes the order, hence before making
+        inputs."""
 
     def decodes_from_nothing(self, row: RowId) -> bool:
-        """Whether the row may decode in the batch at once. False for a row without recurrent state
-        to join the batch with: its first token must run alone (`first`)."""
+        """Whether the row may join the batch at once. False without recurrent state: `first` must
+        run the first token alone."""
 
     def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
-        """Run the last tokens of a prefilling row's prompt alone; logits (1, vocabulary) after the
-        last one."""
+        """Run the prompt's last tokens alone; logits (1, vocabulary) after the last."""
 
     def decode(self, tokens: mx.array) -> mx.array:
-        """Run (n,) tokens, one for each decoding row; logits (n, vocabulary) for the next token."""
+        """Run (n,) tokens of the decoding rows; logits (n, vocabulary)."""
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
-        """Run (n, width) tokens of the decoding rows, of which counts[i] are row i's own and the
-        others padding; logits (n, width, vocabulary). Each row grows by one token; `accepted` adds
-        the accepted drafts."""
+        """Run (n, width) tokens of the decoding rows, of which counts[i] are row i's own; logits
+        (n, width, vocabulary). Each row grows by one; `accepted` adds drafts."""
 
     def accepted(self, more: Ints) -> None:
-        """Keep the KV of `more` (n,) tokens of each row besides the first."""
+        """Keep `more` (n,) tokens of each row besides the first."""
 
     def drop(self, rows: Sequence[RowId]) -> None:
-        """Remove prefilling and decoding rows, and free their KV."""
+        pass
 
     def clean(self) -> None:
-        """Set to 0 what is no finite number in buffers that rows share."""
+        """Set numbers that are not finite to 0 in shared buffers."""
 
     def lengths(self) -> dict[RowId, int]:
-        """Tokens in each row's KV."""
+        pass
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the KV buffers of all rows, used or not."""
+        pass
 
     def bank_stats(self) -> tuple[BankStats, ...]:
-        """Measure each bank that has rows, that of the shortest rows first. Rows without banks
-        count as one bank."""
+        """Each bank, shortest rows first. Rows without banks count as one."""
 
 
 def rows_for(
@@ -121,8 +113,8 @@ def rows_for(
     draft: nn.Module | None = None,
     head: nn.Module | None = None,
 ) -> tuple[Rows, Capabilities]:
-    """Make the rows for a model, its draft model and its MTP head, and return them with the model's
-    capabilities. `capabilities` None: guessed from its caches."""
+    """Rows for a model, draft model and MTP head, with the capabilities. `capabilities` None:
+    guessed."""
     found = capabilities or guessed(model)
     if capabilities is None and found.allows("banks") and (reason := attention_seam.fault(model)):
         found = found.without("banks", f"attention over several banks cannot be built: {reason}")

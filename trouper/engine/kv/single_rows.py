@@ -20,8 +20,7 @@ from trouper.protocol.plans import KvBound, RowId
 
 
 class SingleRows:
-    """Rows with the model's own caches, each of which runs in its own pass. No KV is stored or
-    restored."""
+    """Each row has the model's own caches and passes. No KV is stored or restored."""
 
     preparing = False
 
@@ -33,7 +32,7 @@ class SingleRows:
         self._adapters = AdapterRows(model)
 
     def begin_step(self) -> None:
-        """Do nothing: what the device prepares is not counted."""
+        """Preparations are not counted."""
 
     @property
     def decoding(self) -> Sequence[RowId]:
@@ -44,19 +43,19 @@ class SingleRows:
         return [*self._decoding, *(row for row in self._caches if row not in self._decoding)]
 
     def make_room(self, lengths: Sequence[int]) -> None:
-        """Do nothing: each row has caches of its own."""
+        """Each row has its own caches."""
 
     def bound(self, bound: KvBound | None) -> None:
         pass
 
     def give_back(self) -> None:
-        """Do nothing: a row's caches are freed with the row."""
+        """Caches are freed with the row."""
 
     def clean(self) -> None:
-        """Do nothing: rows share no buffers."""
+        """Rows share no buffers."""
 
     def move_outgrown(self) -> None:
-        """Do nothing: each row has caches of its own."""
+        """Each row has its own caches."""
 
     def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:  # noqa: ARG002  The caches grow.
         self._adapters.open(row, adapter)
@@ -128,7 +127,7 @@ class SingleRows:
         return sum(cache.nbytes for caches in self._caches.values() for cache in caches)
 
     def bank_stats(self) -> tuple[BankStats, ...]:
-        """One bank. Caches of a row grow with the row, so the longest row is the capacity."""
+        """One bank, whose capacity is the longest row."""
         rows = len(self._lengths)
         if not rows:
             return ()

@@ -1,6 +1,3 @@
-"""Assignment of rows to slots: which row has which slot, and how many tokens it holds. Host state
-only, no arrays of the device."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,8 +14,8 @@ Moves = Sequence[tuple[int, int]]
 
 @attrs.frozen
 class Rearrangement:
-    """New slots of the rows that stay. arranged: for each new slot the old one. num_decoding:
-    decoding rows among them."""
+    """New slots of the remaining rows. arranged: the old slot of each new one. num_decoding:
+    decoding rows."""
 
     moves: Moves
     arranged: list[int]
@@ -26,14 +23,13 @@ class Rearrangement:
 
 
 class SlotAssignment:
-    """Rows in the slots of one bank. Decoding rows fill slots [0, num_decoding), prefilling rows
-    the next ones, without a gap."""
+    """Rows in the slots of one bank: decoding rows in [0, num_decoding), then prefilling rows,
+    without a gap."""
 
     def __init__(self) -> None:
         self.order: list[RowId] = []
-        """The row of each slot."""
         self.lengths: Ints = np.zeros(0, np.int32)
-        """(slots,) int32: number of tokens in the KV of each slot's row."""
+        """(slots,) int32: tokens in each row's KV."""
         self.num_decoding = 0
 
     def __len__(self) -> int:
@@ -41,17 +37,14 @@ class SlotAssignment:
 
     @property
     def decoding(self) -> Sequence[RowId]:
-        """Decoding rows, in slot order."""
         return self.order[: self.num_decoding]
 
     @property
     def prefilling(self) -> Sequence[RowId]:
-        """Prefilling rows, in slot order."""
         return self.order[self.num_decoding :]
 
     @property
     def longest(self) -> int:
-        """Length of the longest row. There must be one."""
         return int(self.lengths.max())
 
     def slot(self, row: RowId) -> int:
@@ -61,20 +54,18 @@ class SlotAssignment:
         return int(self.lengths[self.slot(row)])
 
     def open(self, row: RowId) -> None:
-        """Append a prefilling row without KV."""
         self.order.append(row)
         self.lengths = np.append(self.lengths, np.int32(0))
 
     def promote(self, slot: int) -> None:
-        """Make the prefilling row of this slot the last decoding row; the row that has that slot
-        gets this one."""
+        """Make the prefilling row of this slot the last decoding row, by an exchange."""
         first = self.num_decoding
         self.order[slot], self.order[first] = self.order[first], self.order[slot]
         self.lengths[[slot, first]] = self.lengths[[first, slot]]
         self.num_decoding += 1
 
     def without(self, rows: Sequence[RowId]) -> Rearrangement:
-        """Compute the slots after these rows have left. Changes nothing."""
+        """The slots after these rows have left. Changes nothing."""
         dropped = set(rows)
         kept = [slot for slot, row in enumerate(self.order) if row not in dropped]
         assert len(kept) + len(dropped) == len(self.order), "a row was dropped that is not here"
@@ -83,7 +74,6 @@ class SlotAssignment:
         return Rearrangement(moves, arranged, len(decoding))
 
     def rearrange(self, change: Rearrangement) -> None:
-        """Give the rows that stay their new slots."""
         self.order = [self.order[slot] for slot in change.arranged]
         self.lengths = self.lengths[change.arranged]
         self.num_decoding = change.num_decoding
@@ -92,10 +82,8 @@ class SlotAssignment:
 def compact(decoding: list[int], prefilling: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
     """Close the gaps in two neighbouring ranges of slots with the fewest moves.
 
-    `decoding` and `prefilling` are the surviving slots of each range, ascending. Returns the moves
-    (source, target), in an order in which no row is overwritten before it has moved, and for each
-    new slot the old one.
-    """
+    `decoding`, `prefilling`: surviving slots, ascending. Returns moves (source, target) in an order
+    without overwriting, and the old slot of each new one."""
     moves: list[tuple[int, int]] = []
     arranged: list[int] = []
     for kept in (decoding, prefilling):

@@ -1,9 +1,6 @@
-"""KV buffers of one bank: the slot caches of all layers, which have the same slots, are made,
-grown, moved and read alike.
+"""KV buffers of one bank: the slot caches of all layers, with the same slots."""
 
-Slots are numbers here. Which row has a slot is known to `slot_assignment.py`, and which tokens a
-pass runs to `slot_rows.py`.
-"""
+# `slot_assignment.py` knows the rows of slots, `slot_rows.py` the tokens of passes.
 
 from __future__ import annotations
 
@@ -28,9 +25,6 @@ ALL = slice(None)
 
 
 class SlotBuffers:
-    """The slots of every layer, and of every layer of what drafts for the model, if there is
-    something."""
-
     def __init__(
         self,
         caches: Sequence[Any],
@@ -38,16 +32,15 @@ class SlotBuffers:
         shapes: Shapes,
         draft_caches: Sequence[Sequence[Any]] = (),
     ) -> None:
-        """`caches`, and `draft_caches` for each drafter: made by `slot_caches`. `layout`: computes
-        the shapes of the arrays that blocks and snapshots consist of."""
+        """`caches`, and `draft_caches` of each drafter: from `slot_caches`. `layout`: computes the
+        shapes of blocks and snapshots."""
         self.caches, self.draft_caches, self._layout = caches, draft_caches, layout
         self.own, self._drafts = (
             [leaf for leaf in flatten(layers) if isinstance(leaf, SlotCache)]
             for layers in (caches, [*chain.from_iterable(draft_caches)])
         )
         self.leaves: list[SlotCache] = [*self.own, *self._drafts]
-        """Cache of each layer, or several of one layer, in the model's order; without recurrent
-        states."""
+        """Caches in the model's order, without recurrent states."""
         changes = ShapeChanges()
         for cache in self.leaves:
             cache.changes = changes
@@ -64,30 +57,26 @@ class SlotBuffers:
     # -- a pass ----------------------------------------------------------------------------------
 
     def begin(self, region: Region) -> None:
-        """Set the slots of the next pass."""
         for cache in self.leaves:
             cache.begin(region)
 
     def finish(self) -> None:
-        """Drop the views of the pass after its graph is built."""
         for cache in self.leaves:
             cache.finish()
 
     def state(self) -> list[mx.array]:
-        """Return all arrays that passes change. The model's own come last: the last one is ready
-        when its pass is done."""
+        """Arrays that passes change. The model's last one is ready when a pass is done."""
         return [state for cache in (*self._drafts, *self.own) for state in cache.state()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, used or not."""
         return sum(cache.nbytes for cache in self.leaves)
 
     # -- rows that enter, decode and leave -------------------------------------------------------
 
     @property
     def spares(self) -> bool:
-        """Whether buffers have room to spare, so that they grow and shrink seldom."""
+        """Whether buffers have room to spare, and hence change seldom."""
         return all(cache.spares for cache in self.leaves)
 
     @spares.setter
@@ -96,18 +85,16 @@ class SlotBuffers:
             cache.spares = spares
 
     def hold(self, slots: int) -> None:
-        """Make room for at least `slots` slots."""
         for cache in self.leaves:
             cache.hold(max(slots, cache.slots))
 
     def expect(self, tokens: int) -> None:
-        """Announce a row that will have `tokens` tokens: buffers that grow then grow to that at
-        once."""
+        """Announce a row of `tokens` tokens: growing buffers reach that length at once."""
         for cache in self.leaves:
             cache.expected_tokens = max(tokens, cache.expected_tokens)
 
     def move(self, moves: Moves, lengths: Ints) -> None:
-        """Copy rows from slot to slot, all at once. Rows without KV are skipped."""
+        """Copy rows between slots, all at once. Rows without KV are skipped."""
         moves = [(source, target) for source, target in moves if lengths[source]]
         caches = [cache for cache in self.leaves if cache.buffers]
         copies = iter(
@@ -123,18 +110,15 @@ class SlotBuffers:
                 cache.put_row(target, [next(copies) for _ in cache.buffers])
 
     def fit(self, slots: int, tokens: int, *, exactly: bool = False) -> None:
-        """Shrink buffers that are much too large for `slots` slots of `tokens` tokens (see
-        `SlotCache.fit`)."""
+        """Shrink much too large buffers (see `SlotCache.fit`)."""
         for cache in self.leaves:
             cache.fit(slots, tokens, exactly=exactly)
 
     def clean(self) -> None:
-        """Set to 0 what is no finite number."""
         for cache in self.leaves:
             cache.clean()
 
     def clear(self) -> None:
-        """Free everything, after the last row has left."""
         for cache in self.leaves:
             cache.clear()
 
@@ -147,8 +131,8 @@ class SlotBuffers:
     def write(
         self, slot: int, start: int, parts: Sequence[mx.array], room: int, leaves: slice = ALL
     ) -> None:
-        """Write tokens from `start` on, in the form that `read` returns, into the layers `leaves`;
-        make room for `room` tokens."""
+        """Write tokens, as `read` returns, into the layers `leaves`; make room for `room`
+        tokens."""
         for cache, parts_of_cache in zip(
             self._full[leaves], dealt(parts, self._layout().full[leaves]), strict=True
         ):
@@ -157,23 +141,21 @@ class SlotBuffers:
 
     @property
     def can_begin_with(self) -> bool:
-        """Whether there is only one slot and no buffer yet, so that `begin_with` is allowed."""
+        """Whether there is one slot and no buffer, as `begin_with` needs."""
         return not any(cache.buffers or cache.slots > 1 for cache in self._full)
 
     def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the buffers from the first tokens of the only slot, given as pieces for each
-        buffer."""
+        """Make the buffers from the only slot's first tokens, in pieces for each buffer."""
         for cache, parts_of_cache in zip(
             self._full, dealt(parts, self._layout().full), strict=True
         ):
             cache.begin_with(parts_of_cache, room)
 
     def start(self, leaves: slice = ALL) -> None:
-        """Start evaluating the buffers that were written."""
         mx.async_eval([state for cache in self._full[leaves] for state in cache.state()])
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
-        """Copy rings as they were after `length` tokens."""
+        """Copy rings as after `length` tokens."""
         return [part for cache in self._rings for part in cache.snapshot(slot, length)]
 
     def restore_snapshot(self, slot: int, length: int, parts: Sequence[mx.array]) -> None:
@@ -194,7 +176,6 @@ class SlotBuffers:
         return [[next(parts) for _ in cache.buffers] for cache in self.leaves]
 
     def put(self, slot: int, length: int, parts: Sequence[Sequence[mx.array]]) -> None:
-        """Write what `take` returned into a slot."""
         for cache, parts_of_cache in zip(self.leaves, parts, strict=True):
             if parts_of_cache:
                 cache.reserve([part[None] for part in parts_of_cache], slot + 1, length + 1)

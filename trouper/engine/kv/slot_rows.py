@@ -1,9 +1,7 @@
-"""Rows in slots: how they enter and leave, and the passes over them. What is copied out of and into
-them: `row_copies.py`.
+"""Rows in slots: entering, leaving, and passes. Copies: `row_copies.py`."""
 
-A row's tokens lie in one slot of every layer's buffers in its bank (`banks.py`). A pass is over
-contiguous slots of each bank, a `Region`, so no row's KV is gathered.
-"""
+# A row has one slot in every layer's buffers of the bank (`banks.py`). A pass reads contiguous
+# slots of each bank, a `Region`, without gathering KV.
 
 from __future__ import annotations
 
@@ -52,8 +50,8 @@ from trouper.protocol.plans import KvBound, RowId
 
 
 class SlotRows:
-    """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, is promoted before an
-    older one, or outgrows its bank."""
+    """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, promoted before an
+    older one, or outgrows a bank."""
 
     def __init__(
         self,
@@ -66,8 +64,8 @@ class SlotRows:
         draft: nn.Module | None = None,
         head: Any = None,
     ) -> None:
-        """`slack`: tokens that rings hold beyond their window. `draft`, the draft model, and
-        `head`, the MTP head, have full slots."""
+        """`slack`: tokens of rings beyond the window. `draft` (the draft model) and `head` (the MTP
+        head) have full slots."""
         # If not, the model may compute with keys, so it gets arrays.
         several = capabilities.allows("banks")
         shapes = attrs.evolve(shapes, length_kernel=shapes.length_kernel and several)
@@ -182,8 +180,8 @@ class SlotRows:
         return done
 
     def _groups(self, counts: list[int], lengths: list[int]) -> list[range]:
-        """Partition the prefilling rows of a bank into passes. Recurrent state would absorb
-        padding, so there each row runs alone."""
+        # Partition a bank's prefilling rows into passes. Recurrent state would absorb padding: each
+        # row runs alone.
         if self._prefill_together and not any(map(self._shapes.alone, counts, lengths)):
             return self._shapes.groups(counts)
         return [range(index, index + 1) for index, count in enumerate(counts) if count]
@@ -227,7 +225,7 @@ class SlotRows:
     def _regions(
         self, segments: Sequence[Segment], counts: Ints, width: int, *, singly: bool = False
     ) -> list[Region]:
-        """Regions of a pass, with the adapters of its rows."""
+        # Regions of a pass, with the rows' adapters.
         regions = regions_of(
             segments, lengths_of(segments), counts, width, self._shapes, singly=singly
         )
@@ -237,7 +235,7 @@ class SlotRows:
     def _of_decoding(
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array
     ) -> mx.array:
-        """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
+        # The pass over tokens (n, width) of all decoding rows, compiled if possible.
         one = DecodePass(regions, caches_of(segments))
         return self._compiled.run(
             partial(self._build, segments), one, tokens, may_compile=not self._states
@@ -252,7 +250,7 @@ class SlotRows:
 
     @cached_property
     def _layers(self) -> list[nn.Module]:
-        """Modules whose calls are recorded in a pass that verifies drafts."""
+        # Modules whose calls are recorded in passes with drafts.
         return layers_with_cache(self._model) if self._states else []
 
     def accepted(self, more: Ints) -> None:
@@ -285,10 +283,9 @@ class SlotRows:
         *,
         compiled: bool = False,
     ) -> mx.array:
-        """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are
-        row i's own, and add these to the rows' lengths. `compiled`: it is the first pass over a
-        lone prompt, and is compiled if it can be. Returns logits (n, width, vocabulary), or what
-        `part`, a part of the model, returns."""
+        # Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these
+        # to the lengths. `compiled`: the first pass over a lone prompt, compiled if possible.
+        # Returns logits (n, width, vocabulary), or the output of `part` of the model.
         width = tokens.shape[1]
         if not self._states:
             rounded = self._shapes.lone_width(width) if compiled else self._shapes.width(width)
@@ -311,8 +308,8 @@ class SlotRows:
         tokens: mx.array,
         part: nn.Module | None = None,
     ) -> mx.array:
-        """Build the pass over tokens (n, width) in the slots of these regions. With an MTP head it
-        returns hidden states."""
+        # Build the pass over tokens (n, width) in these slots. With an MTP head the result is
+        # hidden states.
         caches = begin(segments, regions)
         with self._adapted.during(regions[-1]), applied(regions[-1].adapters):
             outputs: mx.array = (part or self._target)(

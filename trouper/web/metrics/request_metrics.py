@@ -8,8 +8,7 @@ from collections.abc import Callable
 import attrs
 
 from trouper.protocol.health import NO_LATENCIES
-from trouper.protocol.histogram import Histogram
-from trouper.protocol.latency_buckets import FIRST_TOKEN_S, PHASE_S, REQUEST_TOKENS
+from trouper.protocol.histogram import FIRST_TOKEN_S, PHASE_S, REQUEST_TOKENS, Histogram
 from trouper.protocol.record import RequestRecord
 
 WAITS = Histogram.of(FIRST_TOKEN_S)

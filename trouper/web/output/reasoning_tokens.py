@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from trouper.protocol.joined_delta import JoinedDelta
-from trouper.protocol.replies import Delta, Finished
+from trouper.protocol.replies import Delta, Finished, JoinedDelta
 from trouper.web.output.dialect import Choice
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import (

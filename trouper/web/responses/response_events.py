@@ -9,10 +9,9 @@ import attrs
 import msgspec
 
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.joined_delta import parts_of
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Delta, Finished, TokenLogprobs
+from trouper.protocol.replies import Delta, Finished, TokenLogprobs, parts_of
 from trouper.web.output.dialect import Choice, Json, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import (

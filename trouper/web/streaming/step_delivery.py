@@ -13,8 +13,7 @@ from contextvars import copy_context
 import trio
 
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.joined_delta import joined
-from trouper.protocol.replies import Delta
+from trouper.protocol.replies import Delta, joined
 from trouper.web.http.socket_writer import SocketWriter
 
 MAX_EVENTS = 256
