@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from trouper.engine.loading.head_weights import HeadWeights, classes_without_head
+from trouper.engine.loading.head_weights import ModelWithoutHead, classes_without_head
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.products import linear_layers
@@ -23,12 +23,10 @@ EVALUATION_BYTES = 2**26
 of all."""
 
 
-def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Open a model and its config lazily: only shapes are read. `found` gets the weights of its MTP
-    head, which mlx-lm's models do not have. Raises `ModelUnusable`."""
+def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Open a model and its config lazily: only shapes are read. Raises `ModelUnusable`."""
     try:
-        classes = classes_without_head(found if found is not None else HeadWeights())
-        model, config = load_model(directory, lazy=True, get_model_classes=classes)
+        model, config = load_model(directory, lazy=True, get_model_classes=classes_without_head)
     except ModelUnusable as error:
         raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error
     except Exception as error:
@@ -36,6 +34,8 @@ def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module
         raise ModelUnusable(
             f"{directory}: the weights and config.json do not make a model: {line_of(error)}"
         ) from error
+    if isinstance(model, ModelWithoutHead):
+        model = model.take_model()
     # Modules draw initial weights, which the checkpoint replaces. Each draw splits MLX's random key
     # lazily: unless the key is evaluated, every load would leave its splits behind, some 70 kB for
     # a model of two layers.

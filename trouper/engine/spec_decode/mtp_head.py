@@ -13,16 +13,12 @@ norm.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.base import create_attention_mask, gather_last_axis
 from mlx_lm.models.cache import KVCache
 
 
@@ -40,38 +36,16 @@ class SharedParts:
         return embedded
 
     def logits_of(self, states: mx.array) -> mx.array:
-        """Run the model's output layer over hidden states (n, width, dim). It is the model's own
-        call, for which the body answers what it would have computed: so tied embeddings and parts
-        on other ranks are as they are in the model."""
-        with _answering(self.body, states):
-            logits: mx.array = self.model(mx.zeros(states.shape[:2], mx.int32))
-        return logits
-
-
-@contextmanager
-def _answering(body: nn.Module, states: mx.array) -> Iterator[None]:
-    """Let calls of a module return `states`. The module has another class for that time, as in
-    `recorded_calls`."""
-    kind: Any = type(body)
-    try:
-        body.__class__, _answers.states = _answerer(kind), states
-        yield
-    finally:
-        body.__class__, _answers.states = kind, None
-
-
-_answers = threading.local()
-
-
-@cache
-def _answerer(kind: Any) -> type[nn.Module]:
-    """Make a subclass whose calls return the states that this thread has set."""
-
-    def call(self: nn.Module, *args: Any, **options: Any) -> mx.array:  # noqa: ARG001
-        states: mx.array = _answers.states
-        return states
-
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+        """Run the model's output layer over hidden states (n, width, dim), as the families' own
+        models do (`FAMILIES` of `loading/head_weights.py`)."""
+        owner: Any = getattr(self.model, "language_model", self.model)
+        if "lm_head" not in owner:
+            tied: mx.array = self.body.embed_tokens.as_linear(states)
+            return tied
+        logits: mx.array = owner.lm_head(states)
+        # Qwen3.5's output layer is sharded over the vocabulary.
+        group = getattr(owner, "sharding_group", None)
+        return logits if group is None else gather_last_axis(logits, group)
 
 
 class MtpHead(nn.Module):
