@@ -18,7 +18,7 @@ from trouper.actors.scheduling.batch_yielding import BatchYielding
 from trouper.actors.scheduling.chunk_sizer import free_rows
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.disk_tier import DiskTier
-from trouper.actors.scheduling.draft_records import UNCHOSEN
+from trouper.actors.scheduling.draft_estimates import UNCHOSEN
 from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
