@@ -1,9 +1,7 @@
-"""Speculation policy: which rows draft, by what and how much. Measured acceptance (`draft_records`)
-against the measured cost of a step that verifies drafts, and of the passes of a draft model or an
-MTP head (`draft_costs`). Pure.
+"""Speculation policy: which rows draft, by which proposer and how much. Pure.
 
 A row drafts nothing from its own text until its output repeats earlier tokens. While no row does,
-the engine is only asked periodically which rows repeat something, which does not lengthen a step.
+plans ask periodically which rows repeat something, which does not lengthen a step.
 """
 
 from __future__ import annotations
