@@ -22,10 +22,10 @@ DECAY = 0.85
 """Decay of the counts of accepted and rejected tokens with each draft."""
 UNKNOWN = (3.0, 1.0)
 """Counts of accepted and rejected tokens of a proposer without any drafts yet."""
-RETRY = (0.6, 0.2)
-"""Counts after a rest: few enough that one draft decides about the next rest."""
-MIN_ACCEPTANCE = 1 / 3
-"""Acceptance below which a row rests: drafts of any length would bring less than half a token."""
+RETRY = (0.9, 0.3)
+"""Counts after a rest: few enough that two rejected drafts begin the next rest."""
+MIN_ACCEPTANCE = 0.25
+"""Acceptance below which a row rests: drafts of any length would bring a third of a token at most."""
 IDLE_STEPS = 16
 """Number of steps without a draft or a repetition after which a row drafts no n-grams, and the
 first rest of a draft model or a head."""
@@ -76,9 +76,11 @@ class Record:
     draft model's context."""
 
     def active(self, step: int) -> bool:
-        """Whether the row may draft. A row whose rest is over begins anew."""
-        rested = step - self.drafted_at
-        if rested > MEMORY or (self.resting and rested >= self.caution * IDLE_STEPS):
+        """Whether the row may draft. A row begins anew after a rest, be it that drafts were
+        rejected or that they did not pay."""
+        if step - self.drafted_at >= self.caution * IDLE_STEPS:
+            if self.acceptance.rate >= MIN_ACCEPTANCE:
+                self.caution = min(2 * self.caution, MAX_CAUTION)
             self.acceptance, self.drafted_at = Acceptance(*RETRY), step
         return step < self.active_until if self.name == "ngram" else not self.resting
 
@@ -105,7 +107,7 @@ class Record:
         if self.acceptance.rate < MIN_ACCEPTANCE:
             self.caution = min(2 * self.caution, MAX_CAUTION)
             self.active_until = step
-        elif self.acceptance.rate > 0.9:
+        elif self.acceptance.rate > 0.5:
             self.caution = 1
 
 
