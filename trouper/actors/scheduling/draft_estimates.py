@@ -79,7 +79,7 @@ class Record:
         """Whether the row may draft. A row begins anew after a rest, be it that drafts were
         rejected or that they did not pay."""
         if step - self.drafted_at >= self.caution * IDLE_STEPS:
-            if self.acceptance.rate >= MIN_ACCEPTANCE:
+            if self.name != "ngram" and self.acceptance.rate >= MIN_ACCEPTANCE:
                 self.caution = min(2 * self.caution, MAX_CAUTION)
             self.acceptance, self.drafted_at = Acceptance(*RETRY), step
         return step < self.active_until if self.name == "ngram" else not self.resting
