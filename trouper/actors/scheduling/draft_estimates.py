@@ -125,7 +125,7 @@ MIN_RATIO = 0.9
 was measured in a busy moment."""
 SAMPLES = 5
 """Number of samples of which the median counts. After n samples n² steps with drafts follow each
-other until the next plain step: few where little is known."""
+other until the next plain step: few where little is samples."""
 Key = tuple[ProposerName, int]
 """Proposer that runs passes ("ngram": none does), and the number of rows (`round_rows`)."""
 
@@ -196,7 +196,7 @@ class Costs:
     def needs_plain(self, name: ProposerName, rows: int, size: int) -> bool:
         """Whether a plain step has to come first. The fewer samples a size has, the sooner: each of
         the first samples has a plain step before and after."""
-        num_samples = self._known_samples(name, rows).get(round_size(size), (0, 0.0))[0]
+        num_samples = self._usable_samples(name, rows).get(round_size(size), (0, 0.0))[0]
         if self._unsure or self._since_plain >= max(1, num_samples**2):
             return True
         return num_samples == 0 and self._seconds_before(rows) is None
@@ -205,21 +205,21 @@ class Costs:
         """Duration of a step in plain steps. Without samples, a lower bound: the duration with
         shorter drafts or with n-grams, and in proportion that with longer drafts."""
         size = round_size(size)
-        known = self._known_samples(name, rows)
-        if size in known:
-            return known[size][1]
+        samples = self._usable_samples(name, rows)
+        if size in samples:
+            return samples[size][1]
         bounds = [1.0]
-        for other, (_, ratio) in (*known.items(), *self._known_samples("ngram", rows).items()):
+        for other, (_, ratio) in (*samples.items(), *self._usable_samples("ngram", rows).items()):
             bounds.append(ratio if other <= size else 1 + (ratio - 1) * size / other)
         return max(bounds)
 
     def affordable(self, name: ProposerName, rows: int, sizes: Iterable[int]) -> list[int]:
         """Return the sizes up to four times the largest one with samples: a trial should not take
         dozens of steps."""
-        largest = max(self._known_samples(name, rows), default=1)
+        largest = max(self._usable_samples(name, rows), default=1)
         return [size for size in sizes if size <= 4 * max(largest, 1)]
 
-    def _known_samples(self, name: ProposerName, rows: int) -> dict[int, tuple[int, float]]:
+    def _usable_samples(self, name: ProposerName, rows: int) -> dict[int, tuple[int, float]]:
         """Return the number of samples and the ratio of each size that has at least two."""
         ratios = self._ratios.get((name, round_rows(rows)), {})
         return {
