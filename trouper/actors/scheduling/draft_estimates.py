@@ -25,7 +25,7 @@ UNKNOWN = (3.0, 1.0)
 RETRY = (0.9, 0.3)
 """Counts after a rest: few enough that two rejected drafts begin the next rest."""
 MIN_ACCEPTANCE = 0.25
-"""Acceptance below which a row rests: drafts of any length would bring a third of a token at most."""
+"""Acceptance below which a row rests: a draft would bring a third of a token at most."""
 IDLE_STEPS = 16
 """Number of steps without a draft or a repetition after which a row drafts no n-grams, and the
 first rest of a draft model or a head."""
@@ -125,7 +125,7 @@ MIN_RATIO = 0.9
 was measured in a busy moment."""
 SAMPLES = 5
 """Number of samples of which the median counts. After n samples n² steps with drafts follow each
-other until the next plain step: few where little is samples."""
+other until the next plain step: few at first."""
 Key = tuple[ProposerName, int]
 """Proposer that runs passes ("ngram": none does), and the number of rows (`round_rows`)."""
 

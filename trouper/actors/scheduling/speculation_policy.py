@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import attrs
 
@@ -21,6 +21,7 @@ WATCH_EVERY = 8
 """Maximum number of plans between two `Plan.watch` (or the number of rows, if that is smaller). A
 watch costs a row some microseconds, and an answer that begins to copy is found within this many
 tokens."""
+NGRAM: ProposerName = "ngram"
 MIN_SPEED_UP = 1.05
 """Minimum expected speed-up over plain steps for which drafts are allowed."""
 
@@ -137,7 +138,7 @@ class Speculation:
                     [each for each in options if each.record.name in ("ngram", name)],
                     len(rows),
                 )
-                for name in sorted(names | {"ngram"})
+                for name in sorted(names | {NGRAM}, key=str)
             ),
             key=lambda choice: choice.speed_up,
         )
@@ -158,7 +159,8 @@ class Speculation:
         for size in self._costs.affordable(name, rows, self._sizes):
             ratios = {used: self._costs.ratio(used, rows, size) for used in ("ngram", name)}
             ordered = _order_options(options, size)
-            tokens, no_draft, used = float(rows), 1.0, cast(ProposerName, "ngram")
+            tokens, no_draft = float(rows), 1.0
+            used: ProposerName = "ngram"
             for count, (expected, option) in enumerate(ordered, 1):
                 record = option.record
                 tokens += record.finds * expected
@@ -216,7 +218,7 @@ class Speculation:
         names = {name for row, name in plan.proposer_of.items() if row in drafted} - {"ngram"}
         longest = max((tokens for _, tokens, _ in stepped.drafted), default=0)
         if len(names) < 2:
-            name = names.pop() if names else cast(ProposerName, "ngram")
+            name = names.pop() if names else NGRAM
             self._costs.add_drafted(name, rows, longest, stepped.seconds)
 
 
