@@ -9,7 +9,7 @@ import pytest
 
 from tests.core.driving import DrivenCore
 from tests.core.test_memory import ask, finish, running, world
-from trouper.actors.scheduling.draft_records import Record
+from trouper.actors.scheduling.draft_estimates import Record
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.protocol.plans import ProposerName
 

@@ -20,7 +20,7 @@ from tests.heads import HEADS, Weights, head_weights, published, save_with_head
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.loading.head_loading import load_head
-from trouper.engine.loading.head_weights import HeadWeights, family_of
+from trouper.engine.loading.head_weights import read_head_weights
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.loading.weights import bytes_of, opened
 from trouper.engine.platform import device
@@ -73,25 +73,26 @@ MOE: Config = {
 }
 
 
+ORIGINAL = "model.language_model.layers.0.linear_attn.conv1d"
+"""Layer whose shape says that a checkpoint of Qwen3.5 was not converted."""
+
+
 @pytest.mark.parametrize("fused", [True, False])
 def test_experts_of_qwen3_5_moe(fused: bool, tmp_path: Path) -> None:
     """Publishers store those of a layer in one, or each alone."""
     text = {**FAMILIES["qwen3_5"]["text_config"], **MOE, "model_type": "qwen3_5_moe_text"}
     config: Config = {"model_type": "qwen3_5_moe", "text_config": text}
     weights = head_weights("qwen3_5", "random", config=config)
-    found, named, family = (
-        HeadWeights(),
-        published("qwen3_5", weights, config=config),
-        family_of(config),
-    )
-    assert family is not None and found.take(_fused(named) if fused else named, family, 4) == {}
-    model, _ = opened(save("qwen3_5", tmp_path / "moe", config))
+    named = published("qwen3_5", weights, config=config)
+    directory = save("qwen3_5", tmp_path / "moe", config)
+    added = (_fused(named) if fused else named) | {f"{ORIGINAL}.weight": mx.zeros((8, 1, 4))}
+    model, _ = opened(directory)
+    mx.save_safetensors(str(directory / "model_head.safetensors"), added)
     candidate = Candidate(
-        model=model, config=config, directory=tmp_path, digest=0, vocabulary=VOCABULARY, kv=PLAIN
+        model=model, config=config, directory=directory, digest=0, vocabulary=VOCABULARY, kv=PLAIN
     )
-    found.convolution = mx.zeros((8, 1, 4))
     head = load_head(
-        found, candidate, Capabilities(), Settings(), report=lambda _: None, watch=nobody_watches
+        candidate, Capabilities(), Settings(), report=lambda _: None, watch=nobody_watches
     )
     for path, array in parameters(head.module).items():
         np.testing.assert_allclose(array, np.array(weights[path]), atol=1e-6, err_msg=path)
@@ -215,15 +216,14 @@ def test_a_demanded_head_must_be_there(tmp_path: Path) -> None:
 
 def test_rows_that_cannot_take_drafts_back_have_no_head(tmp_path: Path) -> None:
     """As the self-check may find."""
-    found = HeadWeights()
-    model, config = opened(save_with_head("qwen3_5", tmp_path / "model"), found)
-    assert found.weights
+    directory = save_with_head("qwen3_5", tmp_path / "model")
+    model, config = opened(directory)
     candidate = Candidate(
-        model=model, config=config, directory=tmp_path, digest=0, vocabulary=VOCABULARY, kv=PLAIN
+        model=model, config=config, directory=directory, digest=0, vocabulary=VOCABULARY, kv=PLAIN
     )
     capabilities = Capabilities(drafts="they differ")
     head = load_head(
-        found, candidate, capabilities, Settings(), report=lambda _: None, watch=nobody_watches
+        candidate, capabilities, Settings(), report=lambda _: None, watch=nobody_watches
     )
     assert (
         head.module is None
@@ -231,14 +231,37 @@ def test_rows_that_cannot_take_drafts_back_have_no_head(tmp_path: Path) -> None:
     )
 
 
-def test_only_the_first_of_several_heads_is_kept() -> None:
-    found, one = HeadWeights(), mx.zeros(1)
+def test_only_the_first_of_several_heads_is_kept(tmp_path: Path) -> None:
     names = [
         "model.layers.4.enorm.weight",
-        "model.layers.5.enorm.weight",
+        "model.layers.5.hnorm.weight",
         "model.layers.3.mlp.up_proj.weight",
     ]
-    family = family_of(FAMILIES["deepseek_v3"])
-    assert family is not None
-    rest = found.take(dict.fromkeys(names, one), family, 4)
-    assert [*rest] == [names[2]] and [*found.weights] == ["enorm.weight"]
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict.fromkeys(names, mx.zeros(1)))
+    found = read_head_weights(tmp_path, {**FAMILIES["deepseek_v3"], "num_hidden_layers": 4})
+    assert [*found.weights] == ["enorm.weight"]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_pass_of_the_head_ends_in_the_models_own_output_layer(name: str, tmp_path: Path) -> None:
+    one = loaded(save_with_head(name, tmp_path / name))
+    assert one.head is not None
+    tokens = mx.array([[3, 1, 4]])
+    states = one.head.target_states(tokens, None)
+    assert mx.array_equal(one.head.logits_of(states), one.model(tokens))
+
+
+def test_a_head_of_an_unknown_family_is_left_out_and_named_once(tmp_path: Path) -> None:
+    directory = save("llama", tmp_path / "llama")
+    weights = {"model.mtp.0.eh_proj.weight": mx.zeros((64, 128))}
+    mx.save_safetensors(str(directory / "model-mtp.safetensors"), weights)
+    model, config = opened(save("llama", tmp_path / "without"))
+    candidate = Candidate(
+        model=model, config=config, directory=directory, digest=0, vocabulary=VOCABULARY, kv=PLAIN
+    )
+    lines = list[str]()
+    head = load_head(
+        candidate, Capabilities(), Settings(), report=lines.append, watch=nobody_watches
+    )
+    assert head.module is None
+    assert lines == ["the checkpoint's MTP head is not loaded: heads of llama are not supported"]

@@ -10,12 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import attrs
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trouper.actors.scheduling.draft_costs import bucket_of, size_of
-from trouper.actors.scheduling.draft_records import WATCH_EVERY, Record
-from trouper.actors.scheduling.speculation_policy import Allowed, Speculation, by_position
+from trouper.actors.scheduling.draft_estimates import Record, round_rows, round_size
+from trouper.actors.scheduling.speculation_policy import (
+    WATCH_EVERY,
+    Allowed,
+    Speculation,
+    by_position,
+)
 from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import Chunk, Plan, ProposerName, RowId, Stepped
 
@@ -300,10 +305,10 @@ def test_wrong_drafts_end_by_themselves_and_evidence_begins_them_again() -> None
     batch = Simulated.of(device(0, 0.05), [(1, 0)])
     batch.run(300)
     assert batch.drafting < 60
-    assert batch.rows[0].records["ngram"].required_match > 3
+    assert batch.rows[0].records["ngram"].caution > 1
     batch.rows[0].right = 1
     before = batch.drafting
-    batch.rows[0].records["ngram"].repeats(64)
+    batch.rows[0].records["ngram"].repeats(64, batch.policy._step)
     batch.run(100)
     assert batch.drafting - before > 60
 
@@ -355,19 +360,26 @@ def test_rows_that_may_not_draft_are_left_alone() -> None:
 
 
 def test_steps_that_prefill_too_are_no_measure() -> None:
+    """Nobody drafts until a plain step was measured."""
     policy = Speculation(MOST, 3, SpeculationStats())
-    row = SimRow(policy.records(["ngram"]), 1, 1)
+    row = SimRow(policy.records(["mtp"]), 1, 1)
     for step in range(9):
         plan = Plan(step, decode=(RowId(0),), prefill=(Chunk(RowId(1), 5),))
         policy.answered(plan, Stepped(step, (RowId(0),), (1,), seconds=1.0), {RowId(0): row})
-    assert not policy._costs.comparable(1, 1)
+    assert policy.allow([row]).drafts == ()
+    policy.answered(
+        Plan(9, decode=(RowId(0),)),
+        Stepped(9, (RowId(0),), (1,), seconds=1.0),
+        {RowId(0): row},
+    )
+    assert policy.allow([row]).drafts
 
 
 def test_counters_by_position() -> None:
     assert by_position((), [0, 2, 1]) == (2, 1)
     assert by_position((2, 1), [3]) == (3, 2, 1)
-    assert [bucket_of(rows) for rows in (1, 4, 5, 8, 9, 33)] == [1, 4, 8, 8, 16, 64]
-    assert [size_of(tokens) for tokens in (0, 1, 2, 3, 8, 9)] == [0, 1, 2, 4, 8, 16]
+    assert [round_rows(rows) for rows in (1, 4, 5, 8, 9, 33)] == [1, 4, 8, 8, 16, 64]
+    assert [round_size(tokens) for tokens in (0, 1, 2, 3, 8, 9)] == [0, 1, 2, 4, 8, 16]
 
 
 both = st.lists(
@@ -414,7 +426,7 @@ def test_a_wrong_draft_model_is_parked_within_50_steps() -> None:
     assert batch.gain() > 0.98
     assert batch.passes - before < 100
     fresh = batch.policy.records(["draft_model"])
-    assert fresh["draft_model"].chance(batch.policy._priors, batch.policy._steps) < 0.6
+    assert fresh["draft_model"].acceptance.rate < 0.6
 
 
 def test_a_draft_model_that_was_wrong_is_tried_again() -> None:
@@ -487,16 +499,38 @@ def test_a_random_head_is_parked_within_50_steps() -> None:
 def test_names_without_drafts_are_no_measure() -> None:
     """A plan may name a proposer for a row that has no room for a draft."""
     policy = Speculation(MOST, 3, SpeculationStats())
-    rows = {RowId(place): SimRow(policy.records(["ngram", "mtp"]), 1, 1) for place in range(2)}
+    rows = {RowId(index): SimRow(policy.records(["ngram", "mtp"]), 1, 1) for index in range(2)}
     for step in range(9):
-        names: tuple[ProposerName, ...] = ("ngram", "mtp")
-        plan = Plan(
-            step,
-            decode=(*rows,),
-            drafts=(2, 0) if step > 5 else (),
-            proposers=names if step > 5 else (),
-        )
+        drafts = step % 3 == 1
+        names: tuple[ProposerName, ...] = ("ngram", "mtp") if drafts else ()
+        plan = Plan(step, decode=(*rows,), drafts=(2, 0) if drafts else (), proposers=names)
+        drafted = ((RowId(0), 2, 0),) if drafts else ()
+        seconds = 3.0 if drafts else 1.0
         policy.answered(
-            plan, Stepped(step, (*rows,), (1, 1), seconds=1.0, drafted=((RowId(0), 2, 0),)), rows
+            plan, Stepped(step, (*rows,), (1, 1), seconds=seconds, drafted=drafted), rows
         )
-    assert policy._costs.draft_pass("mtp", 2) == 0
+    costs = policy._costs
+    assert [costs.ratio("ngram", 2, 2), *costs._ratios] == [3.0, ("ngram", 2)]
+
+
+# -- regret ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("right", [0.9, 0.5, 0.1])
+@pytest.mark.parametrize("cost", [device(0, 0.01), device(0, 0.1, 0.5)], ids=["cheap", "dear"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_after_warm_up_a_tenth_at_most_is_lost_to_the_best_fixed_size(
+    right: float, cost: Cost, rows: int
+) -> None:
+    """The best of plain steps and of drafts of one size, by whoever knows all costs."""
+    batch = Simulated.with_model(cost, [(0, 0, right)] * rows, 0.05)
+    batch.run(200)
+    batch.tokens, batch.plain = 0, 0
+    batch.run(600)
+
+    def gain(size: int) -> float:
+        tokens = sum(right**index for index in range(size + 1))
+        seconds = cost(rows, size) + 0.05 * size * cost(rows, 0) if size else cost(rows, 0)
+        return tokens * cost(rows, 0) / seconds
+
+    assert batch.gain() > 0.9 * max(gain(size) for size in (0, 1, 2, 4, 8, 16))

@@ -17,7 +17,6 @@ from trouper.engine.loading import bundled_model, checkpoint, precision, tokeniz
 from trouper.engine.loading.adapter_files import find_adapter
 from trouper.engine.loading.draft_loading import FoundDraft, find_draft, open_draft
 from trouper.engine.loading.head_loading import open_head
-from trouper.engine.loading.head_weights import HeadWeights
 from trouper.engine.loading.model_loading import candidate_of
 from trouper.engine.loading.model_source import cached, local, source_of
 from trouper.engine.loading.weights import opened
@@ -114,11 +113,10 @@ def _require_drafters(
 ) -> None:
     """Check that what the settings demand can draft for the model's rows. Raises
     `ModelUnusable`."""
-    weights = HeadWeights()
-    model, config = opened(found.directory, weights)
+    model, config = opened(found.directory)
     known = recalled(key_of(found.digest, settings, ALONE, found.source.identity))
     capabilities = by_caches(model) if known is None else known[0]
-    open_head(weights, candidate_of(model, config, found, settings), capabilities, settings)
+    open_head(candidate_of(model, config, found, settings), capabilities, settings)
     if draft is not None:
         open_draft(draft, found.directory, capabilities)
 

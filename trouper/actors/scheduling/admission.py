@@ -15,7 +15,7 @@ import numpy as np
 
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.disk_tier import DiskTier
-from trouper.actors.scheduling.draft_records import UNCHOSEN
+from trouper.actors.scheduling.draft_estimates import UNCHOSEN
 from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.preemption import BatchYielding
 from trouper.actors.scheduling.prefill_budget import PrefillBudget, free_rows

@@ -13,7 +13,7 @@ import attrs
 
 from trouper.actors.scheduling.answer_output import AnswerOutput
 from trouper.actors.scheduling.crash_attribution import Standing
-from trouper.actors.scheduling.draft_records import UNCHOSEN, Records
+from trouper.actors.scheduling.draft_estimates import UNCHOSEN, Records
 from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.tree_node import Chain, Node

@@ -1,25 +1,27 @@
-"""Speculation policy: which rows draft, by what and how much. Measured acceptance (`draft_records`)
-against the measured cost of a step that verifies drafts, and of the passes of a draft model or an
-MTP head (`draft_costs`). Pure.
+"""Speculation policy: which rows draft, by which proposer and how much. Pure.
 
 A row drafts nothing from its own text until its output repeats earlier tokens. While no row does,
-the engine is only asked periodically which rows repeat something, which does not lengthen a step.
+plans ask periodically which rows repeat something, which does not lengthen a step.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import attrs
-import numpy as np
-from numpy.typing import NDArray
 
-from trouper.actors.scheduling.draft_costs import Costs, size_of
-from trouper.actors.scheduling.draft_records import WATCH_EVERY, Acceptance, Priors, Record
+from trouper.actors.scheduling.draft_estimates import Acceptance, Costs, Record
 from trouper.protocol.health import ProposerStats, SpeculationStats
 from trouper.protocol.plans import Plan, ProposerName, RowId, Stepped
 
+WATCH_EVERY = 8
+"""Maximum number of plans between two `Plan.watch` (or the number of rows, if that is smaller). A
+watch costs a row some microseconds, and an answer that begins to copy is found within this many
+tokens."""
+NGRAM: ProposerName = "ngram"
 MIN_SPEED_UP = 1.05
 """Minimum expected speed-up over plain steps for which drafts are allowed."""
 
@@ -49,45 +51,57 @@ class Allowed:
     """Whether the plan watches for rows that repeat something."""
 
 
-class DraftOption(NamedTuple):
+class Option(NamedTuple):
     """One way for one row to draft."""
 
     row_index: int
     record: Record
     room: int
 
+    def expect_tokens(self, size: int) -> float:
+        """Expected number of accepted tokens of a draft: those before the first rejected one."""
+        rate = self.record.acceptance.rate
+        return rate * (1 - rate ** min(size, self.room)) / (1 - rate) if rate < 1 else size
 
-class Promise(NamedTuple):
-    """What drafts are expected to bring: the speed-up over plain steps of these options with drafts
-    of `size` tokens."""
+
+class Choice(NamedTuple):
+    """Drafts of `size` tokens for some rows, and the expected speed-up over plain steps."""
 
     speed_up: float
-    chosen: Sequence[DraftOption]
     size: int
+    name: ProposerName
+    """The draft model or the head that runs passes, or "ngram"."""
+    options: Sequence[Option]
 
 
 class Speculation:
-    """Decides for each plan how much each row drafts and by what, and learns from each result."""
+    """Decides for each plan how much each row drafts and by which proposer, and learns from each
+    result."""
 
     def __init__(self, max_tokens: int, min_match: int, stats: SpeculationStats) -> None:
-        """Maximum draft of `max_tokens` tokens; minimum match of `min_match` tokens. Counters
-        continue from `stats`."""
+        """Drafts have at most `max_tokens` tokens, and n-grams match at least `min_match` tokens.
+        Counters continue from `stats`."""
         self._sizes = sorted(
             {min(1 << power, max_tokens) for power in range(max_tokens.bit_length() + 1)}
         )
         self._min_match = min_match
-        self._costs, self._priors = Costs(), Priors()
-        self._steps = 0
+        self._costs = Costs()
+        self._acceptance: defaultdict[ProposerName, Acceptance] = defaultdict(Acceptance)
+        """Acceptance of all rows, with which new rows begin."""
+        self._step = 0
         self._unwatched = WATCH_EVERY
-        self._promised = 1.0
-        """Expected speed-up of the last drafts over plain steps."""
         self._repeating = False
         """Whether any row may repeat something. If not, n-grams are not examined."""
         self.stats = stats
 
     def records(self, names: Iterable[ProposerName]) -> dict[ProposerName, Record]:
-        """New histories, for a row that may draft by these proposers."""
-        return {name: Record.of(name, self._min_match) for name in names}
+        """Make the records of a row that may draft by these proposers."""
+        return {
+            name: Record(
+                name, self._min_match, self._acceptance[name].scaled(), drafted_at=self._step
+            )
+            for name in names
+        }
 
     def allow(self, rows: Sequence[Drafter]) -> Allowed:
         """Decide about the next plan, in which these rows decode."""
@@ -102,75 +116,72 @@ class Speculation:
         return attrs.evolve(best, watch=True) if watch else best
 
     def _best(self, rows: Sequence[Drafter]) -> Allowed:
-        """The drafts with the highest expected tokens a second: one size, for the most promising
-        rows, each by its better proposer."""
+        """Return the drafts with the highest expected tokens a second."""
         options = [
-            DraftOption(index, record, room)
+            Option(index, record, room)
             for index, row in enumerate(rows)
             for record in row.records.values()
-            if (self._repeating or record.name != "ngram")  # First: mostly no row repeats anything.
-            and record.active(self._steps)
+            # The cheapest condition is first, since mostly no row repeats anything.
+            if (self._repeating or record.name != "ngram")
+            and record.active(self._step)
             and (room := row.room - record.undrafted) > 0
         ]
-        ngrams = [option for option in options if option.record.name == "ngram"]
-        self._repeating = bool(ngrams)
-        if not options or not self._costs.comparable(len(rows), self._promised):
+        names = {option.record.name for option in options}
+        self._repeating = "ngram" in names
+        if not options:
             return Allowed()
-        # One proposer at most runs passes in a step, for which all rows wait: with it and without.
-        names = {option.record.name for option in options} - {"ngram"}
-        subsets = [
-            [option for option in options if option.record.name in ("ngram", name)]
-            for name in sorted(names)
-        ]
-        promises = [self._promise(some, len(rows)) for some in (*subsets, ngrams) if some]
-        promise = max(promises, key=lambda promise: promise.speed_up)
-        self._promised = promise.speed_up
-        if promise.speed_up <= MIN_SPEED_UP:
+        # All rows wait for the passes of a draft model or a head, so one of the two at most runs.
+        choice = max(
+            (
+                self._choose(
+                    name,
+                    [each for each in options if each.record.name in ("ngram", name)],
+                    len(rows),
+                )
+                for name in sorted(names | {NGRAM}, key=str)
+            ),
+            key=lambda choice: choice.speed_up,
+        )
+        if choice.speed_up <= MIN_SPEED_UP:
             return Allowed()
-        drafts, chosen = [0] * len(rows), list[ProposerName](["ngram"] * len(rows))
-        for index, record, room in promise.chosen:
-            if not drafts[index]:  # A row's better proposer comes first.
-                drafts[index], chosen[index] = min(promise.size, room), record.name
-        return Allowed(tuple(drafts), tuple(chosen) if set(chosen) != {"ngram"} else ())
+        if self._costs.needs_plain(choice.name, len(rows), choice.size):
+            return Allowed()
+        drafts, proposers = [0] * len(rows), list[ProposerName](["ngram"] * len(rows))
+        for index, record, room in choice.options:
+            drafts[index], proposers[index] = min(choice.size, room), record.name
+        return Allowed(tuple(drafts), () if set(proposers) == {"ngram"} else tuple(proposers))
 
-    def _promise(self, options: Sequence[DraftOption], rows: int) -> Promise:
-        """The best of all sizes and, for each size, of all numbers of its most promising options. A
-        step takes longer only if some row has something to draft; a draft model or a head always
-        has, and runs a pass for each token. Options are by n-grams, and by one such proposer."""
-        chance = np.array([record.chance(self._priors, self._steps) for _, record, _ in options])
-        finds, room = np.array([(record.finds, room) for _, record, room in options]).T
-        modelled = np.array([record.name != "ngram" for _, record, _ in options])
-        name = next((record.name for _, record, _ in options if record.name != "ngram"), None)
-        draft_pass = self._costs.draft_pass(name, rows) if name else 0.0
-        sizes = self._costs.affordable(rows, self._sizes)
-        # Expected number of accepted tokens of a draft: those before the first rejected one.
-        expected = (
-            chance * (1 - chance ** np.minimum(np.array(sizes)[:, None], room)) / (1 - chance)
-        )
-        _only_better(expected, finds, [option.row_index for option in options])
-        order = np.argsort(-expected, axis=1, kind="stable")
-        tokens = rows + np.cumsum(np.take_along_axis(finds * expected, order, axis=1), axis=1)
-        nobody = np.cumprod((1 - finds)[order], axis=1)
-        passes = np.logical_or.accumulate(modelled[order], axis=1) * np.array(sizes)[:, None]
-        full = np.array([[self._costs.ratio(rows, size_of(size))] for size in sizes])
-        taken = nobody * self._costs.ratio(rows, 0) + (1 - nobody) * full + passes * draft_pass
-        gain = tokens / rows / taken
-        best, last = np.unravel_index(np.argmax(gain), gain.shape)
-        return Promise(
-            float(gain[best, last]),
-            [options[index] for index in order[best, : last + 1]],
-            sizes[best],
-        )
+    def _choose(self, name: ProposerName, options: Sequence[Option], rows: int) -> Choice:
+        """Choose the size, and the number of the most promising rows. `name`: the only proposer of
+        the options besides n-grams."""
+        best = Choice(1.0, 0, "ngram", ())
+        no_draft_ratio = self._costs.ratio("ngram", rows, 0)
+        for size in self._costs.affordable(name, rows, self._sizes):
+            ratios = {used: self._costs.ratio(used, rows, size) for used in ("ngram", name)}
+            ordered = _order_options(options, size)
+            tokens, no_draft = float(rows), 1.0
+            used: ProposerName = "ngram"
+            for count, (expected, option) in enumerate(ordered, 1):
+                record = option.record
+                tokens += record.finds * expected
+                # A step takes longer only if some row has a draft.
+                no_draft *= 1 - record.finds
+                used = name if record.name == name else used
+                seconds = no_draft * no_draft_ratio + (1 - no_draft) * ratios[used]
+                if tokens > best.speed_up * rows * seconds:
+                    chosen = [each for _, each in ordered[:count]]
+                    best = Choice(tokens / (rows * seconds), size, used, chosen)
+        return best
 
     def answered(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
         """Learn from the result of a plan. `rows`: the rows that still exist."""
-        self._steps += 1
+        self._step += 1
         if plan.drafts:
             self._learn(plan, stepped, rows)
         self._repeating = self._repeating or bool(stepped.matched)
         for row, matched in stepped.matched:
             if row in rows and (record := rows[row].records.get("ngram")) is not None:
-                record.repeats(matched)
+                record.repeats(matched, self._step)
         alone = plan.decode and not plan.prefill and not plan.admit
         if alone and stepped.seconds > 0 and not stepped.preparing:
             self._measure(plan, stepped)
@@ -180,51 +191,49 @@ class Speculation:
         self.stats = counted(self.stats, plan, stepped)
 
     def _learn(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
-        """Learn how many drafted tokens were right: those of each row, and those of all rows by
+        """Learn how many drafted tokens were accepted: those of each row, and those of all rows by
         each proposer."""
-        answers = {row: (tokens, right) for row, tokens, right in stepped.drafted}
+        drafted = {row: (tokens, accepted) for row, tokens, accepted in stepped.drafted}
         names = plan.proposer_of
-        counts: dict[Acceptance, tuple[int, int]] = {}
+        counts: dict[ProposerName, tuple[int, int]] = {}
         for row, max_tokens in zip(plan.decode, plan.drafts, strict=True):
             record = rows[row].records.get(names[row]) if max_tokens and row in rows else None
             if record is None:
                 continue
-            tokens, right = answers.get(row, (0, 0))
+            tokens, accepted = drafted.get(row, (0, 0))
+            record.learn(tokens, accepted, self._step)
             if tokens:
-                prior = self._priors.of(record.name, record.matched)
-                before = counts.get(prior, (0, 0))
-                counts[prior] = before[0] + right, before[1] + (right < tokens)
-            record.drafted(tokens, right, self._priors, self._steps)
-        for prior, (rights, wrongs) in counts.items():
-            prior.add(rights, wrongs, self._steps)
+                before = counts.get(record.name, (0, 0))
+                counts[record.name] = before[0] + accepted, before[1] + (accepted < tokens)
+        for name, (accepted, rejected) in counts.items():
+            self._acceptance[name].add(accepted, rejected)
 
     def _measure(self, plan: Plan, stepped: Stepped) -> None:
-        """Learn what the step took, and what the passes of a draft model or a head took of that."""
-        rows, names = len(plan.decode), {*plan.proposers} - {"ngram"}
+        """Learn the duration of the step."""
+        rows = len(plan.decode)
         if not plan.drafts:
-            self._costs.measured(rows, None, stepped.seconds)
+            self._costs.add_plain(rows, stepped.seconds)
             return
-        sizes = zip(plan.drafts, plan.proposers, strict=False)
-        passes = max((size for size, name in sizes if name in names), default=0)
+        drafted = {row for row, _, _ in stepped.drafted}
+        names = {name for row, name in plan.proposer_of.items() if row in drafted} - {"ngram"}
         longest = max((tokens for _, tokens, _ in stepped.drafted), default=0)
-        self._costs.measured(
-            rows, size_of(longest), stepped.seconds - (stepped.draft_s if passes else 0.0)
-        )
-        for name in names if passes and len(names) == 1 else ():
-            self._costs.measured_passes(name, rows, stepped.draft_s / passes)
+        if len(names) < 2:
+            name = names.pop() if names else NGRAM
+            self._costs.add_drafted(name, rows, longest, stepped.seconds)
 
 
-def _only_better(
-    expected: NDArray[np.float64], finds: NDArray[np.float64], rows: Sequence[int]
-) -> None:
-    """Expect nothing of the worse of a row's two proposers, for each size. expected (sizes,
-    options); finds (options,). `rows`: the row of each option; those of one row are neighbours."""
-    for other in range(1, len(rows)):
-        one = other - 1
-        if rows[one] == rows[other]:
-            worse = finds[other] * expected[:, other] <= finds[one] * expected[:, one]
-            expected[worse, other] = 0
-            expected[~worse, one] = 0
+def _order_options(options: Sequence[Option], size: int) -> list[tuple[float, Option]]:
+    """Return the better option of each row and the expected number of accepted tokens, most first.
+    Options of one row are neighbours."""
+    better: list[tuple[float, Option]] = []
+    for option in options:
+        expected = option.expect_tokens(size)
+        if better and better[-1][1].row_index == option.row_index:
+            if option.record.finds * expected <= better[-1][1].record.finds * better[-1][0]:
+                continue
+            better.pop()
+        better.append((expected, option))
+    return sorted(better, key=itemgetter(0), reverse=True)
 
 
 def counted(stats: SpeculationStats, plan: Plan, stepped: Stepped) -> SpeculationStats:

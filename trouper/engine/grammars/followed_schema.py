@@ -31,8 +31,7 @@ FORMATS = frozenset(
         "unknown",
     }
 )
-"""Formats that llguidance follows. Others, as `password` and `path` of pydantic's types, say what a
-text means, not how it is written."""
+"""Formats that llguidance follows. Others say what a text means."""
 NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -43,21 +42,20 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},),
     "not": (False,),
 }
-"""Keywords that llguidance refuses, and the values of each that hold for everything: zod writes
-every record with the second."""
+"""Keywords that llguidance refuses, and their values that hold for everything: zod writes the
+second with every record."""
 ANYTHING: tuple[Any, ...] = (True, {})
 NAMING = {"enum", "type", "title", "description"}
 """Keywords of a list of names."""
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
-"""What pydantic writes for a Decimal. llguidance's regular expressions do not look ahead."""
+"""pydantic's Decimal, which looks ahead."""
 PATTERNS = {DECIMAL: r"^[+-]?(\d+\.?\d*|\.\d+)$"}
-"""Patterns, and what says the same."""
+"""Patterns, and equal ones without a look ahead."""
 KEYS = ('"format"', '"pattern"', *(f'"{name}"' for name in NOTHING))
 
 
 def followed(source: str) -> str:
-    """Return the schema's text. Raises `ValueError` or `RecursionError` for one that Python cannot
-    decode."""
+    """Return the schema's text. Raises `ValueError` or `RecursionError`."""
     if not any(key in source for key in KEYS):
         return source
     schema: Any = json.loads(source)
@@ -71,8 +69,7 @@ def followed(source: str) -> str:
 
 
 def _subschemas(schema: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield where the direct subschemas are: the object or array around each, and its key or
-    index."""
+    """Yield the direct subschemas: the object or array around each, and the key or index."""
     for key, inner in schema.items() if isinstance(schema, dict) else ():
         if key in NAMED and isinstance(inner, dict):
             yield from ((inner, name) for name in inner)
@@ -83,7 +80,7 @@ def _subschemas(schema: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _changed(schema: Any, root: Any) -> Any:
-    """Return the schema without what llguidance refuses; its subschemas stay as they are."""
+    """Return the schema without what llguidance refuses; subschemas stay."""
     if not isinstance(schema, dict):
         return schema
     if schema.get("not") in ANYTHING:
@@ -106,8 +103,7 @@ def _changed(schema: Any, root: Any) -> Any:
 
 
 def _names_of(schema: Any, root: Any) -> list[str]:
-    """Return the names that a schema of names allows; none if it says them in another way than by
-    an `enum`, as those of a dict of literals or of an Enum."""
+    """Return the names that a schema of names allows, if an `enum` lists them."""
     if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
         schema = _at(root, reference)
     names: Any = (
@@ -117,7 +113,7 @@ def _names_of(schema: Any, root: Any) -> list[str]:
 
 
 def _at(root: Any, reference: str) -> Any:
-    """Return what a reference within the schema names; None: nothing."""
+    """Return the target of a reference within the schema; None: nothing."""
     found = root if reference.startswith("#") else None
     for step in unquote(reference[1:]).split("/")[1:]:
         found = (

@@ -1,5 +1,4 @@
-"""Structured output: compiles grammars for llguidance (https://github.com/guidance-ai/llguidance),
-and caches them."""
+"""Compiles and caches grammars for llguidance (https://github.com/guidance-ai/llguidance)."""
 
 from __future__ import annotations
 
@@ -32,45 +31,39 @@ from trouper.protocol.grammar import Grammar, GrammarKind
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 
 BLANKS = r"[ \t\r\n]{1,40}"
-"""Whitespace between the tokens of JSON: enough for any indentation. Without a bound some models
-write blanks for ever."""
+"""Whitespace between the tokens of JSON. Without a bound some models write blanks for ever."""
 LARK_LIMITS = LLParserLimits(max_items_in_row=300)
-"""Limits for Lark grammars. An ambiguous grammar makes masks slow for the whole batch: with
-llguidance's limit of 2000 items, a third of a second each."""
+"""An ambiguous Lark grammar makes masks slow: with 2000 items a third of a second each."""
 LIMITS = LLParserLimits()
-"""Limits for JSON schemas. An object takes four items for each property that is not required, and
-may have hundreds."""
+"""Limits for JSON schemas: an optional property takes four items."""
 MAX_CALL_BLANKS = 8
-"""Maximum number of blanks between the marker of a call and its object."""
+"""Maximum number of blanks between the marker of a call and the object."""
 MAX_CALL_HEADER = 64
-"""Maximum number of characters between the marker of a call and the name of its tool. Kimi's header
-has 29, DeepSeek's 41."""
+"""Maximum number of characters between the marker of a call and the tool's name. DeepSeek's header
+has 41."""
 ANYTHING = "( <[*]> )*"
 FINAL = '"<|channel|>final<|message|>"'
-"""What harmony writes in front of an answer."""
+"""harmony's prefix of an answer."""
 THOUGHT = (
     'thought: THOUGHT\nTHOUGHT: "<|channel|>analysis<|message|>" /([^<]|<+[^<|])*<*/ '
     '"<|end|><|start|>assistant"'
 )
-"""Harmony's reasoning and what follows it, without any other marker in between."""
+"""Harmony's reasoning up to the next marker."""
 COMPILE_S = 10.0
 SLOW_BYTES = 4 * 2**20
-"""Upper bound of the cache of grammars that took too long to compile."""
+"""Bound of the cache of grammars that took too long to compile."""
 RECENT_BYTES = 32 * 2**20
-"""Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of
-schemas."""
+"""Bound of the cache of unused compiled grammars."""
 BYTES_PER_CHARACTER = 500
 REGEX_BYTES = 2 * 2**20
-"""What a regular expression counts at least: it grows while rows follow it, and a few characters
-may come to 70 MB (`(.*a.{300}b)+`). So some twenty of them are kept, and not 3,000."""
+"""Minimum size of a regular expression, which grows while rows use it: `(.*a.{300}b)+` to 70 MB."""
 
 
 Key = tuple[Hashable, ...]
 
 
 class TokenizerVocabulary:
-    """The interface that llguidance expects of a tokenizer: the bytes of each token, and which are
-    special."""
+    """llguidance's interface of a tokenizer: the bytes of each token, and the special ones."""
 
     def __init__(
         self, pieces: Sequence[bytes], specials: Mapping[int, str], eos: Sequence[int], encode: Any
@@ -94,11 +87,11 @@ class TokenizerVocabulary:
 
 @attrs.frozen(eq=False)
 class CompiledGrammar:
-    """A compiled grammar. Rows use copies of `matcher`, which has consumed no token."""
+    """A compiled grammar. Rows copy `matcher`."""
 
     matcher: LLMatcher
     nbytes: int
-    """Estimated size: llguidance does not report it."""
+    """An estimate: llguidance reports none."""
 
 
 class Grammars:
@@ -111,17 +104,16 @@ class Grammars:
     """
 
     def __init__(self, vocabulary: TokenizerVocabulary, size: int, eos: Sequence[int]) -> None:
-        """`size`: number of logits, which may be padded beyond the vocabulary."""
+        """`size`: number of logits, which may be padded."""
         self._vocabulary, self._size, self._eos = vocabulary, size, list(eos)
         self._recent = LruCache[CompiledGrammar | str](RECENT_BYTES)
         self._live: WeakValueDictionary[Key, CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
         self._slow = LruCache[tuple[str, float]](SLOW_BYTES)
-        """Faults of grammars that took too long, and when each is forgotten."""
+        """Faults of slow grammars, and when each is forgotten."""
         self._trials = TrialPool(self._described)
         self.compiled_inline = 0
-        """Number of grammars that the engine's thread had to compile itself, since they were not
-        cached."""
+        """Number of grammars that the engine's thread compiled."""
 
     @cached_property
     def _tokens(self) -> TokenizerVocabulary:
@@ -142,18 +134,17 @@ class Grammars:
 
     @property
     def mask_bytes(self) -> int:
-        """Number of bytes of one row's mask."""
+        """Bytes of one row's mask."""
         return mask_bytes(self._size)
 
     def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> CompiledGrammar:
         """Compile a grammar, or return the cached one. Raises `RequestFailed`: 400 that names the
-        faulty place, or the exceeded limit; 503 if the system has no process for it."""
+        faulty part or the limit, 503 without a process."""
         found = self.known(grammar)
         return self._add(grammar, timeout_s) if found is None else found
 
     def known(self, grammar: Grammar) -> CompiledGrammar | None:
-        """Return the cached grammar, without compiling any. Raises `RequestFailed` (400) for a
-        cached fault."""
+        """Return the cached grammar. Raises `RequestFailed` (400) for a cached fault."""
         key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
         fault, until = self._slow.get(key) or ("", 0.0)
@@ -186,7 +177,7 @@ class Grammars:
         return found
 
     def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | str:
-        """Return the compiled grammar, or its fault as path, NUL character, reason. Raises
+        """Return the grammar, or the fault as path, NUL character, reason. Raises
         `TrialFailedError`, `TrialUnavailableError`."""
         end = time.monotonic() + timeout_s
         try:
@@ -206,12 +197,11 @@ class Grammars:
         return CompiledGrammar(matcher, max(len(text) * BYTES_PER_CHARACTER, minimum))
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
-        """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`,
-        `TrialUnavailableError`."""
+        """Return the fault, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
         return reason_of(self._trials.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
     def _fault_path(self, grammar: Grammar, end: float) -> str:
-        """Return the path of the fault in a schema, if it is found in time; else ""."""
+        """Return the path of a schema's fault, if found in time; else ""."""
 
         def is_wrong(part: Any) -> bool:
             part_grammar = Grammar("json_schema", json.dumps(part))
@@ -230,8 +220,8 @@ class Grammars:
     def constraint(
         self, grammar: Grammar, min_tokens: int = 0, ends: Sequence[int] = ()
     ) -> Constraint:
-        """Make the constraint of one row. No token of `ends` is allowed before `min_tokens` tokens,
-        unless no other token is."""
+        """Make one row's constraint. No token of `ends` is allowed before `min_tokens` tokens,
+        unless no other is."""
         key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
         if not isinstance(found, CompiledGrammar):
@@ -269,7 +259,7 @@ class Grammars:
 
 
 def _key(grammar: Grammar) -> Key:
-    """What grammars that are compiled alike have in common."""
+    """Make the key of grammars that compile alike."""
     return (
         grammar.kind,
         grammar.source,
@@ -281,7 +271,6 @@ def _key(grammar: Grammar) -> Key:
 
 
 def _has_regex(grammar: Grammar) -> bool:
-    """Whether the grammar has regular expressions of a client."""
     return grammar.kind in ("regex", "lark") or '"pattern' in grammar.source
 
 
@@ -355,14 +344,13 @@ def _json_rule(source: str) -> str:
 
 
 def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
-    """Make the error of a faulty grammar. `fault`: path in the grammar, NUL character, reason."""
+    """Make the error of a faulty grammar. `fault`: path, NUL character, reason."""
     path, _, reason = fault.partition("\0")
     where = grammar.param + path
     return bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
 
 
 def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> RequestFailed:
-    """Make the error of a grammar that could not be tried."""
     message = f"{grammar.param} could not be compiled: {unavailable}; try again soon"
     return RequestFailed(
         Problem(503, message, "server_error", grammar.param, "system_shortage", retry_after_s=1)

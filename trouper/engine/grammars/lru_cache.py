@@ -1,5 +1,3 @@
-"""A least-recently-used cache with a bound in bytes."""
-
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -11,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Value]):
-    """Evicts the least recently used values. Thread-safe."""
+    """Evicts the least recently used values beyond a bound in bytes. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -20,7 +18,7 @@ class LruCache(Generic[Value]):
         self.nbytes = 0
 
     def get(self, key: Hashable) -> Value | None:
-        """Return a value and count it as used; None if it is not here."""
+        """Return a value and count it as used; None: absent."""
         with self._lock:
             if key not in self._values:
                 return None
@@ -28,7 +26,7 @@ class LruCache(Generic[Value]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: Value, nbytes: int) -> None:
-        """Add a value. A value larger than the bound is not kept."""
+        """Add a value, unless larger than the bound."""
         with self._lock:
             if key in self._values:
                 self.nbytes -= self._values.pop(key)[1]

@@ -1,5 +1,4 @@
-"""Finds the part of a JSON schema that llguidance rejects. llguidance reports the reason, but not
-the path."""
+"""Finds the part of a JSON schema that llguidance rejects: llguidance reports no path."""
 
 from __future__ import annotations
 
@@ -7,21 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_TRIALS = 500
-"""Upper bound of trials of parts, each of which takes a fraction of a millisecond. A schema of
-thousands of parts gets a path near its root."""
+"""Bound of trials. A larger schema gets a path near its root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
-"""Keys of named schemas. Definitions come first: a part that refers to a faulty definition fails,
-too, and its path is less helpful."""
+"""Keys of named schemas. Definitions come first, since parts that refer to a faulty one fail,
+too."""
 MAX_OPTIONAL = 490
-"""Upper bound of one object's optional properties: each takes four items of a row of llguidance's
-parser, which holds 2,000."""
+"""Bound of an object's optional properties: each takes four of the parser's 2,000 items."""
 LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("additionalProperties", "items", "not")
 
 
 def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
-    """Return the path of the innermost part that fails by itself, such as ".properties.a.items"; ""
-    for the whole schema. Each part is tried with the schema's definitions."""
+    """Return the path of the innermost part that fails with the schema's definitions, such as
+    ".properties.a.items"; "": the whole."""
     named = {
         key: schema[key]
         for key in ("$defs", "definitions")
@@ -43,8 +40,7 @@ def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
 
 
 def too_wide(schema: Any, path: str = "") -> tuple[str, str] | None:
-    """Find the first object with more optional properties than llguidance can follow, as (path,
-    reason)."""
+    """Find the first object with too many optional properties, as (path, reason)."""
     if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
         required = schema.get("required")
         optional = len(
@@ -69,7 +65,7 @@ def _is_text(value: object) -> bool:
 
 
 def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the direct subschemas of this one with their relative paths."""
+    """Yield the direct subschemas with their relative paths."""
     if not isinstance(schema, dict):
         return
     for key in NAMED:

@@ -1,5 +1,4 @@
-"""Runs trial compilations of grammars in subprocesses that may crash. See `trial_script.py` for the
-reasons and the protocol."""
+"""Compiles grammars in subprocesses that may crash (`trial_script.py`)."""
 
 from __future__ import annotations
 
@@ -25,24 +24,21 @@ from trouper.waking_time import LOOK_S, WakingTime
 log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("trial_script.py")
 START_S = 60.0
-"""Time limit for starting the interpreter, llguidance and the vocabulary: well under a second on an
-idle machine."""
+"""Time limit for starting a process."""
 AGAIN_S = 30.0
-"""Time after which a process is started again that could not be."""
+"""Time after which a failed start is repeated."""
 SLOW_KEPT_S = 600.0
-"""Time for which a grammar that took too long is refused without another trial: the machine may
-have been busy."""
+"""Time for which a slow grammar is refused."""
 SMALL = 8192
-"""Characters of a grammar that does not overflow a thread's stack however deeply it is nested."""
+"""Characters of a grammar that overflows no stack."""
 AT_ONCE = 4
-"""Maximum number of processes: as many as threads of `worker_lanes.py` compile grammars."""
+"""Maximum number of processes: as many as threads of `worker_lanes.py`."""
 KEPT = 2
-"""Number of processes that are kept while no grammar is tried."""
+"""Number of idle processes that are kept."""
 
 
 class TrialFailedError(Exception):
-    """The grammar cannot be compiled, as the message explains. `kept_s`: time for which that is so;
-    a later attempt may succeed."""
+    """The grammar cannot be compiled, for `kept_s` seconds at least."""
 
     def __init__(self, message: str, *, kept_s: float = inf) -> None:
         super().__init__(message)
@@ -50,25 +46,24 @@ class TrialFailedError(Exception):
 
 
 class TrialUnavailableError(Exception):
-    """There is no process for the moment, which is no fault of the grammar's, as the message
-    explains."""
+    """There is no process for the moment."""
 
 
 class TrialPool:
-    """The processes that try grammars, started as they are needed. Any thread may use it."""
+    """The processes that try grammars. Thread-safe."""
 
     def __init__(self, vocabulary: Callable[[], dict[str, Any]]) -> None:
-        """`vocabulary`: tokens as latin-1 text, ids of special tokens, and ids of end tokens."""
+        """`vocabulary`: tokens as latin-1 text, ids of special and of end tokens."""
         self._vocabulary = vocabulary
         self._idle: list[TrialProcess] = []
         self._room = Semaphore(AT_ONCE)
         self._refused_until = 0.0
-        """Time until which no process is started, since one could not be."""
+        """Time until which no process is started after a failure."""
         self._warned = False
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """Return llguidance's error message, or "". Also returns "" for a small grammar where no
-        process can be started. Raises `TrialFailedError`, `TrialUnavailableError`."""
+        """Return llguidance's error message, or "", also for a small grammar without a process.
+        Raises `TrialFailedError`, `TrialUnavailableError`."""
         with self._process() as process:
             if process is not None:
                 return process.fault(text, max_items, timeout_s)
@@ -82,7 +77,7 @@ class TrialPool:
 
     @contextmanager
     def _process(self) -> Iterator[TrialProcess | None]:
-        """Lend a process that has received the vocabulary. None if none can be started. Raises
+        """Lend a process that has received the vocabulary; None: none starts. Raises
         `TrialUnavailableError`."""
         with self._room:
             process = self._taken() or self._started()
@@ -132,10 +127,10 @@ class TrialPool:
 
 
 class TrialProcess:
-    """A trial process: one grammar at a time."""
+    """A process that tries one grammar at a time."""
 
     def __init__(self, vocabulary: dict[str, Any]) -> None:
-        """Start it. Raises OSError, EOFError, TimeoutError, MemoryError,
+        """Start the process. Raises OSError, EOFError, TimeoutError, MemoryError,
         `TrialUnavailableError`."""
         self._process = _start()
         self.stop: Callable[[], object] = weakref.finalize(self, _ended, self._process)
@@ -143,7 +138,7 @@ class TrialProcess:
         self._exchange(vocabulary, START_S)
 
     def _exchange(self, message: dict[str, Any], timeout_s: float) -> Any:
-        """Send a message and return the reply. Ends the process if there is none, since a late one
+        """Send a message and return the reply. Ends the process if there is none: a late reply
         would answer the next message. Raises OSError, EOFError, TimeoutError, MemoryError,
         `TrialUnavailableError`."""
         try:

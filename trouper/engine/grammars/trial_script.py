@@ -25,19 +25,18 @@ from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<I")
 STACK_BYTES = 2 * 2**20
-"""Stack size: a quarter of the stack of a server's thread, so that a grammar that fits here also
-fits there, below Python's own frames."""
+"""A quarter of a server thread's stack: a grammar that fits here fits there."""
 MEMORY_BYTES = 4 * 2**30
 LONGEST = 16
-"""Maximum length in bytes of the tokens that are tried."""
+"""Maximum length in bytes of tried tokens."""
 NICER = 5
-"""Increment of the process's nice value: running streams come first."""
+"""Increment of the nice value."""
 OPENINGS = (b"{", b'"', b"[")
-"""First tokens to try: the parser expands an object's properties only after its brace."""
+"""First tokens to try: an object's properties expand after the brace."""
 
 
 class TrialVocabulary:
-    """The interface that llguidance expects of a tokenizer."""
+    """llguidance's interface of a tokenizer."""
 
     bos_token_id = None
 
@@ -47,8 +46,7 @@ class TrialVocabulary:
         self._ids = {token: index for index, token in enumerate(self.tokens)}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenize forced text by the longest match at each position. Any tokens of these bytes are
-        good enough here."""
+        """Tokenize by the longest match at each position: any tokens of the bytes will do."""
         data, found, at = text.encode() if isinstance(text, str) else text, list[int](), 0
         while at < len(data):
             end = next(
@@ -87,13 +85,12 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
 
 
 def receive(inbox: BinaryIO) -> Any:
-    """Read the next message; None when the server has closed the pipe."""
+    """Read the next message; None: the pipe is closed."""
     head = inbox.read(LENGTH.size)
     return json.loads(inbox.read(*LENGTH.unpack(head))) if len(head) == LENGTH.size else None
 
 
 def send(outbox: BinaryIO, fault: str) -> None:
-    """Write one reply."""
     data = json.dumps(fault).encode()
     outbox.write(LENGTH.pack(len(data)) + data)
     outbox.flush()

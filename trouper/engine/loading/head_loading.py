@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm import utils
 
+from trouper.engine.architectures.architecture_lookup import get_classes
 from trouper.engine.kv.head_rows import max_held_positions
 from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.loading import precision
@@ -22,6 +23,7 @@ from trouper.engine.loading.head_weights import (
     HeadWeights,
     Weights,
     family_of,
+    read_head_weights,
 )
 from trouper.engine.loading.weights import bytes_of, evaluate
 from trouper.engine.platform import device
@@ -78,7 +80,6 @@ class Drafters:
 
 
 def load_head(
-    found: HeadWeights,
     target: Candidate,
     capabilities: Capabilities,
     settings: Settings,
@@ -86,25 +87,23 @@ def load_head(
     report: Callable[[str], None],
     watch: LoadWatch,
 ) -> LoadedHead:
-    """Load the head whose weights were found beside the target's, in the same precision. A head
-    that cannot be loaded is left out, unless the settings demand it: then it raises
-    `ModelUnusable`, as it does where weights cannot be read."""
-    head = open_head(found, target, capabilities, settings)
+    """Load the head of the target's checkpoint, in the target's precision. A head that cannot be
+    loaded is left out, unless the settings demand it: then `load_head` raises `ModelUnusable`, as
+    it does where weights cannot be read."""
+    head = open_head(target, capabilities, settings)
     if head.module is not None:
         name = settings.model or target.directory.name
         evaluate(head.module, target.directory, stage(watch, name, "loading the MTP head"))
         report("an MTP head was loaded beside the model, and drafts for it")
-    elif found.weights:
+    elif head.reason != NO_HEAD:
         report(f"the checkpoint's MTP head is not loaded: {head.reason}")
     return head
 
 
-def open_head(
-    found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings
-) -> LoadedHead:
+def open_head(target: Candidate, capabilities: Capabilities, settings: Settings) -> LoadedHead:
     """Make the head, lazily. Raises `ModelUnusable` if the settings demand one and there is
     none."""
-    module, reason = _made(found, target, capabilities, settings)
+    module, reason = _make_head(target, capabilities, settings)
     if module is None and settings.speculation == "mtp":
         raise ModelUnusable(
             f"--speculation mtp: {target.directory} has no usable MTP head: {reason}; say "
@@ -113,30 +112,25 @@ def open_head(
     return LoadedHead(module, reason)
 
 
-def _made(
-    found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings
+def _make_head(
+    target: Candidate, capabilities: Capabilities, settings: Settings
 ) -> tuple[MtpHead | None, str]:
-    family, reason = family_of(target.config), _refusal(found, capabilities, settings)
-    if reason or family is None:
-        return None, reason or NO_HEAD
+    """Return the head and "", or None and the reason."""
+    found, family = read_head_weights(target.directory, target.config), family_of(target.config)
+    if found.unknown:
+        return None, f"heads of {target.config['model_type']} are not supported"
+    if family is None or not found.weights:
+        return None, NO_HEAD
+    if settings.speculation not in ("auto", "mtp"):
+        return None, f"--speculation {settings.speculation}"
+    if not capabilities.allows("drafts"):
+        return None, f"rows of this model cannot take drafts back ({capabilities.drafts})"
     try:
         head = _head(found, target, family)
     except Exception as error:  # noqa: BLE001 - any file's weights in a family's own code: whatever it raises, it is the answer
         return None, f"its weights do not make a head: {line_of(error)}"
-    if reason := unsuitable(head, capabilities):
-        return None, reason
-    return head, ""
-
-
-def _refusal(found: HeadWeights, capabilities: Capabilities, settings: Settings) -> str:
-    """Return why no head is loaded, or ""."""
-    if not found.weights:
-        return NO_HEAD
-    if settings.speculation not in ("auto", "mtp"):
-        return f"--speculation {settings.speculation}"
-    if not capabilities.allows("drafts"):
-        return f"rows of this model cannot take drafts back ({capabilities.drafts})"
-    return ""
+    reason = unsuitable(head, capabilities)
+    return (None, reason) if reason else (head, "")
 
 
 # -- a head from its weights ---------------------------------------------------------------------
@@ -185,7 +179,7 @@ def _single_layer(config: Mapping[str, Any], *, experts: bool) -> Any:
     changed = {**config, **changes}
     if isinstance(config.get("text_config"), dict):
         changed["text_config"] = {**config["text_config"], **changes}
-    kind, arguments = utils._get_classes(changed)  # As in `classes_without_head`.
+    kind, arguments = get_classes(changed)
     return kind(arguments.from_dict(changed))
 
 

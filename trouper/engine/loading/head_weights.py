@@ -1,22 +1,24 @@
-"""The weights of a checkpoint's MTP head: taken out before mlx-lm sees them, and named as `MtpHead`
-names them.
+"""Weights of a checkpoint's MTP head, as read from its files.
 
-mlx-lm's models have no head: most drop its weights, and DeepSeek's leave them in the way if a model
-has not exactly 61 layers. Names and the order of a projection's input are those of the publishers'
-checkpoints, as vLLM reads them (`glm4_moe_mtp.py`, `mimo_mtp.py`).
+mlx-lm's models have no head: most drop its weights, and DeepSeek's leaves them in the way if a
+model has not exactly 61 layers. Names and the order of a projection's input are those of the
+publishers' checkpoints, as vLLM reads them (`glm4_moe_mtp.py`, `mimo_mtp.py`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import attrs
 import mlx.core as mx
+from mlx import nn
 from mlx_lm import utils
 
-from trouper.engine.architectures.architecture_lookup import find_architecture
+from trouper.engine.architectures.architecture_lookup import find_architecture, get_classes
+from trouper.storage.checkpoint_files import weight_files
 
 Weights = dict[str, mx.array]
 
@@ -44,6 +46,8 @@ QWEN = re.compile(
 )
 DEEPSEEK = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<name>.+)")
 MIMO = re.compile(r"model\.mtp_layers\.(?P<layer>\d+)\.(?P<name>.+)")
+UNKNOWN = re.compile(r"(^|\.)mtp(_layers)?\.")
+"""How weights of heads are named in checkpoints of most other families."""
 CONVOLUTION = "conv1d.weight"
 """By the form of this weight, in any layer, mlx-lm tells a converted checkpoint of Qwen3.5 from an
 original one."""
@@ -75,53 +79,86 @@ FAMILIES = {
 
 def family_of(config: Mapping[str, Any]) -> HeadFamily | None:
     """Find how a model's checkpoint would have a head; None: in no way that is known here."""
+    if not find_architecture(config).native:
+        return None
     kind = str(config["model_type"])
     return FAMILIES.get(utils.MODEL_REMAPPING.get(kind, kind))
 
 
 @attrs.define(eq=False)
 class HeadWeights:
-    """The weights of a checkpoint's first head, without their prefix; empty: it has none."""
+    """Weights of a checkpoint's first head, without their prefix; empty: there is none."""
 
     weights: Weights = attrs.field(factory=dict)
     convolution: mx.array | None = None
     """`CONVOLUTION` of some layer of the model."""
-
-    def take(self, weights: Weights, family: HeadFamily, num_layers: int) -> Weights:
-        """Take the weights of all heads, and return the others. Only the first head is kept: it is
-        applied again for a longer draft."""
-        remaining = dict[str, mx.array]()
-        for name, weight in weights.items():
-            match = family.pattern.fullmatch(name)
-            layer = int(match["layer"] or 0) - num_layers * family.behind if match else -1
-            if match is None or layer < 0:
-                remaining[name] = weight
-            elif layer == 0 and not match["name"].startswith(SHARED):
-                self.weights[match["name"]] = weight
-        self.convolution = next(
-            (weight for name, weight in remaining.items() if name.endswith(CONVOLUTION)), None
-        )
-        return remaining
+    unknown: bool = False
+    """Whether the checkpoint has weights of a head in a form that `FAMILIES` does not have."""
 
 
-def classes_without_head(found: HeadWeights) -> Callable[[dict[str, Any]], tuple[Any, Any]]:
-    """Make what finds `load_model` the classes of a model, for which weights of heads then do not
-    exist; they go to `found`. The model is of mlx-lm's own class when it is loaded."""
+def read_head_weights(directory: Path, config: Mapping[str, Any]) -> HeadWeights:
+    """Read the weights of a checkpoint's first head, lazily. A longer draft applies the first head
+    again, instead of further ones."""
+    family, head = family_of(config), HeadWeights()
+    for file in weight_files(directory):
+        # The annotations of `mx.load` allow single arrays, which files of other formats hold.
+        for name, weight in cast(Weights, mx.load(str(file))).items():
+            if name.endswith(CONVOLUTION):
+                head.convolution = weight
+            if family is None:
+                head.unknown = head.unknown or UNKNOWN.search(name) is not None
+            elif (part := find_part(name, family, config)) is not None:
+                index, own_name = part
+                if index == 0 and not own_name.startswith(SHARED):
+                    head.weights[own_name] = weight
+    return head
 
-    def get_model_classes(config: dict[str, Any]) -> tuple[Any, Any]:
-        architecture = find_architecture(config)
-        kind, arguments = architecture.get_classes()
-        family = family_of(config)
-        if family is None or not architecture.native:
-            return kind, arguments
-        num_layers = (config.get("text_config") or config)["num_hidden_layers"]
 
-        def sanitize(self: Any, weights: Weights) -> Any:
-            self.__class__ = kind
-            return self.sanitize(found.take(weights, family, num_layers))
+def find_part(name: str, family: HeadFamily, config: Mapping[str, Any]) -> tuple[int, str] | None:
+    """Find the index of the head that has a weight, and the weight's name there. None: the weight
+    is the model's."""
+    match = family.pattern.fullmatch(name)
+    if match is None:
+        return None
+    layers = (config.get("text_config") or config)["num_hidden_layers"]
+    index = int(match["layer"] or 0) - (layers if family.behind else 0)
+    return (index, match["name"]) if index >= 0 else None
 
-        return type(
-            kind.__name__, (kind,), {"sanitize": sanitize, "__module__": kind.__module__}
-        ), arguments
 
-    return get_model_classes
+class ModelWithoutHead(nn.Module):
+    """The children and parameters of a model, for `load_model` to fill with weights. Its `sanitize`
+    drops the weights of heads, which some of mlx-lm's own would leave in the way."""
+
+    def __init__(self, model: nn.Module, is_of_head: Callable[[str], bool]) -> None:
+        super().__init__()
+        for name, child in model.items():
+            self[name] = child
+        self._sanitize, self._is_of_head = model.sanitize, is_of_head
+        self._get_model = lambda: model  # A module as an attribute would be one more child.
+
+    def sanitize(self, weights: Weights) -> Weights:
+        kept = {name: weight for name, weight in weights.items() if not self._is_of_head(name)}
+        sanitized: Weights = self._sanitize(kept)
+        return sanitized
+
+    def take_model(self) -> nn.Module:
+        """Return the model, with the children that `load_model` may have replaced."""
+        model = self._get_model()
+        for name, child in self.items():
+            model[name] = child
+        model.eval()
+        return model
+
+
+def classes_without_head(config: dict[str, Any]) -> tuple[Any, Any]:
+    """Find the classes of a model for `load_model`: `ModelWithoutHead` around the model's own class
+    where checkpoints of the family may have heads."""
+    kind, arguments = get_classes(config)
+    family = family_of(config)
+    if family is None:
+        return kind, arguments
+
+    def is_of_head(name: str) -> bool:
+        return find_part(name, family, config) is not None
+
+    return lambda args: ModelWithoutHead(kind(args), is_of_head), arguments

@@ -28,7 +28,6 @@ from trouper.engine.loading.adapter_loading import (
 )
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
 from trouper.engine.loading.head_loading import Drafters, load_head
-from trouper.engine.loading.head_weights import HeadWeights
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.opening import NO_OUTPUT_HEAD, lacks_head
@@ -105,8 +104,7 @@ def load(
     directory = found.directory
     found_adapters = find_adapters(adapters_of(settings.adapter), group)
     found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
-    head_weights = HeadWeights()
-    model, config = _prepared(directory, settings, report, group, head_weights)
+    model, config = _prepared(directory, settings, report, group)
     matrices = read_adapters(found_adapters, model, found)
     evaluate(model, directory, stage(watch, name, "loading the weights"))
     if group.size > 1:
@@ -117,7 +115,7 @@ def load(
     capabilities, check = self_check(
         candidate, settings, group, report, stage(watch, name, STAGE, "steps")
     )
-    head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
+    head = load_head(candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     embedder = embedder_of(model, directory, report, found.config)
@@ -291,11 +289,10 @@ def _prepared(
     settings: Settings,
     report: Callable[[str], None],
     group: RankGroup,
-    head: HeadWeights,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Open the model and its config, and apply adapter, dtype and shard, all lazily. `head` gets
-    the weights of its MTP head. Raises `ModelUnusable`."""
-    model, config = opened(directory, head)
+    """Open the model and its config, and apply adapter, dtype and shard, all lazily. Raises
+    `ModelUnusable`."""
+    model, config = opened(directory)
     if settings.adapter_path is not None:
         report(f"applying the adapter {settings.adapter_path}")
         lora_adapter.apply(model, settings.adapter_path)

@@ -11,7 +11,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.loading.head_weights import HeadWeights, classes_without_head
+from trouper.engine.loading.head_weights import ModelWithoutHead, classes_without_head
 from trouper.engine.loading.opening import Opening, plain_path
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform.error_text import line_of
@@ -23,10 +23,9 @@ EVALUATION_BYTES = 2**26
 of all."""
 
 
-def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Open a model and its config lazily: only shapes are read. `found` gets the weights of its MTP
-    head, which mlx-lm's models do not have. Raises `ModelUnusable`."""
-    opening = Opening(classes_without_head(found if found is not None else HeadWeights()))
+def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Open a model and its config lazily: only shapes are read. Raises `ModelUnusable`."""
+    opening = Opening(classes_without_head)
     try:
         with plain_path(directory) as path:
             model, config = opening.open(path)
@@ -36,6 +35,8 @@ def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module
         # Any architecture's code over any file: whatever it raises, the model is unusable. That of
         # OLMo ends the process where a package is missing.
         raise opening.explain(directory, line_of(error)) from error
+    if isinstance(model, ModelWithoutHead):
+        model = model.take_model()
     # Modules draw initial weights, which the checkpoint replaces. Each draw splits MLX's random key
     # lazily: unless the key is evaluated, every load would leave its splits behind, some 70 kB for
     # a model of two layers.

@@ -1,12 +1,9 @@
-"""DRY, "don't repeat yourself": a penalty on the token that would continue a repetition, for all
-rows that ask for it at once.
+"""DRY, "don't repeat yourself": a penalty on the token that would continue a repetition
+(https://github.com/oobabooga/text-generation-webui/pull/5677), in llama.cpp's form.
 
-After p-e-w (https://github.com/oobabooga/text-generation-webui/pull/5677) and llama.cpp's form of
-it. llama.cpp searches the repetitions of a row's end with the Z-algorithm at each token. Here their
-lengths are kept: with a new token t the match of the row's end with what ends at j is one longer
-than that at j - 1 was, if the token at j is t, else it is 0. So a step is one comparison of (k, W)
-for all rows, on the device, and needs no token on the host. A breaker sets all matches to 0: none
-goes across it.
+llama.cpp searches repetitions at each token. Here the lengths of matches are kept: a new token t
+makes the match at j one longer than the match at j - 1 was, if the token at j is t, else 0. A step
+is one comparison of (k, W) on the device. A breaker sets all matches to 0.
 """
 
 from __future__ import annotations
@@ -26,11 +23,11 @@ from trouper.protocol.plans import Breakers
 from trouper.protocol.sampling import Sampling
 
 LARGEST_EXPONENT = 88.7228
-"""Logarithm of the largest float32, to which llama.cpp bounds a penalty."""
+"""llama.cpp's bound of a penalty: the logarithm of the largest float32."""
 LARGEST = 1e30
-"""Largest penalty: what is infinite would make a row without any other token draw nothing."""
+"""Largest penalty: with an infinite one a row without any other token would draw nothing."""
 LONGEST_MATCH = 1024
-"""Repetitions are not told apart beyond this number of tokens."""
+"""Maximum length of a match."""
 ANY, NEVER = -2, -3
 """In a sequence that breaks: any token; no token."""
 State = tuple[mx.array, mx.array, NDArray[np.int64]]
@@ -38,7 +35,7 @@ State = tuple[mx.array, mx.array, NDArray[np.int64]]
 
 
 def longest_match(row: Sampling) -> int:
-    """Number of tokens of a repetition beyond which its penalty grows no more."""
+    """Number of tokens of a repetition beyond which the penalty no longer grows."""
     if row.dry_base == 1:
         return row.dry_allowed_length
     exponent = LARGEST_EXPONENT / np.log(row.dry_base)
@@ -47,8 +44,8 @@ def longest_match(row: Sampling) -> int:
 
 @attrs.define(eq=False)
 class Repetitions:
-    """State of one row: its tokens, and matches (W,) int32: how many tokens up to each equal those
-    up to the last one."""
+    """State of one row: tokens, and matches (W,) int32, the number of tokens up to each that equal
+    the last ones."""
 
     row: RowTokens
     matches: mx.array
@@ -61,7 +58,7 @@ class Repetitions:
     def of(
         cls, tokens: Ints, sampling: Sampling, breakers: Breakers, vocabulary: int
     ) -> Repetitions:
-        """State of a row that enters with these tokens, be it for the first time or again."""
+        """Make the state of a row that enters or returns with these tokens."""
         breaking = np.zeros(vocabulary, np.bool_)
         single = np.frombuffer(breakers.tokens, "<i4")
         breaking[single[single < vocabulary]] = True
@@ -80,8 +77,7 @@ def padded_sequences(sequences: Sequence[Sequence[int]]) -> Ints:
 
 
 class Dry:
-    """DRY of one set of rows. The state of each belongs to its row; here they are stacked for the
-    step. k: number of rows with DRY."""
+    """DRY of one set of rows, k of which use DRY."""
 
     def __init__(self, rows: Sequence[Sampling], states: Sequence[Repetitions | None]) -> None:
         kept = [
@@ -110,8 +106,8 @@ class Dry:
         self._sequences = _stacked([state.sequences for state in self._states])
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens
-        before it."""
+        """Penalize logits (n, V), or (positions, V) of the spans, each after the draft tokens
+        before."""
         if not self._states:
             return logits
         if spans is None:
@@ -126,8 +122,8 @@ class Dry:
         )
 
     def _along(self, spans: Spans, steps: int) -> State:
-        """Tokens and matches (steps + 1, k, W) and lengths (steps + 1, k) after 0, 1, ... draft
-        tokens."""
+        """Return tokens and matches (steps + 1, k, W) and lengths (steps + 1, k) after each draft
+        token."""
         tokens, matches = self._tokens.copy(), self._matches
         drafts = spans.drafts[self._rows]
         after = [(tokens.tokens, matches, tokens.lengths)]
@@ -148,7 +144,7 @@ class Dry:
         tokens: mx.array,
         mask: NDArray[np.bool_] | None = None,
     ) -> mx.array:
-        """Append tokens (k,) to `rows`, those of `mask` (k,). Returns the matches after them."""
+        """Append tokens (k,) to the `rows` of `mask` (k,). Returns the matches."""
         before = rows.tokens
         rows.append(tokens, mask)
         after = mx.pad(matches[:, :-1], [(0, 0), (1, 0)]) + 1
@@ -159,7 +155,7 @@ class Dry:
         return widened(changed, rows.width, 0)
 
     def _breaks(self, rows: TokenRows, tokens: mx.array) -> mx.array:
-        """Whether a breaker ends with the last of the rows' tokens, (k, 1)."""
+        """Return whether a breaker ends with each row's last token, (k, 1)."""
         single = self._breaking[self._indices, tokens[:, None]]
         if self._sequences is None:
             return single
@@ -173,8 +169,8 @@ class Dry:
     def _penalized(
         self, logits: mx.array, positions: mx.array, which: NDArray[np.int64], state: State
     ) -> mx.array:
-        """Apply the penalties at the positions (m,). which (m,): the row of each; `state`: its
-        tokens and matches (m, W) and lengths (m,)."""
+        """Apply penalties at the positions (m,). which (m,): their rows. `state`: tokens and
+        matches (m, W), lengths (m,)."""
         tokens, matches, lengths = state
         rows = indices(which)
         following, matches = tokens[:, 1:], matches[:, :-1]
@@ -194,7 +190,7 @@ class Dry:
         return logits.astype(mx.float32).at[positions].add(-largest)
 
     def count(self, tokens: mx.array) -> None:
-        """Count the step's lazy tokens, (n,) for all rows."""
+        """Count the step's lazy tokens, (n,)."""
         if self._states:
             self._matches = self._append(
                 self._tokens, self._matches, tokens[self._row_indices].astype(mx.int32)
@@ -212,19 +208,19 @@ class Dry:
                 )
 
     def unstack(self) -> None:
-        """Write the stacked states back to their rows, before the set of rows changes."""
+        """Write the states back to their rows."""
         if self._states:
             self._tokens.unstack()
         for index, state in enumerate(self._states):
             state.matches = self._matches[index]
 
     def state(self) -> list[mx.array]:
-        """Return the arrays that each step changes: tokens and matches, (k, W) each."""
+        """Return the arrays that steps change, (k, W)."""
         return [self._tokens.tokens, self._matches] if self._states else []
 
 
 def _stacked(sequences: Sequence[Ints]) -> mx.array | None:
-    """Stack the sequences of k rows to (k, s, L); None if no row has any."""
+    """Stack the sequences of k rows to (k, s, L); None: there are none."""
     count, width = max(map(len, sequences)), max(one.shape[1] for one in sequences)
     if not count:
         return None

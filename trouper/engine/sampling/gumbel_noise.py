@@ -1,9 +1,7 @@
-"""Gumbel noise keyed by (seed, position, token id): the same draw alone, in any batch, in any
-order, on any rank.
+"""Gumbel noise keyed by (seed, position, token id): the same draw in any batch, on any rank.
 
-Sampling is argmax(logits / temperature + noise), the Gumbel-max trick (Maddison, Tarlow, Minka: A*
-Sampling, 2014). So a draw needs no generator with a state that rows would share (D2), and noise for
-a few candidates costs little.
+Sampling is argmax(logits / temperature + noise) (Maddison, Tarlow, Minka: A* Sampling, 2014),
+without a generator whose state rows would share.
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ MASK = 0xFFFFFFFF
 
 
 def mixed_seeds(seeds: Iterable[int]) -> NDArray[np.uint64]:
-    """SplitMix64's finalizer of seeds, (n,) uint64. Seeds may be any integers, and are folded to 64
-    bits."""
+    """SplitMix64's finalizer of any integers, (n,) uint64."""
     return mix64(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], np.uint64))
 
 
 def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.array:
-    """Make one key for each (seed, position), (n, 2) uint32, by SplitMix64 on the host, for all
-    rows at once. seeds, positions: (n,) uint64."""
+    """Make a key for each seed and position, both (n,) uint64: (n, 2) uint32, by SplitMix64 on the
+    host."""
     value = mix64(seeds ^ (positions + np.uint64(1)) * GOLDEN)
     halves = np.stack([value & np.uint64(MASK), value >> np.uint64(32)], axis=1)
     return mx.array(halves.astype(np.uint32))
@@ -49,12 +46,11 @@ def hashed(keys: mx.array, ids: mx.array) -> mx.array:
 
 
 def gumbel_of(bits: mx.array) -> mx.array:
-    """Map 32 random bits, uint32, to a Gumbel variate in [-2.9, 22.9], float32: minus the logarithm
-    of an exponential waiting time.
+    """Map 32 random bits to a Gumbel variate in [-2.9, 22.9], float32: minus the logarithm of an
+    exponential waiting time.
 
-    The shortest waiting times win, so they need a float's full precision. Minus the logarithm of a
-    float near 1 has none, and a float that rounds to 1 would always win: once in 2^24 tokens,
-    whatever its logit.
+    The shortest times win and need a float's full precision: the logarithm of a float near 1 has
+    none.
     """
     uniform = mx.minimum((bits.astype(mx.float32) + 0.5) * (1 / (1 << 32)), 1 - 2**-24)
     wait = mx.where(uniform < 2**-10, uniform + 0.5 * uniform * uniform, -mx.log(1 - uniform))

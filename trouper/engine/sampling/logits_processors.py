@@ -1,5 +1,4 @@
-"""Logits processors of an embedding program: functions that change a row's logits before its next
-token is sampled."""
+"""Logits processors: functions of an embedding program that change a row's logits."""
 
 from __future__ import annotations
 
@@ -21,36 +20,31 @@ NO_PROCESSORS: Processors = {}
 
 @attrs.frozen(eq=False)
 class Processed:
-    """What the processors of a row made of the logits of one position."""
+    """Result of a row's processors at one position."""
 
     position: int
     logits: mx.array
-    """(1, V). As they were given, if one raised."""
+    """(1, V). The input, if a processor raised."""
     choices: list[tuple[str, mx.array]]
-    """(name of the processor that returned the logits, whether these allow no choice); "" is what
-    the first one was given."""
+    """(name of a processor, whether its logits allow no choice); "": the model's own logits."""
     raised: str = ""
     """Why a processor failed at once."""
 
 
 @attrs.frozen(eq=False)
 class Unusable:
-    """What processors failed at in a step: what they raised, and logits that allow no choice, since
-    one is not a number or all are minus infinity. These are not read yet: reading waits for the
-    device."""
+    """Failures of a step's processors: exceptions, and lazy flags of logits without a choice."""
 
     raised: dict[int, str]
-    """By position why a processor failed at once."""
+    """Exceptions, by position."""
 
     sources: list[tuple[int, str]]
-    """(position, name of the processor that returned the logits), in order; "" is what the first
-    processor of the position was given."""
+    """(position, name of a processor), in order; "": the model's own logits."""
     flags: mx.array
     """(sources,) bool."""
 
     @classmethod
     def of(cls, calls: Sequence[Processed]) -> Unusable:
-        """Collect what failed at several positions."""
         choices = [(call.position, name, flag) for call in calls for name, flag in call.choices]
         return cls(
             {call.position: call.raised for call in calls if call.raised},
@@ -59,9 +53,8 @@ class Unusable:
         )
 
     def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
-        """By position the fault of the processor that is to blame: none, where its logits allowed
-        no choice before. `kept`: the positions that count, if drafts were verified; what a
-        processor makes of rejected drafts means nothing."""
+        """Return the fault of the first processor to blame, by position; none where the model's
+        logits allow no choice. `kept`: the positions before a rejected draft."""
         blamed: dict[int, str] = {}
         for index in np.flatnonzero(np.array(self.flags)).tolist():
             position, name = self.sources[index]
@@ -86,7 +79,7 @@ class Unusable:
 
 
 class ProcessedRows:
-    """The rows of one set whose requests name processors."""
+    """Rows whose requests name processors."""
 
     def __init__(
         self,
@@ -94,8 +87,7 @@ class ProcessedRows:
         tokens: Sequence[RowTokens | None],
         processors: Processors,
     ) -> None:
-        """rows: the names that each row's request has; tokens: the tokens of those that have
-        any."""
+        """rows: names of each row's processors; tokens: tokens of the rows that have any."""
         kept = [
             (index, names, own)
             for index, (names, own) in enumerate(zip(rows, tokens, strict=True))
@@ -109,8 +101,8 @@ class ProcessedRows:
     def __call__(
         self, logits: mx.array, spans: Spans | None = None
     ) -> tuple[mx.array, Unusable | None]:
-        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens
-        before it. Returns them as changed, and what failed (None: no row has processors)."""
+        """Process logits (n, V), or (positions, V) of the spans. Returns the logits, and the
+        failures (None: no row has processors)."""
         if self._tokens is None:
             return logits, None
         calls = []
@@ -146,7 +138,7 @@ class ProcessedRows:
         return Processed(position, logits, choices)
 
     def count(self, tokens: mx.array) -> None:
-        """Count the step's lazy tokens, (n,) for all rows."""
+        """Count the step's lazy tokens, (n,)."""
         if self._tokens is not None:
             self._tokens.append(tokens[mx.array(self._rows)])
 
@@ -159,23 +151,22 @@ class ProcessedRows:
             self._tokens.append(indices(tokens[positions]), there & kept[positions])
 
     def unstack(self) -> None:
-        """Write the tokens back to their rows, before the set of rows changes."""
+        """Write the tokens back to their rows."""
         if self._tokens is not None:
             self._tokens.unstack()
 
     def state(self) -> list[mx.array]:
-        """Return the arrays that each step changes: the tokens, (k, W)."""
+        """Return the arrays that steps change, (k, W)."""
         return [] if self._tokens is None else [self._tokens.tokens]
 
 
 def _without_choice(logits: mx.array) -> mx.array:
-    """Whether logits (1, V) allow no choice, (1,). The sampler would take token 0 of them, in each
-    step again."""
+    """Return whether logits (1, V) allow no choice, (1,): the sampler would take token 0."""
     return mx.isnan(logits).any(axis=-1) | (logits.max(axis=-1) == -mx.inf)
 
 
 def _checked(returned: object, shape: tuple[int, ...]) -> mx.array:
-    """What a processor returned, if it is logits of this shape."""
+    """Return a processor's result. Raises if it is no logits of this shape."""
     if not isinstance(returned, mx.array):
         raise TypeError(f"it returned {type(returned).__name__}, not mlx.core.array")
     if returned.shape != shape:

@@ -1,5 +1,3 @@
-"""Log-probabilities of the rows whose requests ask for them."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ KeptMask = NDArray[np.bool_]
 
 @attrs.frozen
 class PendingLogprobs:
-    """Log-probabilities of the rows at `indices`. Lazy: (n,) for the sampled tokens, (n, k) ids and
+    """Log-probabilities of the rows at `indices`. Lazy: (n,) of sampled tokens, (n, k) ids and
     values of the most likely."""
 
     indices: tuple[int, ...]
@@ -31,19 +29,16 @@ class PendingLogprobs:
     top_ids: mx.array
     top: mx.array
     named: tuple[tuple[int, ...], ...] = ()
-    """Tokens that the request of each row names, whose values are returned in place of those of the
-    most likely."""
+    """Tokens that each row names in place of the most likely."""
     named_values: mx.array | None = None
-    """(n, m): their values; None if no row names any."""
+    """(n, m); None if no row names any."""
 
     def arrays(self) -> list[mx.array]:
-        """Return the lazy arrays, to evaluate them with the step."""
         named = [] if self.named_values is None else [self.named_values]
         return [self.sampled, self.tokens, self.top_ids, self.top, *named]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
-        """Return the values. Waits for the device. `kept`: mask of the logits' rows whose values
-        are returned; None: all."""
+        """Wait for the device and return the values. `kept`: mask of the rows; None: all."""
         sampled, tokens = (
             cast(list[float], self.sampled.tolist()),
             cast(list[int], self.tokens.tolist()),
@@ -79,9 +74,8 @@ def logprobs_of(
     rows: Sequence[tuple[int, RowId, int]],
     named: Mapping[RowId, tuple[int, ...]] = NONE,
 ) -> PendingLogprobs | None:
-    """Compute log-probabilities from the raw logits (n, V), before bias, penalties and temperature.
-    `rows`: (index into the logits, row id, number of most likely tokens); `named`: tokens that rows
-    name in place of the most likely."""
+    """Compute log-probabilities of the raw logits (n, V). `rows`: (index into the logits, row id,
+    number of most likely tokens); `named`: tokens in place of the most likely."""
     if not rows:
         return None
     indices = mx.array([index for index, _, _ in rows])

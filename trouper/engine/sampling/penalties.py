@@ -1,5 +1,4 @@
-"""Logit bias, min_tokens and penalties, applied before sampling to all rows that have any at
-once."""
+"""Logit bias, min_tokens and penalties."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ NOTHING: Ints = np.zeros(0, np.int32)
 
 
 class Bias:
-    """logit_bias of all rows as one flat scatter-add."""
+    """logit_bias of all rows as one scatter-add."""
 
     def __init__(self, rows: Sequence[Sampling]) -> None:
         entries = [
@@ -37,9 +36,8 @@ class Bias:
             )
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows. Added in float32: bfloat16 knows
-        no steps of less than an eighth between 16 and 32, so that small biases would be lost, or be
-        larger than they are."""
+        """Add to logits (n, V), or (positions, V) of the spans, in float32: between 16 and 32
+        bfloat16 has steps of an eighth."""
         if not self._any:
             return logits
         logits = logits.astype(mx.float32)
@@ -50,8 +48,7 @@ class Bias:
 
 
 class MinTokens:
-    """Masks the end tokens of rows that have not reached their min_tokens. `rows`: (min_tokens, end
-    tokens) of each row."""
+    """Masks end tokens before min_tokens. `rows`: (min_tokens, end tokens) of each row."""
 
     def __init__(self, rows: Sequence[tuple[int, Sequence[int]]]) -> None:
         entries = [
@@ -64,8 +61,8 @@ class MinTokens:
         self._row_indices, self._tokens, self._minimum = table[:, 0], table[:, 1], table[:, 2]
 
     def __call__(self, logits: mx.array, drawn: Drawn, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows; `drawn`: number of tokens that
-        the row has drawn before each."""
+        """Mask logits (n, V), or (positions, V) of the spans. `drawn`: number of tokens drawn
+        before each."""
         if not self._row_indices.size:
             return logits
         positions, tokens, minimum = self._row_indices, self._tokens, self._minimum
@@ -81,11 +78,11 @@ class MinTokens:
 
 
 class History:
-    """Token statistics of one penalized row: counts of generated tokens, and which tokens occurred
-    at all. Both (V,)."""
+    """Token statistics of one row: counts of generated tokens, and tokens that occurred at all,
+    (V,) each."""
 
     def __init__(self, prompt: Ints, vocabulary: int, output: Ints = NOTHING) -> None:
-        """`output`: tokens that a row that resumes has generated before."""
+        """`output`: tokens that a resumed row has generated."""
         self.counts = mx.array(np.bincount(output, minlength=vocabulary).astype(np.float32))
         seen = np.zeros(vocabulary, np.bool_)
         seen[prompt] = True
@@ -94,8 +91,7 @@ class History:
 
 
 class Penalties:
-    """Penalties of one set of rows. Each history belongs to its row; here they are stacked for the
-    step.
+    """Penalties of one set of rows.
 
     Repetition (Keskar et al. 2019, CTRL): divides positive and multiplies negative logits of tokens
     in prompt or answer. Presence and frequency as OpenAI defines them, over the answer.
@@ -119,8 +115,8 @@ class Penalties:
             self._indices = mx.arange(len(kept))
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens
-        before it."""
+        """Penalize logits (n, V), or (positions, V) of the spans, each after the draft tokens
+        before."""
         if not self._histories:
             return logits
         if spans is None:
@@ -138,7 +134,7 @@ class Penalties:
         return _penalized(logits, indices(positions), seen, counts, rates)
 
     def count(self, tokens: mx.array) -> None:
-        """Count the step's lazy tokens, (n,) for all rows."""
+        """Count the step's lazy tokens, (n,)."""
         if self._histories:
             sampled = tokens[self._row_indices]
             self._counts = self._counts.at[self._indices, sampled].add(1.0)
@@ -154,12 +150,12 @@ class Penalties:
             self._seen[rows_at, sampled] = True
 
     def unstack(self) -> None:
-        """Write the stacked histories back to their rows, before the set of rows changes."""
+        """Write the histories back to their rows."""
         for index, history in enumerate(self._histories):
             history.counts, history.seen = self._counts[index], self._seen[index]
 
     def state(self) -> list[mx.array]:
-        """Return the arrays that each step changes: counts and seen tokens, (k, V) each."""
+        """Return the arrays that steps change, (k, V)."""
         return [self._counts, self._seen] if self._histories else []
 
 
@@ -170,8 +166,7 @@ def _penalized(
     counts: mx.array,
     rates: tuple[mx.array, mx.array, mx.array],
 ) -> mx.array:
-    """Apply penalties. `rates`: repetition, presence and frequency, (k, 1) each, of the rows `rows`
-    (k,)."""
+    """Apply repetition, presence and frequency `rates`, (k, 1) each, of the rows `rows` (k,)."""
     repetition, presence, frequency = rates
     chosen = logits[rows].astype(mx.float32)
     repeated = mx.where(chosen > 0, chosen / repetition, chosen * repetition)

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from trouper.engine.kv.region import Ints
 
 COMPARED = 64
-"""Number of tokens by which all places are compared at once."""
+"""Number of tokens by which all positions are compared at once."""
 
 
 def matches_of(tokens: Ints, longest: int) -> Ints:
-    """Count (n,) how many tokens up to each, at most `longest`, equal those up to the last one; 0
-    for the last one itself."""
+    """Count the tokens up to each that equal the last ones, (n,), at most `longest`; 0 for the last
+    itself."""
     matches = np.zeros(len(tokens), np.int32)
     ends = np.arange(len(tokens) - 1)
     for back in range(min(longest, len(tokens) - 1)):
@@ -37,8 +37,7 @@ def matches_of(tokens: Ints, longest: int) -> Ints:
 
 
 def _common_endings(tokens: Ints, longest: int) -> Ints:
-    """What `matches_of` returns, by the Z-algorithm over the tokens from the last one to the
-    first."""
+    """`matches_of` by the Z-algorithm, from the last token to the first."""
     text: list[int] = tokens[::-1].tolist()
     size, begin, end = len(text), 0, 0
     lengths = [0] * size
@@ -55,9 +54,8 @@ def _common_endings(tokens: Ints, longest: int) -> Ints:
 def tokens_after_break(
     tokens: Ints, breaking: NDArray[np.bool_], sequences: Sequence[tuple[int, ...]], longest: int
 ) -> int:
-    """Number of tokens since the last breaker, or `longest` if they are more: repetitions are not
-    told apart beyond. breaking (V,): the tokens that contain a breaker. `sequences`: tokens over
-    which one is spread."""
+    """Count the tokens since the last breaker, at most `longest`. breaking (V,): tokens that
+    contain a breaker. `sequences`: tokens over which a breaker is spread."""
     recent = tokens[max(len(tokens) - longest, 0) :]
     single = np.flatnonzero(breaking[recent])
     after = len(recent) - 1 - int(single[-1]) if len(single) else len(recent)

@@ -1,6 +1,3 @@
-"""What a step has sampled: lazy arrays, and the rows that cannot continue, as far as is known
-before these are read."""
-
 from __future__ import annotations
 
 import attrs
@@ -14,8 +11,8 @@ from trouper.protocol.plans import NO_CHOICE, RowFault, RowId
 
 @attrs.frozen(eq=False, kw_only=True)
 class Sampled:
-    """The sampled tokens of a step. Arrays have one entry for each row, or for each position of
-    drafts that are verified."""
+    """Result of sampling a step, lazy: one entry for each row, or for each position of verified
+    drafts."""
 
     rows: tuple[RowId, ...]
     """Rows that decode, in the order of `tokens`."""
@@ -27,7 +24,7 @@ class Sampled:
     numberless: mx.array
     """(n,) bool: whether the model's logits are no numbers."""
     unusable: Unusable | None
-    """What logits processors made of the logits; None: no row has any."""
+    """Failures of logits processors; None: no row has any."""
     choiceless: mx.array | None
     """(n,) bool: whether no token was left to choose. None: nothing changed the model's logits."""
     constrained: bool
@@ -35,13 +32,12 @@ class Sampled:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether only a graph was built. Grammars and logits processors wait for values."""
+        """Whether only a graph was built: grammars and logits processors wait for values."""
         return not self.constrained and self.unusable is None
 
     def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
-        """By position why its row cannot continue, except for the rows of `failed` and what the
-        model itself has broken. Waits for the device. `kept`: the positions that count, if drafts
-        were verified: what would come behind a rejected draft means nothing."""
+        """Wait for the device and return the faults by position, without those in `failed` or of
+        the model. `kept`: the positions before a rejected draft."""
         faults = {} if self.unusable is None else self.unusable.faults(kept)
         for position in (
             [] if self.choiceless is None else np.flatnonzero(np.array(self.choiceless)).tolist()
@@ -51,7 +47,6 @@ class Sampled:
         return faults
 
     def arrays(self) -> list[mx.array]:
-        """Return the lazy arrays, to evaluate them with the step."""
         flags = [] if self.unusable is None else [self.unusable.flags]
         flags += [] if self.choiceless is None else [self.choiceless]
         return [

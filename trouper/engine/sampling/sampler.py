@@ -40,11 +40,10 @@ from trouper.protocol.sampling import Sampling
 
 Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
 RowIndices = NDArray[Any]
-"""Indices of rows."""
 CANDIDATES = 64
 MAX_CANDIDATES = 16384
 GROUP = 32
-"""Tokens of one group in the first stage; 1536 groups for a vocabulary of 49152."""
+"""Tokens of one group in the first stage."""
 
 
 def top_candidates(logits: mx.array, k: int = CANDIDATES) -> tuple[mx.array, mx.array]:
@@ -65,8 +64,7 @@ def top_candidates(logits: mx.array, k: int = CANDIDATES) -> tuple[mx.array, mx.
 
 
 def _grouped_candidates(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """Ids and values (n, k). Where most tokens are masked, padding is among them, with the last
-    token's id and a value of minus infinity."""
+    """Select ids and values (n, k). Padding has the last token's id and minus infinity."""
     rows, vocabulary = logits.shape
     groups = -(-vocabulary // GROUP)
     if groups * GROUP != vocabulary:
@@ -94,8 +92,8 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], vocabulary: int) -> Columns:
-        """Make the columns of rows. top_k 0 becomes the size of the vocabulary; min_p becomes its
-        logarithm; typical_p is no 0 for the device."""
+        """Make the columns of rows. top_k 0 becomes the vocabulary; min_p becomes a logarithm;
+        typical_p is at least `SMALLEST`."""
 
         def column(values: list[float], dtype: mx.Dtype) -> mx.array:
             return mx.array(values, dtype)[:, None]
@@ -118,7 +116,7 @@ class Columns:
 def choose_narrow(
     logits: mx.array, columns: Columns, keys: mx.array, *, candidates: int = CANDIDATES
 ) -> mx.array:
-    """Sample logits (n, V) to tokens (n,) uint32, for rows with 1 <= top_k <= candidates."""
+    """Sample logits (n, V) to tokens (n,) uint32, for 1 <= top_k <= candidates."""
     ids, values = top_candidates(logits, candidates)
     scaled = values / columns.temperature
     keep = mx.arange(ids.shape[1]) < columns.top_k
@@ -132,9 +130,8 @@ def choose_narrow(
 def choose_wide(
     logits: mx.array, columns: Columns, keys: mx.array, *, ordered: bool, counted: bool = False
 ) -> mx.array:
-    """Sample logits (n, V) to tokens (n,) uint32 over the whole vocabulary; `ordered`: some row has
-    a top_p or a top_k; `counted`: no more than top_k are kept where logits at the boundary are
-    equal."""
+    """Sample logits (n, V) to tokens (n,) uint32 from the whole vocabulary. `ordered`: some row has
+    top_p or top_k. `counted`: exactly top_k are kept where logits are equal."""
     scaled = logits.astype(mx.float32) / columns.temperature
     floor = scaled.max(axis=-1, keepdims=True) + columns.min_p
     if ordered:
@@ -162,8 +159,8 @@ def _nucleus_floor(scaled: mx.array, columns: Columns) -> mx.array:
 def choose_filtered(
     logits: mx.array, columns: Columns, keys: mx.array, *, narrow: bool
 ) -> mx.array:
-    """Sample logits (n, V) to tokens (n,) uint32 through all filters; `narrow`: all rows have 1 <=
-    top_k <= CANDIDATES."""
+    """Sample logits (n, V) to tokens (n,) uint32 through all filters. `narrow`: all top_k are in 1
+    .. CANDIDATES."""
     ids, values = top_candidates(logits) if narrow else _descending(logits)
     scaled = values / columns.temperature
     keep = mx.broadcast_to(mx.arange(ids.shape[1]) < columns.top_k, scaled.shape)
@@ -184,7 +181,7 @@ def choose_filtered(
 
 
 def _descending(logits: mx.array) -> tuple[mx.array, mx.array]:
-    """Sort logits (n, V): ids (n, V) uint32 and values (n, V) float32, best first."""
+    """Sort logits (n, V), best first: ids (n, V) uint32 and values (n, V) float32."""
     values = logits.astype(mx.float32)
     ids = mx.argsort(-values, axis=-1)
     return ids.astype(mx.uint32), mx.take_along_axis(values, ids, axis=-1)
@@ -200,11 +197,10 @@ class SamplingGroup:
     rows: RowIndices
     columns: Columns
     choose: Choose
-    """Function from (logits of these rows, their columns, their keys) to tokens (n,)."""
+    """From (logits, columns, keys) of these rows to tokens (n,)."""
 
 
 def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingGroup]:
-    """Partition rows by the function that samples them."""
     kinds: dict[Kind, list[int]] = {}
     for index, row in enumerate(rows):
         kinds.setdefault(_kind(row, vocabulary), []).append(index)
@@ -219,8 +215,7 @@ def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingG
 
 
 Kind = tuple[str, int]
-"""Name of the function that samples a row, and its number of candidates (0: the whole
-vocabulary)."""
+"""Function that samples a row, and the number of candidates (0: the whole vocabulary)."""
 
 
 def _kind(row: Sampling, vocabulary: int) -> Kind:
@@ -237,7 +232,7 @@ def _kind(row: Sampling, vocabulary: int) -> Kind:
 
 
 def _candidates(top_k: int) -> int:
-    """Number of candidates for a top_k: a power of 4, so that rows have few functions."""
+    """Round top_k up to CANDIDATES times a power of 4, for few functions."""
     return CANDIDATES << 2 * -(-(-(-top_k // CANDIDATES) - 1).bit_length() // 2)
 
 
@@ -254,8 +249,7 @@ def _chooser(kind: Kind) -> Choose:
 
 
 class BatchSampler:
-    """Sampler of one set of rows, in the order of the logits. Built again when a row joins or
-    leaves."""
+    """Sampler of one set of rows."""
 
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
         self._groups = sampling_groups(rows, vocabulary)
@@ -272,9 +266,8 @@ class BatchSampler:
     def __call__(
         self, logits: mx.array, positions: Drawn, owners: RowIndices | None = None
     ) -> mx.array:
-        """Sample tokens (n,) uint32 from logits (n, V), after bias and penalties; positions (n,):
-        how many tokens each row has drawn. With `owners` (m,): logits and positions of m draft
-        positions, each of the row that `owners` names."""
+        """Sample tokens (n,) uint32 from logits (n, V), after bias and penalties. positions (n,):
+        number of tokens drawn. `owners` (m,): the row of each of m draft positions."""
         if owners is not None:
             return self._spread(logits, positions, owners)
         keys = self._keys(self._seeds, positions)

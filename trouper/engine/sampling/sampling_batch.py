@@ -1,8 +1,5 @@
-"""Sampling of the decoding rows: the parameters of all rows as arrays, and the last sampled tokens.
-
-The arrays are rebuilt when the set of rows changes; only then is there work for each row. The last
-sampled tokens stay lazy, and are the input of the next pass.
-"""
+"""Sampling of the decoding rows. Arrays are rebuilt when the set of rows changes; the last tokens
+stay lazy and are the next pass's input."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ from trouper.protocol.plans import RowFault, RowId
 
 
 class SamplingBatch:
-    """Sampling state of the decoding rows. `states`: the engine's state of each row; `processors`:
-    logits processors by name."""
+    """`states`: the engine's state of each row. `processors`: logits processors by name."""
 
     def __init__(
         self,
@@ -42,14 +38,13 @@ class SamplingBatch:
         self._vocabulary, self._group, self._states = vocabulary, group, states
         self._processors = processors
         self._tokens: mx.array | None = None
-        """The last sampled tokens; None until drafts are accepted or rejected."""
+        """The last sampled tokens; None until drafts are verified."""
         self.drawn = np.zeros(0, np.uint64)
         """(n,): number of tokens that each member has sampled."""
         self._constrained: list[tuple[int, RowConstraint]] = []
 
     def inputs(self, rows: Sequence[RowId], fresh: Mapping[RowId, int]) -> mx.array:
-        """Return the next input of each row, (n,): its last sampled token, or its `fresh` token if
-        it decodes for the first time."""
+        """Return the next input of each row, (n,): the last sampled token, or the `fresh` one."""
         if tuple(rows) == self.members and self._tokens is not None:
             return self._tokens
         index_of = {row: index for index, row in enumerate(self.members)}
@@ -98,7 +93,7 @@ class SamplingBatch:
         }
 
     def _keep_states(self) -> None:
-        """Write the arrays' state back to the rows, before the set of rows changes."""
+        """Write the arrays' state back to the rows."""
         for history in self._histories if self.members else ():
             history.unstack()
         for row, drawn in zip(self.members, self.drawn.tolist(), strict=True):
@@ -112,9 +107,9 @@ class SamplingBatch:
         read_before: Callable[[], None],
         starting: Callable[[], None] | None,
     ) -> Sampled:
-        """Sample tokens (n,) from logits (n, V), or one for each position of the spans; then a call
-        of `accepted` must follow. `read_before` reads the previous step's tokens, which grammars
-        need. `starting` is called after the graph is built."""
+        """Sample tokens (n,) from logits (n, V), or one for each position of the spans, after which
+        `accepted` must follow. `read_before` reads the previous tokens, for grammars. `starting` is
+        called after the graph is built."""
         drawn = (
             self.drawn
             if spans is None
@@ -156,8 +151,8 @@ class SamplingBatch:
         return sampled
 
     def accepted(self, spans: Spans, sampled: Ints, accepted: Ints, kept: KeptMask) -> None:
-        """Apply the result of a verification. sampled, kept: (positions,); accepted: (n,) number of
-        accepted drafts of each row."""
+        """Apply a verification. sampled, kept: (positions,); accepted: (n,) number of accepted
+        drafts."""
         self.drawn += accepted.astype(np.uint64)
         self._tokens = mx.array(sampled[spans.starts + accepted].astype(np.uint32))
         for history in self._histories:
@@ -165,7 +160,7 @@ class SamplingBatch:
         mx.async_eval(self._history_arrays())
 
     def _history_arrays(self) -> list[mx.array]:
-        """Return the arrays that each step changes."""
+        """Return the arrays that steps change."""
         return [array for history in self._histories for array in history.state()]
 
     def _logprobs_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:
@@ -196,8 +191,7 @@ class SamplingBatch:
         )
 
     def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
-        """Append the masks of the constrained rows at all their positions to `masks`; returns the
-        positions."""
+        """Append the masks of constrained rows to `masks`. Returns the positions."""
         positions: list[int] = []
         for index, constraint in self._constrained:
             along = constraint.along(spans.drafts_of(index), int(self.drawn[index]))
@@ -208,6 +202,6 @@ class SamplingBatch:
 
 
 def _choiceless(shaped: mx.array, tokens: mx.array) -> mx.array:
-    """Whether no token was left to choose from logits (n, V), (n,). Then the sampled token itself
-    is a forbidden one; so this needs no maximum of all."""
+    """Return whether no token was left to choose from logits (n, V), (n,): then the sampled token
+    is forbidden."""
     return mx.logical_not(mx.take_along_axis(shaped, tokens[:, None], axis=-1)[:, 0] > -mx.inf)

@@ -1,5 +1,5 @@
-"""Thinking budget: after its limit a row is forced to write the end-of-thinking marker, and goes on
-to answer."""
+"""Thinking budget: after the limit a row must write the end-of-thinking marker, and then
+answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trouper.protocol.plans import ThinkingLimit
 
 
 class ThinkingRule:
-    """Follows one row's thinking token by token, and masks its next token as a grammar does."""
+    """Follows one row's thinking, and masks the next token as a grammar does."""
 
     fault = ""
     """Always empty: a thinking budget cannot fail."""
@@ -21,8 +21,7 @@ class ThinkingRule:
     def __init__(
         self, limit: ThinkingLimit, vocabulary: int, min_tokens: int = 0, ends: Sequence[int] = ()
     ) -> None:
-        """No token of `ends` is allowed before `min_tokens` tokens, unless it belongs to the
-        end-of-thinking marker and is forced."""
+        """No token of `ends` is allowed before `min_tokens` tokens, except in the forced marker."""
         self._limit, self._min_tokens = limit, min_tokens
         self._size = mask_bytes(vocabulary)
         self._free = np.full(self._size, 255, np.uint8)
@@ -35,7 +34,7 @@ class ThinkingRule:
         self._recent: tuple[int, ...] = ()
 
     def accept(self, token: int) -> str:
-        """Add the row's next token. Always returns "": no error is possible."""
+        """Add the next token. Always returns "", since no error is possible."""
         if self._over:
             return ""
         start, end = self._limit.start, self._limit.end
@@ -48,8 +47,7 @@ class ThinkingRule:
         return ""
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """Number of draft tokens worth verifying: all, since forced tokens are found when the masks
-        are made."""
+        """Number of draft tokens worth verifying: all."""
         return len(draft)
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
@@ -62,9 +60,8 @@ class ThinkingRule:
         return masks
 
     def allowed(self, drawn: int) -> Mask:
-        """Mask after `drawn` tokens of the answer: of all tokens, or of the next token of the
-        end-of-thinking marker. The rule counts tokens of thinking itself, since it may begin
-        anywhere."""
+        """Mask after `drawn` tokens of the answer. Thinking has a count of its own, since thinking
+        may begin anywhere."""
         if self._over or not self._thinks or self._used < self._limit.tokens:
             return self._early if drawn < self._min_tokens else self._free
         forced = self._limit.end[self._written()]
@@ -73,6 +70,6 @@ class ThinkingRule:
         return mask
 
     def _written(self) -> int:
-        """Number of tokens of the end-of-thinking marker that are written already."""
+        """Number of the marker's tokens at the end of the text."""
         end = self._limit.end
         return next((n for n in range(len(end) - 1, 0, -1) if self._recent[-n:] == end[:n]), 0)

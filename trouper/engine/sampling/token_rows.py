@@ -1,5 +1,4 @@
-"""Tokens of the rows whose sampling looks at them all, on the device: so a step can be built before
-its predecessor's tokens are read."""
+"""Tokens of rows on the device, so that a step is built before the last step's tokens are read."""
 
 from __future__ import annotations
 
@@ -15,15 +14,13 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.spec_decode.verification_spans import indices
 
 ABSENT = -1
-"""Where a row has no token yet."""
 GROWTH = 256
 """Number of tokens by which the arrays grow."""
 
 
 @attrs.define(eq=False)
 class RowTokens:
-    """Prompt and output of one row: `tokens` (W,) int32, of which the first `length` are there and
-    the others ABSENT."""
+    """Prompt and output of one row: `tokens` (W,) int32, ABSENT from `length` on."""
 
     tokens: mx.array
     length: int
@@ -36,12 +33,12 @@ class RowTokens:
 
 
 def capacity(length: int) -> int:
-    """Size of an array for `length` tokens and at least one more."""
+    """Round up to GROWTH, for `length` tokens and at least one more."""
     return (length // GROWTH + 1) * GROWTH
 
 
 def widened(array: mx.array, width: int, fill: int) -> mx.array:
-    """Pad the last axis of an array to `width`, if it is shorter."""
+    """Pad the last axis to `width`, if it is shorter."""
     missing = width - array.shape[-1]
     if missing <= 0:
         return array
@@ -49,8 +46,7 @@ def widened(array: mx.array, width: int, fill: int) -> mx.array:
 
 
 class TokenRows:
-    """The tokens of k rows, stacked for the steps of one set of rows: `tokens` (k, W) int32,
-    `lengths` (k,) on the host."""
+    """Tokens of k rows: `tokens` (k, W) int32, `lengths` (k,) on the host."""
 
     def __init__(self, rows: Sequence[RowTokens]) -> None:
         self._rows = rows
@@ -61,11 +57,10 @@ class TokenRows:
 
     @property
     def width(self) -> int:
-        """Number of tokens for which there is room."""
         return self.tokens.shape[1]
 
     def append(self, tokens: mx.array, mask: NDArray[np.bool_] | None = None) -> None:
-        """Append a token to each row, tokens (k,), or to those of `mask` (k,)."""
+        """Append tokens (k,), or those of `mask` (k,)."""
         if self.lengths.max() >= self.width:
             self.tokens = widened(self.tokens, capacity(int(self.lengths.max())), ABSENT)
         added = tokens.astype(mx.int32) - ABSENT
@@ -77,10 +72,9 @@ class TokenRows:
         self.lengths = self.lengths + (1 if mask is None else mask)
 
     def copy(self) -> TokenRows:
-        """Return a copy, to append drafts to."""
         return copy(self)
 
     def unstack(self) -> None:
-        """Write the stacked tokens back to their rows."""
+        """Write the tokens back to their rows."""
         for index, row in enumerate(self._rows):
             row.tokens, row.length = self.tokens[index], int(self.lengths[index])

@@ -21,24 +21,23 @@ from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.platform import device
 
 NOISE_FACTOR = 6.0
-"""Factor between the error of the model against itself in chunks of other sizes, and the bound."""
+"""Factor between the model's error against itself and the bound."""
 
 
 @attrs.frozen
 class Arithmetic:
-    """Bounds for a dtype on a device. floor: an error below it is rounding whatever the noise is.
-    ceiling: an error above it is no rounding, however noisy the model is."""
+    """Bounds for a dtype on a device. A smaller error than `floor` is rounding; a larger one than
+    `ceiling` is none."""
 
     floor: float
     ceiling: float
     by_median: bool = True
-    """Whether a row's error is the median of its positions' errors. Where rounding is coarse, a
-    nearly undecided router takes another expert at some positions; a fault in a row's KV shows at
-    all positions after it."""
+    """Whether the median of a row's positions counts: with coarse rounding a router takes other
+    experts at some positions, but a fault of KV shows at all later ones."""
 
     def judged(self, error: mx.array, owners: Sequence[int]) -> float:
-        """Reduce errors (n,) to the error of the worst row. owners: the row of each position. Waits
-        for the device."""
+        """Reduce errors (n,) to that of the worst row. owners: the row of each position. Waits for
+        the device."""
         found = np.array(error, np.float64)
         if not self.by_median or np.isinf(found).any():
             return float(found.max())
@@ -46,29 +45,26 @@ class Arithmetic:
         return max(float(np.median(found[owner_of == owner])) for owner in set(owners))
 
     def bound(self, noise: float) -> float:
-        """Compute the bound of a correct row's error, given the model's error against itself."""
+        """Compute the bound of a correct row's error from the model's error against itself."""
         return min(max(self.floor, NOISE_FACTOR * noise), self.ceiling)
 
 
 FLOAT32 = Arithmetic(floor=1e-4, ceiling=1e-2, by_median=False)
-"""24 bits of mantissa: tiny models of every module differ from themselves by 8e-7 to 3e-5."""
+"""24 bits of mantissa: tiny models differ from themselves by 8e-7 to 3e-5."""
 TENSOR_FLOAT32 = Arithmetic(floor=1e-2, ceiling=0.1)
-"""11 bits of mantissa in the factors of some products: products with one row may be exact."""
+"""11 bits of mantissa in the factors of some products."""
 FLOAT16 = Arithmetic(floor=8e-3, ceiling=0.15)
 BFLOAT16 = Arithmetic(floor=3e-2, ceiling=0.3)
 """8 bits of mantissa."""
 ROUTED_CEILING = 0.5
-"""Ceiling for routed models. Where a router chooses experts and arithmetic is coarse, most
-positions may have met another expert in some layer, and the model differs as much from itself. Seen
-on an H200: the shape of gpt-oss-20b with random weights in bfloat16 differs by 0.09 to 0.23 between
-one row and two."""
+"""Ceiling for routed models with coarse arithmetic: random weights in the shape of gpt-oss-20b
+differ by 0.09 to 0.23."""
 KV_FLOORS = {8: 3e-2, 4: 0.3}
-"""Floors with quantized KV, by bits: a value that rounds to the neighbouring step differs by this
-fraction of its group."""
+"""Floors with quantized KV, by bits: the step of a group."""
 
 
 def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
-    """Choose the bounds for a model's dtypes, its KV format and the device."""
+    """Choose the bounds for a model's dtypes, KV format and device."""
     dtypes = {
         array.dtype
         for _, array in tree_flatten(model.parameters())
@@ -87,7 +83,6 @@ def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
 
 
 def is_routed(model: nn.Module) -> bool:
-    """Whether a router chooses among experts."""
     return any(
         isinstance(module, SwitchLinear | QuantizedSwitchLinear)
         for _, module in model.named_modules()
@@ -95,8 +90,8 @@ def is_routed(model: nn.Module) -> bool:
 
 
 def errors(logits: mx.array, reference: mx.array) -> mx.array:
-    """Compute errors (n,) float32 of logits (n, vocabulary) against a reference of the same shape.
-    Infinite where only one of them is finite. Lazy."""
+    """Compute errors (n,) float32 of logits (n, vocabulary). Infinite where one of the two is
+    finite. Lazy."""
     computed, expected = logits.astype(mx.float32), reference.astype(mx.float32)
     known = mx.isfinite(expected)
     count = mx.maximum(known.sum(-1), 1)

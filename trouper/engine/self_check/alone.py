@@ -18,19 +18,16 @@ ODD = (7, 1, 3, 5)
 
 
 class ModelRun(Protocol):
-    """A function that computes the logits of one row."""
-
     def __call__(self, tokens: Tokens, parts: Sequence[int], /) -> mx.array:
-        """Compute logits (tokens, vocabulary) of one row, which is fed in chunks of `parts`
-        tokens."""
+        """Compute logits (tokens, vocabulary) of one row, fed in chunks of `parts` tokens."""
 
 
 class WrongAloneError(Exception):
-    """The model's own code is wrong for one row alone. The message is one line."""
+    """The model's own code is wrong for one row. The message is one line."""
 
 
 def run_alone(model: nn.Module) -> ModelRun:
-    """Make a function that runs the model with mlx-lm's own caches."""
+    """Make a function that runs the model with mlx-lm's caches."""
 
     def run(tokens: Tokens, parts: Sequence[int]) -> mx.array:
         cache, at, logits = make_prompt_cache(model), 0, []
@@ -53,11 +50,7 @@ def cut(count: int, sizes: Sequence[int]) -> list[int]:
 
 class Reference:
     """Logits of each text by `run`, and the error of `run` against itself in other chunks (noise).
-
-    A text runs as a prompt and `singles` single tokens. Where the model gives other logits in
-    chunks of other sizes, no single run is right: then a row is compared with a run in the row's
-    own chunks.
-    """
+    A text is a prompt and `singles` single tokens."""
 
     def __init__(
         self,
@@ -78,12 +71,12 @@ class Reference:
 
     @property
     def bound(self) -> float:
-        """Error below which a row counts as equal to the reference."""
+        """Error below which a row equals the reference."""
         return self.arithmetic.bound(self.noise if self.consistent else 0.0)
 
     def logits(self, text: int, parts: Sequence[int]) -> mx.array:
-        """Reference logits (tokens, vocabulary) of a text, fed in these parts; of its beginning if
-        the parts end early."""
+        """Reference logits (tokens, vocabulary) of a text, fed in these parts, or of the
+        beginning."""
         if not self._chunks_matter:
             return self._logits[text]
         key = text, tuple(parts)
@@ -103,9 +96,8 @@ class Reference:
             raise WrongAloneError("its own code gives logits that are not numbers")
 
     def _noise(self) -> tuple[float, float]:
-        """Return the error of the first text, as rows are judged and at its worst position, when it
-        is fed in odd chunks. Where arithmetic is coarse, also when it is fed token by token: a
-        device may compute one token by other kernels, which round in another way."""
+        """Return the error of the first text in odd chunks, as rows are judged and at the worst
+        position; with coarse arithmetic also token by token, which may use other kernels."""
         text = self.texts[0]
         ways = [
             cut(len(text), self._odd),
@@ -118,7 +110,6 @@ class Reference:
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:
-    """Draw tokens from the lower half of the vocabulary: the upper end may be padding, or image
-    tokens."""
+    """Draw tokens from the lower half of the vocabulary: the upper end may be padding."""
     random = np.random.RandomState(seed)
     return [random.randint(1, max(vocabulary // 2, 2), length).tolist() for length in lengths]

@@ -1,4 +1,4 @@
-"""The self-check of a model: the models that are run, and the resulting capabilities."""
+"""Checks a model by its tiny and its real form."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from trouper.engine.self_check.tiny import CannotShrinkError
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheckMode
 
 STEPS = len(BATCH) + len(MORE) + 1
-"""Number of steps for a healthy model: its scenarios, and the pass of the real model."""
+"""Number of steps for a healthy model."""
 CANNOT_SHRINK, WRONG_ALONE = 1 << len(FEATURES), 2 << len(FEATURES)
-"""Bits that ranks exchange in addition to those of the features that are off."""
+"""Bits that ranks exchange besides those of the features."""
 
 
 @attrs.frozen
 class CheckOutcome:
-    """Result of a check. capabilities: what rows may do. checked: the models that were run, as text
-    for the log."""
+    """Result of a check. capabilities: of rows. checked: the models that were run, for the log."""
 
     capabilities: Capabilities
     checked: str
@@ -48,11 +47,8 @@ class CheckOutcome:
 
 @attrs.frozen(eq=False)
 class Check:
-    """The check of one model on its device. advance: called after each scenario.
-
-    With several ranks the real model's passes contain collectives, so all ranks agree on every
-    decision that leads to one.
-    """
+    """The check of one model. advance: called after each scenario. Passes contain collectives, so
+    all ranks agree on every decision."""
 
     model: nn.Module
     config: Mapping[str, Any]
@@ -64,7 +60,7 @@ class Check:
     advance: Callable[[], None] = lambda: None
 
     def run(self) -> CheckOutcome:
-        """Run the check. Raises `WrongAloneError`."""
+        """Raises `WrongAloneError`."""
         if self.mode == "off":
             return CheckOutcome(guessed(self.model), "")
         start = by_caches(self.model)
@@ -90,8 +86,8 @@ class Check:
         return Matrix(make, self._step)
 
     def _tiny_subjects(self) -> Iterator[Callable[[int], Subject]]:
-        """Yield functions from a seed to a subject, for tiny configs whose models give finite
-        logits that depend on the context."""
+        """Yield functions from a seed to a subject, for tiny configs whose finite logits depend on
+        the context."""
         for config, gain in product(tiny.configs(self.model, self.config), tiny.GAINS):
             make = cache(partial(self._tiny_subject, config, gain))
             try:
@@ -111,8 +107,7 @@ class Check:
         return failure
 
     def _agreed(self, check: Callable[[], Capabilities]) -> Capabilities:
-        """Intersect the capabilities that all ranks found. Raises the error that any rank
-        raised."""
+        """Intersect the capabilities of all ranks. Raises the error of any rank."""
         found, problem, reason = Capabilities(), 0, ""
         try:
             found = check()
@@ -139,7 +134,7 @@ class Check:
     # -- the real model: all ranks together -------------------------------------------------------
 
     def _full_check(self, start: Capabilities) -> Capabilities:
-        """Run every scenario on the real model, and with quantized KV every scenario again."""
+        """Run every scenario on the real model, and again with quantized KV."""
         self._require_sound()
         found = self._matrix(PLAIN).capabilities(start)
         return (
@@ -157,8 +152,7 @@ class Check:
         return Matrix(make, lambda failure: self._any_rank(self._step(failure)))
 
     def _short(self, found: Capabilities) -> Capabilities:
-        """Run two rows of different lengths in one batch. If they fail although the tiny model
-        passed, every scenario is run on the real model."""
+        """Run two rows in one batch. If they fail, run every scenario on the real model."""
         subject = self._require_sound()
         failure = self._any_rank(self._step(subject.failure(short_pass(found), found)))
         if failure is None:
@@ -169,7 +163,7 @@ class Check:
         return rechecked if rechecked != found else found.without("batch", failure.reason)
 
     def _require_sound(self) -> Subject:
-        """Check that the model's own code gives numbers, and the same ones in other chunks. Raises
+        """Check that the model's own code gives the same numbers in other chunks. Raises
         `WrongAloneError`."""
         subject = self._guarded(self._short_subject)
         if self._any_rank(None if subject.reference.consistent else Failure("")) is not None:
@@ -188,7 +182,7 @@ class Check:
         return Subject(self.model, kv, self.shapes, reference)
 
     def _guarded(self, make: Callable[[], Subject]) -> Subject:
-        """Call `make`. Raises `WrongAloneError` for any exception of the model's own code."""
+        """Raises `WrongAloneError` for any exception of `make`."""
         try:
             return make()
         except WrongAloneError:
@@ -197,7 +191,7 @@ class Check:
             raise WrongAloneError(f"its own code fails: {line_of(error)}") from error
 
     def _any_rank(self, failure: Failure | None) -> Failure | None:
-        """Return a failure if any rank found one. Every rank must call it at the same point."""
+        """Return a failure of any rank. Every rank must call at the same point."""
         number_here = 0 if failure is None else 1 + failure.raised
         numbers = self.group.gather(number_here)
         worst = max(range(len(numbers)), key=lambda rank: numbers[rank])

@@ -1,4 +1,4 @@
-"""Forced decoding: rows that are fed fixed tokens in place of sampled ones, and their logits."""
+"""Forced decoding: rows with fixed tokens in place of sampled ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trouper.protocol.plans import RowId
 
 @attrs.define
 class ForcedRow:
-    """A row that is fed a fixed text. text: index in the reference. parts: number of tokens of each
-    pass so far."""
+    """A row with a fixed text. text: index in the reference. parts: number of tokens of each
+    pass."""
 
     text: int
     parts: list[int]
@@ -38,8 +38,7 @@ class Taken:
 
 
 class ForcedRows:
-    """Rows with forced tokens. Calls are in the order of `StepEngine`: prefill, promote, decode,
-    and the first token of rows that must run alone."""
+    """Rows with forced tokens, called in the order of `StepEngine`."""
 
     def __init__(self, rows: Rows, texts: Sequence[Sequence[int]]) -> None:
         self.rows, self._texts = rows, texts
@@ -47,18 +46,18 @@ class ForcedRows:
         self.taken: list[Taken] = []
 
     def open(self, *texts: int) -> list[RowId]:
-        """Open one row for each of these texts."""
+        """Open one row for each text."""
         self.rows.make_room([len(self._texts[text]) // 2 for text in texts])
         return [self._open(text, []) for text in texts]
 
     def open_restored(self, text: int, computed: Sequence[int], tokens: int) -> RowId:
-        """Open a row that begins with the first `tokens` tokens that another row computed in these
+        """Open a row that begins with the `tokens` first tokens of another row, computed in these
         parts."""
         self.rows.make_room([len(self._texts[text]) // 2])
         return self._open(text, _beginning(computed, tokens))
 
     def parts(self, row: RowId) -> list[int]:
-        """Return the number of tokens of each pass that the row ran in."""
+        """Number of tokens of each pass of the row."""
         return list(self._forced[row].parts)
 
     def _open(self, text: int, parts: list[int]) -> RowId:
@@ -73,9 +72,8 @@ class ForcedRows:
         joining: Sequence[RowId] = (),
         drafts: Mapping[RowId, tuple[int, int]] | None = None,
     ) -> None:
-        """Run one step of the engine: chunks of prompts, rows that begin to decode, one token for
-        each decoding row. drafts: for some rows the number of right draft tokens, and of wrong ones
-        after them."""
+        """Run one step: chunks of prompts, rows that begin to decode, one token for each decoding
+        row. drafts: number of right draft tokens, and of wrong ones behind."""
         if chunks:
             self.rows.prefill({row: self._next(row, count) for row, count in chunks.items()})
             for row, count in chunks.items():
@@ -136,7 +134,7 @@ class ForcedRows:
             del self._forced[row]
 
     def error(self, reference: Reference) -> float:
-        """Compute the error of all logits against the reference, as one number."""
+        """Compute the error of all logits against the reference."""
         expected = [
             reference.logits(sample.text, self._longest(sample))[sample.position]
             for sample in self.taken
@@ -145,7 +143,7 @@ class ForcedRows:
         return reference.arithmetic.judged(found, [sample.text for sample in self.taken])
 
     def _longest(self, sample: Taken) -> tuple[int, ...]:
-        """Find the final parts of the row that gave the sample."""
+        """Find the final parts of the sample's row."""
         parts, count = sample.parts, len(sample.parts)
         return max(
             (

@@ -1,5 +1,4 @@
-"""The check matrix of one model: runs every scenario, and turns off the features whose scenarios
-fail."""
+"""The check matrix: features whose scenarios fail are turned off."""
 
 from __future__ import annotations
 
@@ -37,14 +36,13 @@ from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.plans import RowId
 
 SEEDS = (1, 2)
-"""Seeds of weights and texts. A scenario with too large an error is tried again with the second
-seed, and fails if it differs there, too: a router that is undecided between two experts within
-rounding is no fault of the batch."""
+"""Seeds of weights and texts. A scenario fails if both fail: a router may be undecided within
+rounding."""
 
 
 @attrs.frozen
 class Subject:
-    """A model under test, with its reference."""
+    """A model under test, with a reference."""
 
     model: nn.Module
     kv: KvFormat
@@ -53,8 +51,7 @@ class Subject:
     slack: int = SLACK
 
     def failure(self, scenario: Scenario, capabilities: Capabilities) -> Failure | None:
-        """Run a scenario; None if it passes. Any exception is a failure, since a request would have
-        met it."""
+        """Run a scenario; None: passed. Any exception is a failure."""
         try:
             difference = self.error(scenario, capabilities)
         except Exception as error:  # noqa: BLE001 - any architecture's code: whatever it raises is the finding
@@ -64,8 +61,8 @@ class Subject:
         return Failure(f"{scenario.name} differ: {_described(difference, self.reference.bound)}")
 
     def error(self, scenario: Scenario, capabilities: Capabilities) -> float:
-        """Run a scenario and return its error against the reference. Raises any exception of the
-        model's own code."""
+        """Return a scenario's error against the reference. Raises any exception of the model's
+        code."""
         rows = ForcedRows(self._rows(capabilities, scenario.feature), self.reference.texts)
         scenario.script(rows)
         return rows.error(self.reference)
@@ -79,20 +76,18 @@ class Subject:
 
 @attrs.frozen
 class Failure:
-    """A failed scenario. reason: one line. raised: an exception was raised, so no second seed is
-    tried."""
+    """A failed scenario. reason: one line. raised: by an exception, so no second seed is tried."""
 
     reason: str
     raised: bool = False
 
 
 Agree = Callable[[Failure | None], Failure | None]
-"""Function that combines one rank's finding with those of all ranks. Every rank calls it at the
-same points."""
+"""Combines the failures of all ranks. Every rank must call at the same points."""
 
 
 def alone(failure: Failure | None) -> Failure | None:
-    """Return the failure unchanged: there are no other ranks."""
+    """Return the failure unchanged."""
     return failure
 
 
@@ -104,23 +99,21 @@ def _described(difference: float, bound: float) -> str:
 
 
 class Matrix:
-    """Runs scenarios on up to two subjects, which are made when they are needed."""
+    """Runs scenarios on up to two subjects."""
 
     def __init__(self, make: Callable[[int], Subject], agree: Agree = alone) -> None:
-        """`make`: makes a subject from a seed. Raises `WrongAloneError`, and any exception of the
-        model's own code."""
+        """`make`: from a seed to a subject. Raises `WrongAloneError`, and any exception of the
+        model's code."""
         self._make, self._agree = make, agree
         self._subjects: dict[int, Subject] = {}
 
     def subject(self, seed: int = SEEDS[0]) -> Subject:
-        """Return the model under test that this seed makes."""
         if seed not in self._subjects:
             self._subjects[seed] = self._make(seed)
         return self._subjects[seed]
 
     def capabilities(self, start: Capabilities) -> Capabilities:
-        """Find the capabilities. Features that are off in `start` are not tried. Raises
-        `WrongAloneError` if rows are wrong even one by one."""
+        """Find the capabilities among those of `start`. Raises `WrongAloneError`."""
         found = start
         if found.allows("batch"):
             untried = start.without("prefill_together", "not tried yet").without(
@@ -136,7 +129,7 @@ class Matrix:
         return found
 
     def require_row_by_row(self, found: Capabilities) -> None:
-        """Check rows one by one. Raises `WrongAloneError` if they fail."""
+        """Check rows one by one. Raises `WrongAloneError`."""
         failure = self._first_failure(ROW_BY_ROW, found)
         if failure is not None:
             raise WrongAloneError(failure.reason)
@@ -148,7 +141,7 @@ class Matrix:
         return next((failure for failure in failures if failure is not None), None)
 
     def failure(self, scenario: Scenario, capabilities: Capabilities) -> Failure | None:
-        """Run a scenario with one seed after another; None if one of them passes."""
+        """Run a scenario with each seed; None: one passed."""
         for seed in SEEDS:
             found = self._agree(self.subject(seed).failure(scenario, capabilities))
             if found is None or found.raised:
@@ -159,16 +152,14 @@ class Matrix:
 def subject_of(
     model: nn.Module, vocabulary: int, seed: int, shapes: Shapes, kv: KvFormat = PLAIN
 ) -> Subject:
-    """Make a subject for the whole matrix. Raises `WrongAloneError`, and any exception of the
-    model's code."""
+    """Raises `WrongAloneError`, and any exception of the model's code."""
     texts = random_texts(LENGTHS, vocabulary, seed)
     run = run_in_slots(model, kv, shapes) if kv.bits else run_alone(model)
     return Subject(model, kv, shapes, Reference(run, texts, arithmetic_of(model, kv), SINGLES))
 
 
 def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> ModelRun:
-    """Make a function that runs one row in slots: with quantized KV no other code computes a
-    reference."""
+    """Make a function that runs one row in slots, the reference of quantized KV."""
 
     def run(tokens: Sequence[int], parts: Sequence[int]) -> mx.array:
         rows, row = SlotRows(model, Capabilities(), kv, SLACK, shapes), RowId(0)

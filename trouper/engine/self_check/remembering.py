@@ -1,5 +1,4 @@
-"""Remembered results of the self-check: the key, a hash of everything that a result depends on, and
-the results of earlier starts."""
+"""Results of earlier self-checks, by a hash of everything that a result depends on."""
 
 from __future__ import annotations
 
@@ -26,14 +25,12 @@ ENGINE = Path(__file__).parent.parent
 
 
 def results_file() -> Path:
-    """Return the path of the results of earlier starts."""
     return default_cache_dir() / "self-checks.json"
 
 
 def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str = "") -> str:
-    """Make the key of a result. `digest`: hash of the checkpoint's config, shapes, and a sample of
-    its weights (`checkpoint.Checkpoint`). `architecture`: the identity of code that is not
-    mlx-lm's."""
+    """Make the key of a result. `digest`: of the checkpoint (`checkpoint.Checkpoint`).
+    `architecture`: identity of code that is not mlx-lm's."""
     return namespace(
         {
             "model": f"{digest:016x}",
@@ -52,8 +49,7 @@ def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str 
 
 @cache
 def _code() -> str:
-    """Hash the engine's own source, since the version does not change with every change of the
-    source."""
+    """Hash the engine's source, since few changes change the version."""
     digest = xxh3_64()
     for path in sorted(ENGINE.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -69,7 +65,7 @@ def _adapter(path: str | None) -> str:
 
 
 def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:
-    """Read the result of an earlier start. None: there is none."""
+    """Read the result of an earlier start; None: there is none."""
     result = recall(results_file(), key)
     if result is None or not set(result.off) <= set(FEATURES):
         return None

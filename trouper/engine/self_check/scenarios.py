@@ -1,8 +1,5 @@
-"""Scenarios: short scripts of engine steps over fixed texts. Each tests one feature.
-
-Texts are longer than the window of a shrunk model (`shrinking.WINDOW`), some from the prompt on,
-some while they decode.
-"""
+"""Scenarios: short scripts of steps, each for one feature. Texts are longer than a shrunk model's
+window (`shrinking.WINDOW`)."""
 
 from __future__ import annotations
 
@@ -21,23 +18,21 @@ LONG, MIDDLE, SHORT, SINGLE = range(4)
 """Indices of the texts."""
 LENGTHS = (31, 24, 15, 8)
 PROMPTS = (21, 13, 5, 1)
-"""Number of prompt tokens of each text. The last prompt token is decoded, not prefilled."""
+"""Number of prompt tokens of each text, of which the last is decoded."""
 SINGLES = 3
 SLACK = Drafting(tokens=2).slack
 """Rings of a shrunk model wrap within the texts."""
 
 
 FIRST_BANK = 4
-"""Number of tokens of the first bank where rows are to have different banks, and to outgrow
-them."""
+"""Number of tokens of the first bank in scenarios of banks."""
 
 Script = Callable[[ForcedRows], None]
 
 
 @attrs.frozen
 class Scenario:
-    """A scenario. feature: the feature that is turned off if it fails. name: completes "...
-    differ"."""
+    """feature: turned off if the scenario fails. name: completes "... differ"."""
 
     feature: Feature
     name: str
@@ -45,8 +40,7 @@ class Scenario:
 
 
 def prefill_and_join(rows: ForcedRows, *texts: int) -> list[RowId]:
-    """Open a row for each text, prefill their prompts one by one, and let the rows join the batch
-    in one step."""
+    """Prefill one row for each text, and let them join in one step."""
     opened = rows.open(*texts)
     for row, text in zip(opened, texts, strict=True):
         rows.step({row: PROMPTS[text] - 1})
@@ -62,7 +56,7 @@ def alone(rows: ForcedRows) -> None:
 
 
 def odd_chunks(rows: ForcedRows) -> None:
-    """One row prefills in chunks of sizes that no kernel prefers."""
+    """One row prefills in chunks that no kernel prefers."""
     [row] = rows.open(LONG)
     for count in (5, 1, 11, 3):
         rows.step({row: count})
@@ -71,14 +65,14 @@ def odd_chunks(rows: ForcedRows) -> None:
 
 
 def decoding_together(rows: ForcedRows) -> None:
-    """Prompts prefill one by one; the rows decode together, one of them across the window's end."""
+    """Prompts prefill one by one; the rows decode together, one across the window's end."""
     prefill_and_join(rows, LONG, MIDDLE, SHORT)
     for _ in range(5):
         rows.step()
 
 
 def leaving(rows: ForcedRows) -> None:
-    """The middle row leaves, then the first one; the last row takes their slots."""
+    """The middle row leaves, then the first; the last takes their slots."""
     first, middle, last = prefill_and_join(rows, LONG, MIDDLE, SHORT)
     rows.leave(middle)
     rows.step()
@@ -89,7 +83,7 @@ def leaving(rows: ForcedRows) -> None:
 
 
 def joining(rows: ForcedRows) -> None:
-    """A prompt runs in chunks beside a row that decodes, and then decodes with it."""
+    """A prompt runs in chunks beside a row that decodes, and then joins."""
     prefill_and_join(rows, MIDDLE)
     [second] = rows.open(SHORT)
     rows.step({second: 3})
@@ -101,7 +95,7 @@ def joining(rows: ForcedRows) -> None:
 
 
 def single_token(rows: ForcedRows) -> None:
-    """A prompt of one token has no KV when it joins rows that have some."""
+    """A prompt of one token has no KV when joining others."""
     prefill_and_join(rows, MIDDLE)
     [second] = rows.open(SINGLE)
     rows.step(joining=[second])
@@ -110,8 +104,7 @@ def single_token(rows: ForcedRows) -> None:
 
 
 def prefill_together(rows: ForcedRows) -> None:
-    """Prompts of different lengths in padded passes, from nothing and from different lengths on,
-    beside a row that decodes."""
+    """Prompts of different lengths in padded passes, beside a row that decodes."""
     [first] = rows.open(SINGLE)
     rows.step(joining=[first])
     long, middle, short = rows.open(LONG, MIDDLE, SHORT)
@@ -122,7 +115,7 @@ def prefill_together(rows: ForcedRows) -> None:
 
 
 def restored(rows: ForcedRows) -> None:
-    """Blocks and a snapshot of one row become the beginning of another: beside it, and alone."""
+    """Blocks and a snapshot begin another row: beside the first, and alone."""
     assert isinstance(rows.rows, SlotRows)
     blocks = BlockStore(rows.rows.copies)
     snapshot = BlockId(2) if rows.rows.copies.layout.snapshot_bytes else None
@@ -145,7 +138,7 @@ def restored(rows: ForcedRows) -> None:
 
 
 def drafts(rows: ForcedRows) -> None:
-    """Wrong drafts are taken back, right ones are kept, of rows of different lengths."""
+    """Wrong drafts are taken back, right ones kept, at different lengths."""
     first, second = prefill_and_join(rows, LONG, MIDDLE)
     rows.step(drafts={first: (0, 2)})
     rows.step(drafts={first: (1, 1), second: (0, 1)})
@@ -154,8 +147,7 @@ def drafts(rows: ForcedRows) -> None:
 
 
 def banks(rows: ForcedRows) -> None:
-    """Rows of different banks decode together, and outgrow their banks; one leaves and another
-    joins."""
+    """Rows of different banks decode together, and outgrow their banks."""
     first, *_ = prefill_and_join(rows, LONG, MIDDLE, SHORT)
     for _ in range(4):
         rows.step()
@@ -190,16 +182,15 @@ ROW_BY_ROW = (
 )
 
 SHORT_LENGTHS = (9, 5)
-"""Texts of the pass over the real model. The prompts are shorter by the tokens that are decoded."""
+"""Texts of the pass over the real model."""
 SHORT_DECODED = 2
 SHORT_PARTS = (5, 4)
-"""Chunks in which the first text runs again, to measure the error of the model against itself."""
+"""Chunks of the first text's second run, for the model's error against itself."""
 
 
 def short_pass(capabilities: Capabilities) -> Scenario:
-    """Make a scenario of two rows of different lengths, alone at first and then in one batch as far
-    as capabilities allow: a fault that is the same for all tokens of a row, such as an offset, need
-    not show."""
+    """Make a scenario of two rows, alone and then in one batch: a fault common to all tokens of a
+    row, such as an offset, may not show otherwise."""
 
     def script(rows: ForcedRows) -> None:
         first, second = rows.open(0, 1)

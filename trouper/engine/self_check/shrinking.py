@@ -50,8 +50,7 @@ OTHER_SENSES = re.compile(r"vision|audio|quantization|image|speech|projector")
 
 @attrs.frozen
 class Factors:
-    """Divisors of the number of heads and of the size of heads. layers, vocabulary: the numbers
-    that remain."""
+    """Divisors of the number and the size of heads. layers, vocabulary: the numbers that remain."""
 
     heads: int
     sizes: int
@@ -64,7 +63,7 @@ class Factors:
 
 
 def layers_of(config: Mapping[str, Any]) -> int:
-    """Return the number of layers of a config; 0: the config does not name it."""
+    """Number of layers of a config; 0: not named."""
     return max(
         (value for key, value in values(config) if LAYERS.search(key) and isinstance(value, int)),
         default=0,
@@ -95,8 +94,7 @@ def _integers(config: Mapping[str, Any], key: re.Pattern[str]) -> list[int]:
 
 
 def factors(config: Mapping[str, Any], layers: int) -> Iterator[Factors]:
-    """Yield factors from the smallest model on: number and size of heads divided, then one of them,
-    then neither."""
+    """Yield factors, smallest model first."""
     heads, sizes = _head_factor(config), _size_factor(config)
     yield from (
         Factors(*each, layers)
@@ -118,7 +116,7 @@ def _head_factor(config: Mapping[str, Any]) -> int:
 
 
 def _implied_heads(config: Mapping[str, Any]) -> int:
-    """Return the number of heads for configs that name only the size of heads."""
+    """Number of heads of configs that name only the size of heads."""
     return max(
         1, _hidden(config) // max(_integers(config, SIZES_HEADS), default=max(1, _hidden(config)))
     )
@@ -146,8 +144,7 @@ def _size_factor(config: Mapping[str, Any]) -> int:
 
 
 def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
-    """Return a config of the same keys with smaller numbers. Keys of images, audio and quantization
-    are left out."""
+    """Return a config with smaller numbers, without images, audio and quantization."""
     num_layers = layers_of(config)
     rules = _rules(by, num_layers)
 
@@ -173,7 +170,7 @@ Rule = Callable[[int], int]
 
 
 def _rules(by: Factors, num_layers: int) -> list[tuple[re.Pattern[str], Rule]]:
-    """List the rules. The first pattern that matches a key gives the function for its number."""
+    """List the rules: the first pattern that matches a key decides."""
     return [
         (VOCABULARIES, lambda value: min(value, by.vocabulary)),
         (LAYERS, lambda _: by.layers),
@@ -196,8 +193,7 @@ def _rules(by: Factors, num_layers: int) -> list[tuple[re.Pattern[str], Rule]]:
 
 
 def _width(value: int, factor: int) -> int:
-    """Divide a width; the result is rounded up to a multiple of 8 if the factor does not divide it,
-    where no relation can hold anyway."""
+    """Divide a width, rounded up to a multiple of 8."""
     small = value // factor
     return small if value % factor == 0 and small >= 8 else max(8, -(-small // 8) * 8)
 

@@ -1,5 +1,4 @@
-"""The self-check during loading: uses a remembered result if there is one, reports progress, logs
-one line, and may refuse the model."""
+"""The self-check during loading, or its remembered result."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ REMEDY = "--self-check off serves it all the same"
 
 @attrs.frozen(eq=False, kw_only=True)
 class Candidate:
-    """A model whose weights are in memory, and its checkpoint. digest: the checkpoint's."""
+    """A model in memory, and its checkpoint. digest: the checkpoint's."""
 
     model: nn.Module
     config: Mapping[str, Any]
@@ -47,8 +46,8 @@ def self_check(
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> tuple[Capabilities, SelfCheck]:
-    """Run or recall the self-check. Raises `ModelUnusable` for a model that is wrong even for one
-    row. progress: called with steps done and steps in all."""
+    """Run or recall the self-check. progress: called with steps done and in all. Raises
+    `ModelUnusable` for a model that is wrong for one row."""
     mode = cast(SelfCheckMode, settings.self_check)
     key = key_of(candidate.digest, settings, group, find_architecture(candidate.config).identity)
     known = recalled(key) if mode != "off" else None
@@ -64,7 +63,7 @@ def self_check(
 
 
 def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
-    """Describe a result in one line, for the log and for `trouper doctor`."""
+    """Describe a result in one line."""
     off = "; ".join(f"{feature} off: {reason}" for feature, reason in capabilities.off.items())
     if check.mode == "off":
         return f"self-check: off, guessed from the model's caches{': ' if off else ''}{off}"
@@ -116,5 +115,5 @@ def _run(
 
 
 def _transient(capabilities: Capabilities) -> bool:
-    """Whether a feature is off for lack of memory, which is no property of the model."""
+    """Whether a feature is off for lack of memory."""
     return any(map(is_out_of_memory, capabilities.off.values()))

@@ -1,5 +1,4 @@
-"""Makes a tiny random model of the same architecture as a large one, for scenarios that would take
-long on the large one."""
+"""Makes a tiny random model of a large one's architecture."""
 
 from __future__ import annotations
 
@@ -30,29 +29,25 @@ from trouper.engine.self_check.shrinking import (
 
 MAX_LAYERS = 24
 MAX_VALUES = 30_000_000
-"""Upper bound of a tiny model's parameters: a larger one would not be faster than the model that it
-stands for."""
+"""Bound of a tiny model's parameters."""
 GAINS = (3.0, 8.0)
-"""Factors of the matrices that layers initialize, so that attention and experts matter in
-comparison with the residual stream."""
+"""Factors of initial matrices, so that attention and experts matter beside the residual stream."""
 FULL_VOCABULARY = 10**9
 AUDIBLE, FLOORS = 1e-2, 2
-"""Minimum change of the logits when one token of the context changes: an error, and a multiple of
-the floor of the bound."""
+"""Minimum change of the logits with one token of the context: an error, and a multiple of the
+bound's floor."""
 SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
-"""Ranges of parameters by which recurrent state decays: with the initial ones it forgets within a
-token or two."""
+"""Ranges of decay parameters: with the initial ones a recurrent state forgets within two tokens."""
 Signature = frozenset[tuple[str, ...]]
 
 
 class CannotShrinkError(Exception):
-    """No small config of this architecture builds, has all kinds of layers, and gives logits that
-    depend on the context."""
+    """No small config builds, has all kinds of layers, and gives logits that depend on the
+    context."""
 
 
 def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
-    """Yield small configs whose models have every kind of layer of this model, smallest first.
-    Evaluates nothing."""
+    """Yield small configs with every kind of layer, smallest first. Evaluates nothing."""
     kinds, num_layers = signatures(model), layers_of(config)
     required = set(kinds)
     first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == required), 1)
@@ -68,8 +63,7 @@ def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
 
 
 def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
-    """Build a float32 model with random weights. Seeds MLX's global generator, which only the
-    layers' initialization uses."""
+    """Build a float32 model with random weights. Seeds MLX's global generator."""
     mx.random.seed(seed)
     model = empty(config)
     model.set_dtype(mx.float32)
@@ -80,12 +74,12 @@ def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
 
 
 def vocabulary_of(model: nn.Module) -> int:
-    """Find the number of logits. Evaluates nothing."""
+    """Number of logits. Evaluates nothing."""
     return int(model(mx.array([[1]]), cache=make_prompt_cache(model)).shape[-1])
 
 
 def listens(model: nn.Module, text: Tokens) -> bool:
-    """Whether the logits depend on a token before the last: else no fault of the KV would show."""
+    """Whether the logits depend on earlier tokens: else no fault of KV would show."""
     other = [*text[:-3], text[-3] + 1, *text[-2:]]
     run = run_alone(model)
     original, changed = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
@@ -95,15 +89,14 @@ def listens(model: nn.Module, text: Tokens) -> bool:
 
 
 def empty(config: Mapping[str, Any]) -> nn.Module:
-    """Make a model whose parameters are lazy: none takes memory before it is evaluated."""
+    """Make a model with lazy parameters."""
     model_class, args_class = get_classes(config)  # What `load_model` takes for the real one.
     model: nn.Module = model_class(args_class.from_dict(dict(config)))
     return model
 
 
 def _drawn(model: nn.Module, gain: float) -> list[tuple[str, mx.array]]:
-    """Scale up the matrices that layers initialize, and add a little noise to constant
-    parameters."""
+    """Scale initial matrices up, and add noise to constant parameters."""
     named = [
         (path, array)
         for path, array in tree_flatten(model.parameters())
@@ -129,8 +122,8 @@ def _redrawn(path: str, array: mx.array, stats: tuple[float, ...], gain: float) 
 
 
 def _knows_tokens(model: nn.Module) -> bool:
-    """Whether the model's code has an array of token ids, such as phi3small's. Beyond a smaller
-    vocabulary MLX would write into memory that is not the model's: no error, but a crash."""
+    """Whether the model's code has an array of token ids (phi3small), which would point beyond a
+    smaller vocabulary: MLX would crash."""
     arrays = (
         value
         for _, part in model.named_modules()
@@ -158,8 +151,7 @@ def _builds(config: Config, kinds: set[Signature]) -> bool:
 
 
 def signatures(model: nn.Module) -> list[Signature]:
-    """Describe each layer: names, types and switches of its parts, and its kind of cache. The model
-    is adapted first, since the model under test may be adapted."""
+    """Describe the parts and the cache of each layer, as adapted."""
     adapted(model)
     layers, caches = list(model.layers), make_prompt_cache(model)
     kinds = (
@@ -179,7 +171,7 @@ def _signature(layer: nn.Module) -> Signature:
 
 
 def _is_leaf(path: str, part: nn.Module) -> bool:
-    """Whether the part is a layer that may be quantized, adapted or sharded in the real model."""
+    """Whether the part is a layer that may be quantized, adapted or sharded."""
     return "Linear" in type(part).__name__ or "Embedding" in type(part).__name__ or "lora" in path
 
 

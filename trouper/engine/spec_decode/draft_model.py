@@ -1,10 +1,6 @@
-"""The proposer by a draft model: a smaller model with the same vocabulary continues each row
-greedily.
-
-Mlx-lm drafts so for one request (`speculative_generate_step`). Here one pass drafts a token for all
-rows (`DraftRows`). A row that rests runs nothing; before it drafts, and before its KV is stored or
-copied, what it lacks is caught up in one pass.
-"""
+"""Drafts of a smaller model with the same vocabulary, which continues each row greedily: as
+mlx-lm's `speculative_generate_step`, but one pass drafts a token for all rows. A row that rests
+runs no pass; later passes catch up."""
 
 from __future__ import annotations
 
@@ -18,29 +14,27 @@ from trouper.engine.kv.draft_rows import DraftRows
 from trouper.protocol.plans import RowId
 
 FED_AT_ONCE = 2
-"""Maximum number of tokens that the first pass of a draft runs. After a draft that was right to its
-end a row lacks two: the last drafted token, which only the target has seen, and the one that was
-sampled behind it."""
+"""Maximum number of tokens in the first pass of a draft. After a draft that was accepted to its end
+a row lacks two: the last drafted token and the sampled one."""
 
 
 @attrs.frozen(kw_only=True)
 class DraftLimits:
-    """What a draft model can run, and what its target can verify."""
+    """Bounds of the draft model, and of its target."""
 
     context: int = sys.maxsize
-    """Maximum number of tokens of a row in the draft model. Longer rows have no drafts of it."""
+    """Maximum number of tokens of a row that the draft model drafts for."""
     num_tokens: int = sys.maxsize
-    """Number of logits of the draft model. It runs a token behind them as its last one, which can
-    cost acceptance only."""
+    """Number of logits of the draft model, which runs a larger token as its last one."""
     target_tokens: int = sys.maxsize
-    """Number of logits of the target. A draft ends before a token behind them."""
+    """Number of logits of the target. A draft ends before a larger token."""
 
 
 UNLIMITED = DraftLimits()
 
 
 class DraftModel:
-    """Implements `Proposer` for all rows."""
+    """`Proposer` by a draft model."""
 
     def __init__(
         self,
@@ -52,10 +46,9 @@ class DraftModel:
         """`max_tokens`: maximum length of a draft. `agree` returns rank 0's tokens."""
         self._rows, self._max_tokens, self._agree, self._limits = rows, max_tokens, agree, limits
         self._tokens: dict[RowId, list[int]] = {}
-        """Tokens of each row that are committed and known here."""
+        """Committed tokens of each row."""
         self._ahead: dict[RowId, list[int]] = {}
-        """Drafted tokens behind these that the draft model has run. How many of them were right is
-        known when tokens are appended."""
+        """Drafted tokens that the draft model has run behind the committed ones."""
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
         self._tokens[row] = list(prompt)
@@ -68,7 +61,7 @@ class DraftModel:
                 del self._rows.lengths[row]
 
     def append(self, tokens: Mapping[RowId, Sequence[int]]) -> None:
-        """Add committed tokens, and take the KV of drafted tokens back that are others."""
+        """Add committed tokens, and take back the KV of rejected drafts."""
         for row, more in tokens.items():
             if row not in self._tokens:
                 continue
@@ -106,8 +99,8 @@ class DraftModel:
         return {row: draft for row, draft in known.items() if draft}
 
     def _bounded(self, row: RowId, size: int) -> int:
-        """Maximum length of a draft whose every token but the last fits into the draft model's
-        context. May be below 1."""
+        """Bound a draft so that all its tokens but the last fit into the context. May return less
+        than 1."""
         return min(size, self._max_tokens, self._limits.context - len(self._tokens[row]) + 1)
 
     def _known_to_target(self, draft: list[int]) -> list[int]:
@@ -118,9 +111,8 @@ class DraftModel:
         return draft[:end]
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some, so that it
-        can be copied. Behind the draft model's context there is none: what is copied there is never
-        read."""
+        """Compute the KV of each row's first `ends[row]` tokens, before it is copied. Tokens behind
+        the draft model's context have none."""
         self._rows.prefill(
             {row: self._lacking(row, end) for row, end in ends.items() if row in self._tokens}
         )

@@ -1,8 +1,4 @@
-"""All proposers of the engine: each row's drafts come from the one that the plan names.
-
-Proposers get committed tokens only when something is asked of them, which is seldom, so other steps
-cost nothing.
-"""
+"""The engine's proposers, of which a plan names one for each row."""
 
 from __future__ import annotations
 
@@ -22,12 +18,11 @@ from trouper.engine.spec_decode.proposer import Proposer
 from trouper.protocol.plans import ProposerName, RowId
 
 MAX_UNREAD = 256
-"""Number of steps after which proposers get tokens in any case: nothing may ever be asked of them
-while requests come and go."""
+"""Number of steps after which proposers get tokens even if no plan drafts."""
 
 
 class DraftProposals:
-    """The proposers by name, and the committed tokens that they have not received yet."""
+    """The proposers by name, and the committed tokens that wait for the next drafts."""
 
     def __init__(
         self,
@@ -38,13 +33,13 @@ class DraftProposals:
         self._ngrams, self._head, self.max_tokens = NgramRows(drafting), head, drafting.tokens
         self._proposers: dict[ProposerName, Proposer] = {"ngram": self._ngrams}
         self._with_kv = [proposer for proposer in (draft_model, head) if proposer is not None]
-        """Proposers that have KV in the rows' slots."""
+        """Proposers with KV in the rows' slots."""
         if draft_model is not None:
             self._proposers["draft_model"] = draft_model
         if head is not None:
             self._proposers["mtp"] = head
         self.given: dict[RowId, list[int]] = {}
-        """What rows draft in place of what proposers do, while a device is warmed up."""
+        """Drafts that replace those of the proposers while a device warms up."""
         self._open: set[RowId] = set()
         self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
@@ -56,8 +51,8 @@ class DraftProposals:
         agree: Callable[[mx.array], mx.array],
         limits: DraftLimits,
     ) -> DraftProposals:
-        """Make the proposers that these rows have KV for. `agree` returns rank 0's tokens.
-        `limits`: of the draft model."""
+        """Make the proposers whose KV `rows` have. `agree` returns rank 0's tokens. `limits`: of
+        the draft model."""
         draft, head = (rows.draft, rows.head) if isinstance(rows, SlotRows) else (None, None)
         return cls(
             drafting,
@@ -67,25 +62,25 @@ class DraftProposals:
 
     @property
     def with_passes(self) -> Sequence[ProposerName]:
-        """Names of the proposers that run passes of their own."""
+        """Names of the proposers that run passes."""
         return [name for name in self._proposers if name != "ngram"]
 
     def wants(self, *, ngrams: bool) -> bool:
-        """Whether a row is to be opened. `ngrams`: whether it may draft from its own text."""
+        """Whether `open` is due for a row. `ngrams`: whether the row may draft from its own
+        text."""
         return ngrams or bool(self._with_kv)
 
     def open(
         self, row: RowId, prompt: Sequence[int], restored: int = 0, *, ngrams: bool = True
     ) -> None:
-        """Add a row whose first `restored` tokens have KV. `ngrams`: whether it may draft from its
-        own text, in which case its prompt is indexed."""
+        """Add a row whose first `restored` tokens have KV. `ngrams`: whether to index the
+        prompt."""
         for name, proposer in self._proposers.items():
             if ngrams or name != "ngram":
                 proposer.open(row, prompt, restored)
                 self._open.add(row)
 
     def drop(self, rows: Iterable[RowId]) -> None:
-        """Forget rows."""
         for proposer in self._proposers.values():
             proposer.drop(rows)
         self._open.difference_update(rows)
@@ -100,9 +95,8 @@ class DraftProposals:
     def drafts(
         self, requests: Mapping[RowId, int], names: Mapping[RowId, ProposerName] | None = None
     ) -> dict[RowId, list[int]]:
-        """Propose drafts. `requests`: maximum number of draft tokens of each row. `names`: the
-        proposer of each row; prompt lookup for rows that it does not name. Rows without a draft are
-        left out."""
+        """Propose drafts. `requests`: maximum length for each row. `names`: the proposer of each
+        row, prompt lookup by default. Rows without a draft are left out."""
         self._feed_proposers()
         if self.given:
             return dict(self.given)
@@ -130,15 +124,13 @@ class DraftProposals:
                 proposer.complete(ends)
 
     def keep_up(self) -> None:
-        """Let the MTP head catch up with rows that rest, if it is time. Must be called in each
-        step."""
+        """Let the MTP head catch up with rows that rest. Must be called in each step."""
         if self._head is not None:
             self._head.keep_up(self._feed_proposers)
 
     def _feed_proposers(self) -> None:
-        """Pass the unread tokens to the proposers, grouped by steps that had the same rows. A step
-        with drafts names rows twice; it is never grouped with the next one, since drafts are
-        requested in between, or no row had a draft."""
+        """Pass the unread tokens to the proposers, grouped by consecutive steps with the same
+        rows."""
         unread, self._unread = self._unread, []
         for rows, steps in groupby(unread, itemgetter(0)):
             fed: dict[RowId, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The proposer by the model's own MTP head."""
+"""Drafts of the model's own MTP head."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from trouper.protocol.plans import RowId
 
 
 class HeadProposer:
-    """Implements `Proposer` for all rows. Hidden states and KV are those of `HeadRows`, which gets
-    the states from the model's passes."""
+    """`Proposer` by an MTP head, over the hidden states and KV of `HeadRows`."""
 
     def __init__(
         self, rows: HeadRows, max_tokens: int, agree: Callable[[mx.array], mx.array]
@@ -41,11 +40,10 @@ class HeadProposer:
         return self._rows.draft(sizes, self._agree, self._max_tokens + 1) if sizes else {}
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some, so that it
-        can be copied."""
+        """Compute the KV of each row's first `ends[row]` tokens, before it is copied."""
         self._rows.complete(ends)
 
     def keep_up(self, feed: Callable[[], None]) -> None:
-        """Compute KV of rows that rest, if hidden states of many passes wait for it. `feed` appends
-        the tokens that are known."""
+        """Compute KV of rows that rest, if hidden states of many passes wait. `feed` appends the
+        committed tokens."""
         self._rows.keep_up(feed)

@@ -1,87 +1,56 @@
 """An MTP head (multi-token prediction): one more decoder layer, which drafts the tokens behind the
-next one.
+next one (DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2).
 
-DeepSeek-V3's report (https://arxiv.org/abs/2412.19437, section 2.2) describes the head; Qwen3-Next
-and Qwen3.5 have the same under other names. Its input is a projection of two normed vectors side by
-side: the embedding of a token first, then the hidden state that the model had for the token before
-it. One layer with full attention follows, and a norm; embeddings and output layer are the model's.
-As in vLLM and SGLang, the hidden state is that after the model's last norm (`qwen3_next_mtp.py`,
-`deepseek_mtp.py`, `deepseek_nextn.py`). For a draft of several tokens the head is applied again, to
-its own hidden state after its norm, as SGLang does; vLLM gives DeepSeek's head the state before the
-norm.
+The input is a projection of two normed vectors: the embedding of a token, then the model's hidden
+state of the token before, after the model's last norm as in vLLM and SGLang (`qwen3_next_mtp.py`,
+`deepseek_mtp.py`, `deepseek_nextn.py`). A longer draft applies the head again to its own hidden
+state after the norm, as SGLang does; vLLM gives DeepSeek's head the state before the norm.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.base import create_attention_mask, gather_last_axis
 from mlx_lm.models.cache import KVCache
 
 
 @attrs.frozen(eq=False)
 class SharedParts:
-    """The parts of a model that its head shares. No module: its parameters are the model's."""
+    """Parts of a model that its head shares. No module, since the parameters are the model's."""
 
     model: nn.Module
     body: nn.Module
-    """All of the model but its output layer. It has the embeddings, and returns hidden states after
-    its last norm."""
+    """The model without its output layer. Returns hidden states after the last norm."""
 
     def embedded(self, tokens: mx.array) -> mx.array:
         embedded: mx.array = self.body.embed_tokens(tokens)
         return embedded
 
     def logits_of(self, states: mx.array) -> mx.array:
-        """Run the model's output layer over hidden states (n, width, dim). It is the model's own
-        call, for which the body answers what it would have computed: so tied embeddings and parts
-        on other ranks are as they are in the model."""
-        with _answering(self.body, states):
-            logits: mx.array = self.model(mx.zeros(states.shape[:2], mx.int32))
-        return logits
-
-
-@contextmanager
-def _answering(body: nn.Module, states: mx.array) -> Iterator[None]:
-    """Let calls of a module return `states`. The module has another class for that time, as in
-    `recorded_calls`."""
-    kind: Any = type(body)
-    try:
-        body.__class__, _answers.states = _answerer(kind), states
-        yield
-    finally:
-        body.__class__, _answers.states = kind, None
-
-
-_answers = threading.local()
-
-
-@cache
-def _answerer(kind: Any) -> type[nn.Module]:
-    """Make a subclass whose calls return the states that this thread has set."""
-
-    def call(self: nn.Module, *args: Any, **options: Any) -> mx.array:  # noqa: ARG001
-        states: mx.array = _answers.states
-        return states
-
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+        """Run the model's output layer over hidden states (n, width, dim), as the models of
+        `loading/head_weights.FAMILIES` do."""
+        owner: Any = getattr(self.model, "language_model", self.model)
+        if "lm_head" not in owner:
+            tied: mx.array = self.body.embed_tokens.as_linear(states)
+            return tied
+        logits: mx.array = owner.lm_head(states)
+        # Qwen3.5's output layer is sharded over the vocabulary.
+        group = getattr(owner, "sharding_group", None)
+        return logits if group is None else gather_last_axis(logits, group)
 
 
 class MtpHead(nn.Module):
-    """The head of one model. Implements `kv.head_rows.TargetHead`."""
+    """A model's head. Implements `kv.head_rows.TargetHead`."""
 
     def __init__(
         self, layer: nn.Module, norm: nn.Module, size: int, shared: SharedParts, *, array_mask: bool
     ) -> None:
-        """`layer`: a decoder layer of the model's family, `norm`: its last norm, `size`: dimension
-        of hidden states. `array_mask`: whether the layer needs its mask as an array."""
+        """`layer`: a decoder layer of the family. `norm`: the head's last norm. `size`: dimension
+        of hidden states. `array_mask`: whether the layer needs an array as mask."""
         super().__init__()
         self.embedding_norm = nn.RMSNorm(size, norm.eps)
         self.hidden_norm = nn.RMSNorm(size, norm.eps)
@@ -106,7 +75,7 @@ class MtpHead(nn.Module):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one hidden state of the model."""
+        """Bytes of one hidden state."""
         return self._size * int(self.hidden_norm.weight.dtype.size)
 
     def make_cache(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The proposer by prompt lookup: an index of n-grams for each row."""
+"""Drafts by prompt lookup for each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trouper.protocol.plans import RowId
 
 
 class NgramRows:
-    """Implements `Proposer` for rows that draft from their own text."""
+    """`Proposer` for rows that draft from their own text."""
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting

@@ -1,8 +1,5 @@
 """Prompt lookup: drafts of a row's next tokens from its earlier ones
-(https://github.com/apoorvumang/prompt-lookup-decoding).
-
-Drafts follow from the row's tokens alone, so every rank drafts the same.
-"""
+(https://github.com/apoorvumang/prompt-lookup-decoding), which are the same on every rank."""
 
 from __future__ import annotations
 
@@ -15,24 +12,24 @@ from trouper.engine.kv.ring_slots import ring_slack
 
 
 class RowProposer(Protocol):
-    """Proposes one row's next tokens from those before."""
+    """Proposes one row's next tokens."""
 
     @property
     def matched(self) -> int:
-        """Match length, a measure of confidence: the number of the row's last tokens that were
-        predicted, or that precede the draft. 0: there is no draft."""
+        """Number of the row's last tokens that were predicted, or that precede the draft. 0: no
+        draft."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add the row's next tokens. Must be cheap, since it may be called in each step."""
+        """Add the row's next tokens. Must be cheap, since a plan may call it in each step."""
 
     def draft(self, max_tokens: int) -> list[int]:
-        """Propose up to `max_tokens` next tokens."""
+        """Propose up to `max_tokens` tokens."""
 
 
 @attrs.frozen
 class Drafting:
-    """Settings of prompt lookup: matches of `min_ngram` to `max_ngram` tokens, and at most `tokens`
-    draft tokens at a time."""
+    """Settings of prompt lookup: matches of `min_ngram` to `max_ngram` tokens, and drafts of at
+    most `tokens`."""
 
     min_ngram: int = 3
     max_ngram: int = 8
@@ -44,7 +41,6 @@ class Drafting:
         return ring_slack(self.tokens)
 
     def proposer(self, prompt: Sequence[int]) -> RowProposer:
-        """Make the proposer of one row."""
         return NgramProposer(prompt, self.min_ngram, self.max_ngram)
 
 
@@ -53,26 +49,19 @@ DRAFTING = Drafting()
 
 NOWHERE = -1
 SUBSTITUTED, RESUMED = 8, 6
-"""A match of SUBSTITUTED tokens is followed beyond one token that differs, and then has length
-RESUMED: numbers in lists, a word that was changed. 280 tokens of numbered lists took 62 steps
-instead of 118."""
+"""A match of SUBSTITUTED tokens goes on beyond one other token, with length RESUMED: numbers in
+lists, a changed word."""
 CANDIDATES = 8
-"""Maximum number of occurrences of one n-gram that are compared."""
+"""Maximum number of occurrences of an n-gram that are compared."""
 INDEXED_AT_ONCE = 4096
-"""Maximum number of tokens that one call indexes, which takes 4 ms: with the 100,000 of a long
-prompt a step would take 0.1 s longer."""
+"""Maximum number of tokens that one call indexes, in 4 ms."""
 
 
 class NgramProposer:
-    """Finds an earlier occurrence of the row's newest tokens and drafts the tokens that follow it:
-    the longest match, and among equally long ones the newest. A match is followed while it holds,
-    so that it grows beyond the longest n-gram, and a long match also beyond a token that differs; a
-    match that reaches the row's end repeats itself.
+    """Drafts the tokens behind an earlier occurrence of the row's newest tokens: the longest match,
+    of equally long ones the newest. A match is followed while it holds.
 
-    The index has n-grams of the minimum length, with a chain through the occurrences of each, as
-    LZ77 (zlib): one entry for each token, and only a few of the newest occurrences are compared.
-    The index is a Python dict, so hash collisions are resolved and no n-gram is mistaken for
-    another.
+    The index has a chain of the occurrences of each n-gram of the minimum length, as LZ77 (zlib).
     """
 
     def __init__(self, prompt: Sequence[int], min_ngram: int, max_ngram: int) -> None:
@@ -82,15 +71,13 @@ class NgramProposer:
         self._newest: dict[tuple[int, ...], int] = {}
         """For each n-gram the position after its last occurrence."""
         self._before = [NOWHERE] * min_ngram
-        """For each position the previous position after the same n-gram. Positions below the list's
-        length are indexed."""
+        """For each indexed position the previous position after the same n-gram."""
         self._next, self._length = 0, 0
-        """The followed match: the position of the predicted token, and the number of matching
-        tokens before it."""
+        """The followed match: position of the predicted token, and number of matching tokens."""
         self._followed = len(self._tokens)
         """Number of tokens that were compared with their prediction."""
         self._searched_at = 0
-        """Number of tokens at the last search for a match."""
+        """Number of tokens at the last search."""
 
     @property
     def matched(self) -> int:
@@ -101,8 +88,8 @@ class NgramProposer:
         self._tokens += tokens
 
     def draft(self, max_tokens: int) -> list[int]:
-        """Propose at most as many tokens as have matched: after a repetition of three tokens eight
-        more seldom repeat."""
+        """Propose at most as many tokens as have matched: eight tokens seldom repeat after
+        three."""
         self._catch_up()
         max_tokens = min(max_tokens, self._length)
         draft = self._tokens[self._next : self._next + max_tokens]
@@ -132,8 +119,7 @@ class NgramProposer:
         self._followed = len(self._tokens)
 
     def _enter(self) -> None:
-        """Index more n-grams: those that a token follows, so that the newest tokens never match
-        themselves."""
+        """Index n-grams that a token follows: the newest tokens never match themselves."""
         tokens, before, newest, min_ngram = (
             self._tokens,
             self._before,
@@ -152,7 +138,7 @@ class NgramProposer:
             newest[ngram] = position
 
     def _look_up(self) -> None:
-        """Replace the followed match by a longer one, if there is one."""
+        """Replace the followed match by a longer one, if any."""
         position = self._newest.get(tuple(self._tokens[-self._min_ngram :]), NOWHERE)
         for _ in range(CANDIDATES):
             if position == NOWHERE or self._length >= self._max_ngram:
@@ -163,7 +149,7 @@ class NgramProposer:
             position = self._before[position]
 
     def _match(self, position: int) -> int:
-        """Number of tokens before `position` that equal the newest tokens."""
+        """Count the tokens before `position` that equal the newest tokens."""
         tokens, end = self._tokens, len(self._tokens)
         longest = min(self._max_ngram, position)
         return next(

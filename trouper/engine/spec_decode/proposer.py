@@ -1,4 +1,4 @@
-"""The interface of proposers: what drafts the next tokens of rows."""
+"""The interface of proposers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from trouper.protocol.plans import RowId
 
 
 class Proposer(Protocol):
-    """Proposes next tokens for rows of the batch. Drafts must be the same on every rank; they need
-    not be right."""
+    """Proposes next tokens for rows. Drafts must be the same on every rank."""
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
-        """Add a row whose first `restored` tokens have KV from cached blocks or another row."""
+        """Add a row whose first `restored` tokens have KV."""
 
     def drop(self, rows: Iterable[RowId]) -> None:
         """Forget rows, known or not."""
@@ -22,5 +21,4 @@ class Proposer(Protocol):
         """Add committed tokens. May name rows that are not open."""
 
     def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
-        """Propose drafts of at most requests[row] tokens, at least 1. Rows without a draft are left
-        out."""
+        """Propose drafts of 1 to requests[row] tokens. Rows without a draft are left out."""

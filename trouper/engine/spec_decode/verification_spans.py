@@ -1,11 +1,9 @@
-"""Verification of drafts: several positions of each row, sampled as if each were a row of its own.
+"""Verification of drafts: several positions of each row, sampled as if each were a row.
 
-The input of row i is its last token and `counts[i] - 1` draft tokens. The logits after each of them
-are sampled like any other logits, with the row's sampling state up to there. A draft token is
-accepted if it equals the token that was sampled at its position; the first rejected one ends the
-row's span, and the token sampled instead is kept. The result is exactly the one without drafts,
-also for random sampling, since the noise is a hash of the position; the rejection sampling of
-Leviathan et al. (2023) would only keep the distribution.
+Row i runs its last token and `counts[i] - 1` draft tokens. A draft token is accepted if it equals
+the token sampled at its position; the first other one ends the span. The result equals the one
+without drafts, at any temperature, since the noise is a hash of the position; rejection sampling
+(Leviathan et al., 2023) would only keep the distribution.
 """
 
 from __future__ import annotations
@@ -23,11 +21,10 @@ from trouper.engine.kv.region import Ints
 
 
 class Spans:
-    """Positions of n rows, row by row. `width`: number of positions of the longest row. Shapes
-    below: (positions,) for all positions."""
+    """Positions of n rows, row by row. `width`: positions of the longest row."""
 
     def __init__(self, drafts: Sequence[Sequence[int]]) -> None:
-        """`drafts`: the draft of each row, in order; at least one is not empty."""
+        """`drafts`: the draft of each row; at least one is not empty."""
         self.counts: Ints = np.array([1 + len(draft) for draft in drafts], np.int32)
         self.width = int(self.counts.max())
         self.drafts: Ints = np.zeros((len(drafts), self.width - 1), np.int32)
@@ -35,17 +32,16 @@ class Spans:
         drafted = np.arange(self.width - 1) < self.counts[:, None] - 1
         self.drafts[drafted] = np.fromiter(chain.from_iterable(drafts), np.int32)
         self.max_accepted: Ints = self.counts - 1
-        """(n,): maximum number of draft tokens of each row that may be accepted: lowered where a
-        grammar failed."""
+        """(n,): maximum number of accepted tokens, lowered where a grammar failed."""
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
-        """(positions,): index of the row of each position."""
+        """(positions,): row of each position."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """(n,): the first position of each row."""
+        """(n,): first position of each row."""
         return np.cumsum(self.counts) - self.counts
 
     @cached_property
@@ -55,38 +51,33 @@ class Spans:
 
     @cached_property
     def grid_indices(self) -> NDArray[np.int64]:
-        """(positions,): index of each position in a flattened grid (n, width)."""
+        """(positions,): index in a flattened grid (n, width)."""
         return self.owners * self.width + self.steps
 
     @property
     def padded(self) -> bool:
-        """Whether some row has fewer positions than the longest."""
         return len(self.owners) < len(self.counts) * self.width
 
     def of(self, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Find all positions of these rows, which may repeat: (positions, index into `rows` of each
-        position)."""
+        """Return all positions of these rows, which may repeat: (positions, index into `rows`)."""
         counts = self.counts[rows]
         index = np.repeat(np.arange(len(rows)), counts)
         steps = np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
         return self.starts[rows][index] + steps, index
 
     def before(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Find the draft tokens before each of these positions: (index into `positions`, token) of
-        each."""
+        """Return the draft tokens before each position: (index into `positions`, token)."""
         steps = self.steps[positions]
         index = np.repeat(np.arange(len(positions)), steps)
         column = np.arange(len(index)) - (np.cumsum(steps) - steps)[index]
         return index, self.drafts[self.owners[positions][index], column]
 
     def drafts_of(self, row: int) -> list[int]:
-        """Return the draft tokens of one row."""
         draft: list[int] = self.drafts[row, : self.counts[row] - 1].tolist()
         return draft
 
     def accepted(self, sampled: Ints) -> Ints:
-        """Count the accepted draft tokens of each row, (n,), given the sampled tokens
-        (positions,)."""
+        """Count the accepted tokens of each row, (n,), from the sampled tokens (positions,)."""
         grid = np.zeros(len(self.counts) * self.width, np.int32)
         grid[self.grid_indices] = sampled
         right = grid.reshape(-1, self.width)[:, :-1] == self.drafts

@@ -1,0 +1,239 @@
+"""Estimates about drafts: how many of their tokens are accepted, and how long steps with drafts
+take. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping
+from statistics import median, median_low
+from types import MappingProxyType
+
+import attrs
+
+from trouper.protocol.plans import ProposerName
+
+MEMORY = 2000
+"""Number of steps after which an estimate that was not renewed counts for nothing, so that nothing
+forbids drafts for ever."""
+
+# -- acceptance ----------------------------------------------------------------------------------
+
+DECAY = 0.85
+"""Decay of the counts of accepted and rejected tokens with each draft."""
+UNKNOWN = (3.0, 1.0)
+"""Counts of accepted and rejected tokens of a proposer without any drafts yet."""
+RETRY = (0.9, 0.3)
+"""Counts after a rest: few enough that two rejected drafts begin the next rest."""
+MIN_ACCEPTANCE = 0.25
+"""Acceptance below which a row rests: a draft would bring a third of a token at most."""
+IDLE_STEPS = 16
+"""Number of steps without a draft or a repetition after which a row drafts no n-grams, and the
+first rest of a draft model or a head."""
+MAX_CAUTION = 16
+"""Maximum factor of the match, or of the rest, after which a row with rejected drafts tries
+again."""
+
+
+@attrs.define(eq=False)
+class Acceptance:
+    """Exponential moving average of the part of drafted tokens that verification accepts."""
+
+    accepted: float = UNKNOWN[0]
+    rejected: float = UNKNOWN[1]
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / (self.accepted + self.rejected)
+
+    def add(self, accepted: int, rejected: int) -> None:
+        self.accepted = DECAY * self.accepted + accepted
+        self.rejected = DECAY * self.rejected + rejected
+
+    def scaled(self) -> Acceptance:
+        """Return the same rate with the weight of `UNKNOWN`, as the start of another row."""
+        weight = sum(UNKNOWN)
+        return Acceptance(weight * self.rate, weight * (1 - self.rate))
+
+
+@attrs.define(eq=False)
+class Record:
+    """One row's drafts by one proposer."""
+
+    name: ProposerName
+    min_match: int
+    acceptance: Acceptance
+    finds: float = 1.0
+    """Moving average of how often the proposer has a draft when the row may draft."""
+    caution: int = 1
+    """Factor of `min_match` (n-grams) or of `IDLE_STEPS` (a draft model or a head) that a row needs
+    before it drafts again. Doubles with each failure."""
+    drafted_at: int = 0
+    """Step of the last draft."""
+    active_until: int = 0
+    """Step until which the row drafts n-grams."""
+    undrafted: int = 0
+    """Number of tokens at the end of the answer that the proposer cannot draft: they lie behind a
+    draft model's context."""
+
+    def active(self, step: int) -> bool:
+        """Whether the row may draft. A row begins anew after a rest, be it that drafts were
+        rejected or that they did not pay."""
+        if step - self.drafted_at >= self.caution * IDLE_STEPS:
+            if self.name != "ngram" and self.acceptance.rate >= MIN_ACCEPTANCE:
+                self.caution = min(2 * self.caution, MAX_CAUTION)
+            self.acceptance, self.drafted_at = Acceptance(*RETRY), step
+        return step < self.active_until if self.name == "ngram" else not self.resting
+
+    @property
+    def resting(self) -> bool:
+        """Whether drafts of a draft model or a head were rejected too often."""
+        return self.name != "ngram" and self.acceptance.rate < MIN_ACCEPTANCE
+
+    def repeats(self, matched: int, step: int) -> None:
+        """The row's last `matched` tokens occur earlier in its text."""
+        if matched >= self.min_match * self.caution:
+            if self.acceptance.rate < MIN_ACCEPTANCE:
+                self.acceptance = Acceptance(*RETRY)
+            self.active_until = step + IDLE_STEPS
+
+    def learn(self, drafted: int, accepted: int, step: int) -> None:
+        """Learn from a step in which the row was allowed to draft. `drafted` 0: the proposer had no
+        draft."""
+        self.finds = DECAY * self.finds + (1 - DECAY) * (drafted > 0)
+        if not drafted:
+            return
+        self.acceptance.add(accepted, int(accepted < drafted))
+        self.drafted_at, self.active_until = step, step + IDLE_STEPS
+        if self.acceptance.rate < MIN_ACCEPTANCE:
+            self.caution = min(2 * self.caution, MAX_CAUTION)
+            self.active_until = step
+        elif self.acceptance.rate > 0.5:
+            self.caution = 1
+
+
+Records = Mapping[ProposerName, Record]
+"""A row's drafts by each proposer."""
+UNCHOSEN: Records = MappingProxyType({})
+"""Records of a sequence whose proposers were not chosen yet."""
+
+# -- costs ---------------------------------------------------------------------------------------
+
+AGREE = 1.25
+"""Maximum ratio of two plain steps between which the load of the machine was the same."""
+MIN_RATIO = 0.9
+"""Minimum duration of a step with drafts, in plain steps: a faster one shows that the plain step
+was measured in a busy moment."""
+SAMPLES = 5
+"""Number of samples of which the median counts. After n samples n² steps with drafts follow each
+other until the next plain step: few at first."""
+Key = tuple[ProposerName, int]
+"""Proposer that runs passes ("ngram": none does), and the number of rows (`round_rows`)."""
+
+
+@attrs.define(eq=False)
+class Ratio:
+    """Samples of the duration of steps with drafts, in plain steps."""
+
+    samples: deque[float] = attrs.field(factory=lambda: deque(maxlen=SAMPLES))
+    median: float = 1.0
+    sampled_at: int = 0
+
+    def add(self, sample: float, step: int) -> None:
+        if step - self.sampled_at > MEMORY:
+            self.samples.clear()
+        self.samples.append(sample)
+        self.median, self.sampled_at = median_low(self.samples), step
+
+
+class Costs:
+    """Durations of steps with drafts, relative to the plain steps before and after them with as
+    many rows. If those two differ, the load of the machine has changed, and the steps between them
+    are no samples."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[Key, dict[int, Ratio]] = {}
+        """Ratios by the length of the longest draft (`round_size`)."""
+        self._step = 0
+        self._plain: tuple[int, float] | None = None
+        """Rows and seconds of the last plain step, unless the number of rows has changed since."""
+        self._drafted: defaultdict[tuple[Key, int], list[float]] = defaultdict(list)
+        """Steps with drafts since then."""
+        self._since_plain = 0
+        self._unsure = False
+        """Whether the last plain step disagrees with other steps, so that one more has to come."""
+
+    def add_plain(self, rows: int, seconds: float) -> None:
+        """Learn from a step in which no row was allowed to draft."""
+        self._step += 1
+        before_s = self._seconds_before(rows)
+        self._unsure = before_s is not None and not before_s / AGREE <= seconds <= before_s * AGREE
+        if before_s is not None and not self._unsure:
+            for (key, size), durations in self._drafted.items():
+                ratio = self._ratios.setdefault(key, {}).setdefault(size, Ratio())
+                ratio.add(2 * median(durations) / (before_s + seconds), self._step)
+        self._plain, self._since_plain = (rows, seconds), 0
+        self._drafted.clear()
+
+    def add_drafted(self, name: ProposerName, rows: int, longest: int, seconds: float) -> None:
+        """Learn from a step in which rows were allowed to draft. `longest`: number of tokens of the
+        longest draft."""
+        self._step += 1
+        self._since_plain += 1
+        before_s = self._seconds_before(rows)
+        if before_s is None:
+            self._plain = None
+            self._drafted.clear()
+        elif seconds < MIN_RATIO * before_s:
+            self._unsure = True
+            self._drafted.clear()
+        else:
+            self._drafted[(name, round_rows(rows)), round_size(longest)].append(seconds)
+
+    def _seconds_before(self, rows: int) -> float | None:
+        """Return the duration of the last plain step, if its number of rows is the same."""
+        return self._plain[1] if self._plain is not None and self._plain[0] == rows else None
+
+    def needs_plain(self, name: ProposerName, rows: int, size: int) -> bool:
+        """Whether a plain step has to come first. The fewer samples a size has, the sooner: each of
+        the first samples has a plain step before and after."""
+        num_samples = self._usable_samples(name, rows).get(round_size(size), (0, 0.0))[0]
+        if self._unsure or self._since_plain >= max(1, num_samples**2):
+            return True
+        return num_samples == 0 and self._seconds_before(rows) is None
+
+    def ratio(self, name: ProposerName, rows: int, size: int) -> float:
+        """Duration of a step in plain steps. Without samples, a lower bound: the duration with
+        shorter drafts or with n-grams, and in proportion that with longer drafts."""
+        size = round_size(size)
+        samples = self._usable_samples(name, rows)
+        if size in samples:
+            return samples[size][1]
+        bounds = [1.0]
+        for other, (_, ratio) in (*samples.items(), *self._usable_samples("ngram", rows).items()):
+            bounds.append(ratio if other <= size else 1 + (ratio - 1) * size / other)
+        return max(bounds)
+
+    def affordable(self, name: ProposerName, rows: int, sizes: Iterable[int]) -> list[int]:
+        """Return the sizes up to four times the largest one with samples: a trial should not take
+        dozens of steps."""
+        largest = max(self._usable_samples(name, rows), default=1)
+        return [size for size in sizes if size <= 4 * max(largest, 1)]
+
+    def _usable_samples(self, name: ProposerName, rows: int) -> dict[int, tuple[int, float]]:
+        """Return the number of samples and the ratio of each size that has at least two."""
+        ratios = self._ratios.get((name, round_rows(rows)), {})
+        return {
+            size: (len(ratio.samples), ratio.median)
+            for size, ratio in ratios.items()
+            if len(ratio.samples) > 1 and self._step - ratio.sampled_at <= MEMORY
+        }
+
+
+def round_rows(rows: int) -> int:
+    """Round a number of rows up: exact up to four, then to a power of two."""
+    return rows if rows <= 4 else 1 << (rows - 1).bit_length()
+
+
+def round_size(drafted: int) -> int:
+    """Round the length of a draft up to a power of two; 0: no row had a draft."""
+    return 1 << (drafted - 1).bit_length() if drafted else 0
