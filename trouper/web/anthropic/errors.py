@@ -17,14 +17,12 @@ TYPES = {
     504: "timeout_error",
 }
 CODES = {"thread": "thread_unsupported_request"}
-"""Codes by which clients learn that a parameter is not supported, and repeat their request without
-it."""
+"""Codes after which clients repeat a request without the parameter."""
 TOO_LONG = "prompt is too long: "
-"""The beginning of the API's own message; agents search for it, and shorten their conversation."""
+"""Anthropic's wording, after which agents shorten the conversation."""
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether clients of this path expect errors in Anthropic's format."""
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 

@@ -1,5 +1,5 @@
-"""What holds between the fields of a messages request, as JSON Schema. The functions beside the
-request class check it."""
+"""Rules between fields of a messages request as JSON Schema; functions beside the request class
+check the same."""
 
 from __future__ import annotations
 

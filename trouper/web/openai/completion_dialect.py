@@ -1,4 +1,4 @@
-"""Formatting of completions: complete, and in chunks."""
+"""Completions, complete and in chunks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from trouper.web.output.dialect import Choice, Json, Usage, total
 
 
 class CompletionDialect(OpenAiDialect):
-    """text_completion, complete and in chunks, which look alike.
-
-    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`:
-    only the prompt was asked for (max_tokens 0); tokens that were computed after it are not shown.
-    `pick` chooses the returned answers among all that were generated.
-    """
+    """`echo`: the prompt precedes each answer; `scores`: with log-probabilities. `silent`: only the
+    prompt was requested. `pick` chooses the returned answers."""
 
     def __init__(
         self,
@@ -58,7 +54,6 @@ class CompletionDialect(OpenAiDialect):
         return attrs.evolve(usage, completion_tokens=0) if self._silent else usage
 
     def _ended(self, finished: Finished) -> Finished:
-        """Return how the answer ended. Tokens that are not shown do not end it."""
         return Finished("length", 0) if self._silent else finished
 
     def _choice_body(self, index: int, choice: Choice) -> Json:
@@ -85,8 +80,7 @@ class CompletionDialect(OpenAiDialect):
         answer: Sequence[TokenLogprobs | int],
         prompt: Sequence[TokenLogprobs | int] = (),
     ) -> Json:
-        """Format log-probabilities. A bare token is the prompt's first, which has none because
-        nothing comes before it."""
+        """A bare token is the prompt's first, which has no log-probability."""
         tokenizer = self.envelope.tokenizer
         offsets = self._offsets.setdefault(index, TextOffsets(tokenizer))
         begin: list[int] = []
@@ -104,14 +98,11 @@ class CompletionDialect(OpenAiDialect):
         }
 
     def _alternatives(self, at: TokenLogprobs) -> Json:
-        """Return the likeliest tokens, and always the one that was chosen, as OpenAI's API
-        documents it."""
+        """Return the likeliest tokens and the chosen one, as OpenAI's API does."""
         text = self.envelope.tokenizer.token_text
         return {text(token): value for token, value in at.top} | {text(at.token): at.logprob}
 
     def opening(self, index: int, answer: Answer) -> bytes:
-        """Format the prompt, if requested; with log-probabilities its text comes with the first
-        token."""
         text = "" if self._echo is None or self._scores else self._echo(index)
         if not (text or self.extras.token_ids):
             return b""
@@ -133,7 +124,6 @@ class CompletionDialect(OpenAiDialect):
         return pending + self.chunk(choice, answer)
 
     def _prompt(self, index: int, answer: Answer) -> bytes:
-        """Format the prompt with its log-probabilities, once, before the first text."""
         if self._echo is None or not self._scores or index in self._offsets:
             return b""
         seen = self._logprobs(

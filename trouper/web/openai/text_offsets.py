@@ -1,4 +1,4 @@
-"""Where the tokens of a choice begin in its text: `text_offset` of log-probabilities."""
+"""`text_offset` of log-probabilities, in characters."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ UTF8 = getincrementaldecoder("utf-8")
 
 
 class TextOffsets:
-    """Offsets in characters, which never lie beyond the text. A token within a character has the
-    offset of that character."""
+    """Offsets never exceed the text. A token within a character has the character's offset."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -20,9 +19,7 @@ class TextOffsets:
         self._end = 0
 
     def of_prompt(self, tokens: Iterable[int], text: str) -> list[int]:
-        """Return the offsets of the prompt's tokens. Its text need not have all that they stand
-        for: a token that the tokenizer adds in front (BOS), and the space that sentencepiece adds
-        to the first word."""
+        """The prompt's text may lack BOS and sentencepiece's space before the first word."""
         offsets = []
         for token in tokens:
             offsets.append(self._end)
@@ -38,7 +35,6 @@ class TextOffsets:
         return offsets
 
     def of_answer(self, tokens: Iterable[int]) -> list[int]:
-        """Return the offsets of the answer's next tokens."""
         offsets = []
         for token in tokens:
             offsets.append(self._end)
@@ -46,5 +42,4 @@ class TextOffsets:
         return offsets
 
     def _special(self, token: int) -> str:
-        """Text of a special token; nothing for one that is a part of a character."""
         return "" if self._tokenizer.token_bytes(token) else self._tokenizer.token_text(token)
