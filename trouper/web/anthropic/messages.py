@@ -12,7 +12,6 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
-from trouper.web.anthropic import schemas
 from trouper.web.anthropic.client_tools import client_tools_adapted
 from trouper.web.anthropic.message_history import (
     TextContent,
@@ -38,7 +37,7 @@ from trouper.web.http.field_types import (
 )
 from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body, Report, refuse, structure
-from trouper.web.http.request_schema import HARMLESS, Json, Refused
+from trouper.web.http.request_schema import HARMLESS, Json, Refused, needs
 from trouper.web.http.request_seed import drawn_seed
 from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import (
@@ -52,6 +51,13 @@ from trouper.web.openai.response_format import schema_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 
+_FORCED: Json = {
+    "type": "object",
+    "properties": {"type": {"enum": ["any", "tool"]}},
+    "required": ["type"],
+}
+FORCED_NEEDS_TOOLS = needs("tool_choice", _FORCED, "tools", {"type": "array", "minItems": 1})
+"""JSON Schema of a check in `message_tools.tools_of`."""
 REFUSED: Refused = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
@@ -186,7 +192,7 @@ class CountRequest(FurtherSampling, kw_only=True, frozen=True):
     essential: ClassVar[frozenset[str]] = ESSENTIAL
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     adapt: ClassVar[Adapt | None] = _adapted
-    rules: ClassVar[tuple[Json, ...]] = (schemas.FORCED_NEEDS_TOOLS,)
+    rules: ClassVar[tuple[Json, ...]] = (FORCED_NEEDS_TOOLS,)
     messages: Turns
     model: Model | None = None
     max_tokens: Count | None = None
