@@ -1,4 +1,4 @@
-"""Weights: a directory becomes a model whose every parameter is evaluated."""
+"""A directory becomes a model whose parameters are evaluated."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from trouper.engine.products import linear_layers
 from trouper.protocol.problems import ModelUnusable
 
 EVALUATION_BYTES = 2**26
-"""Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms
-of all."""
+"""Dequantizing all at once would hold both forms."""
 
 
 def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Open a model and its config lazily: only shapes are read. `found` gets the weights of its MTP
-    head, which mlx-lm's models do not have. Raises `ModelUnusable`."""
+    """Open lazily. `found` gets weights of an MTP head, which mlx-lm's models lack. Raises
+    `ModelUnusable`."""
     opening = Opening(classes_without_head(found if found is not None else HeadWeights()))
     try:
         with plain_path(directory) as path:
@@ -44,14 +43,13 @@ def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Bytes of all parameters, and of adapters beside them."""
     return adapter_bytes(model) + sum(
         parameter.nbytes for _, parameter in tree_flatten(model.parameters())
     )
 
 
 def evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:
-    """Read all weights, in the form that the device's kernels read. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     linear_layers.prepare(model)
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     done, total = 0, sum(parameter.nbytes for parameter in parameters)
@@ -79,8 +77,7 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
 
 
 def count_logits(model: nn.Module, directory: Path) -> int:
-    """Find the number of logits from the model itself: configs nest it, omit it, or ignore the
-    padding. Evaluates nothing."""
+    """Configs nest, omit or round the number. Evaluates nothing."""
     try:
         return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     except Exception as error:
