@@ -1,5 +1,5 @@
-"""The engine: loading, the batch step, sampling, KV. The only package that imports MLX, after the
-settings here that must precede it."""
+"""The engine: loading, batch step, sampling, KV. The only package that imports MLX, after the
+settings here."""
 
 from trouper import temporary_directory
 from trouper.engine.platform import cuda_environment, malloc, open_files, openblas
@@ -9,4 +9,4 @@ temporary_directory.keep_private()
 cuda_environment.prepare()
 open_files.keep_limit()
 FAST_BLAS = openblas.load_fast()
-"""Path of the OpenBLAS that MLX uses; None: MLX uses its own library."""
+"""Path of MLX's OpenBLAS; None: MLX's own library."""

@@ -1,8 +1,6 @@
-"""A JSON schema as llguidance can follow it: what it refuses and what asserts nothing is left out,
-or said in another way.
+"""Rewrites a JSON schema for llguidance without a change of meaning.
 
-An answer follows the one schema if and only if it follows the other. A keyword that asserts
-something llguidance does not know stays, and is refused. Source: JSON Schema 2020-12, of which
+An asserting keyword unknown to llguidance stays, and is refused. Source: JSON Schema 2020-12, where
 `format` is an annotation (7.2.1).
 """
 
@@ -31,8 +29,7 @@ FORMATS = frozenset(
         "unknown",
     }
 )
-"""Formats that llguidance follows. Others, as `password` and `path` of pydantic's types, say what a
-text means, not how it is written."""
+"""Formats of llguidance. Others, such as pydantic's `password`, assert nothing about text."""
 NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -43,21 +40,19 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},),
     "not": (False,),
 }
-"""Keywords that llguidance refuses, and the values of each that hold for everything: zod writes
-every record with the second."""
+"""Keywords that llguidance refuses, with values that assert nothing; zod writes the second in every
+record."""
 ANYTHING: tuple[Any, ...] = (True, {})
 NAMING = {"enum", "type", "title", "description"}
-"""Keywords of a list of names."""
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
-"""What pydantic writes for a Decimal. llguidance's regular expressions do not look ahead."""
+"""pydantic's Decimal, with a lookahead that llguidance lacks."""
 PATTERNS = {DECIMAL: r"^[+-]?(\d+\.?\d*|\.\d+)$"}
-"""Patterns, and what says the same."""
+"""Equivalent patterns."""
 KEYS = ('"format"', '"pattern"', *(f'"{name}"' for name in NOTHING))
 
 
 def followed(source: str) -> str:
-    """Return the schema's text. Raises `ValueError` or `RecursionError` for one that Python cannot
-    decode."""
+    """Raises `ValueError` or `RecursionError` for an undecodable schema."""
     if not any(key in source for key in KEYS):
         return source
     schema: Any = json.loads(source)
@@ -71,8 +66,6 @@ def followed(source: str) -> str:
 
 
 def _subschemas(schema: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield where the direct subschemas are: the object or array around each, and its key or
-    index."""
     for key, inner in schema.items() if isinstance(schema, dict) else ():
         if key in NAMED and isinstance(inner, dict):
             yield from ((inner, name) for name in inner)
@@ -83,7 +76,7 @@ def _subschemas(schema: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _changed(schema: Any, root: Any) -> Any:
-    """Return the schema without what llguidance refuses; its subschemas stay as they are."""
+    """Return the schema without refused keywords; subschemas stay."""
     if not isinstance(schema, dict):
         return schema
     if schema.get("not") in ANYTHING:
@@ -106,8 +99,7 @@ def _changed(schema: Any, root: Any) -> Any:
 
 
 def _names_of(schema: Any, root: Any) -> list[str]:
-    """Return the names that a schema of names allows; none if it says them in another way than by
-    an `enum`, as those of a dict of literals or of an Enum."""
+    """Names of an `enum`, as pydantic writes dicts of literals."""
     if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
         schema = _at(root, reference)
     names: Any = (
@@ -117,7 +109,6 @@ def _names_of(schema: Any, root: Any) -> list[str]:
 
 
 def _at(root: Any, reference: str) -> Any:
-    """Return what a reference within the schema names; None: nothing."""
     found = root if reference.startswith("#") else None
     for step in unquote(reference[1:]).split("/")[1:]:
         found = (

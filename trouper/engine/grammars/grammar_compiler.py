@@ -1,5 +1,5 @@
-"""Structured output: compiles grammars for llguidance (https://github.com/guidance-ai/llguidance),
-and caches them."""
+"""Compiles grammars for llguidance (https://github.com/guidance-ai/llguidance), and caches the
+results."""
 
 from __future__ import annotations
 
@@ -33,45 +33,34 @@ from trouper.protocol.grammar import Grammar, GrammarKind
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 
 BLANKS = r"[ \t\r\n]{1,40}"
-"""Whitespace between the tokens of JSON: enough for any indentation. Without a bound some models
-write blanks for ever."""
+"""Whitespace of JSON: enough for any indentation. Some models would write blanks for ever."""
 LARK_LIMITS = LLParserLimits(max_items_in_row=300)
-"""Limits for Lark grammars. An ambiguous grammar makes masks slow for the whole batch: with
-llguidance's limit of 2000 items, a third of a second each."""
+"""Limits of Lark grammars: with llguidance's 2000 items a mask may take a third of a second."""
 LIMITS = LLParserLimits()
-"""Limits for JSON schemas. An object takes four items for each property that is not required, and
-may have hundreds."""
+"""Each optional property takes four items."""
 MAX_CALL_BLANKS = 8
-"""Maximum number of blanks between the marker of a call and its object."""
 MAX_CALL_HEADER = 64
-"""Maximum number of characters between the marker of a call and the name of its tool. Kimi's header
-has 29, DeepSeek's 41."""
+"""Characters between a call's marker and tool name: Kimi's header has 29, DeepSeek's 41."""
 ANYTHING = "( <[*]> )*"
 FINAL = '"<|channel|>final<|message|>"'
-"""What harmony writes in front of an answer."""
 THOUGHT = (
     'thought: THOUGHT\nTHOUGHT: "<|channel|>analysis<|message|>" /([^<]|<+[^<|])*<*/ '
     '"<|end|><|start|>assistant"'
 )
-"""Harmony's reasoning and what follows it, without any other marker in between."""
 COMPILE_S = 10.0
 SLOW_BYTES = 4 * 2**20
-"""Upper bound of the cache of grammars that took too long to compile."""
 RECENT_BYTES = 32 * 2**20
-"""Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of
-schemas."""
+"""Some 60,000 characters of schemas."""
 BYTES_PER_CHARACTER = 500
 REGEX_BYTES = 2 * 2**20
-"""What a regular expression counts at least: it grows while rows follow it, and a few characters
-may come to 70 MB (`(.*a.{300}b)+`). So some twenty of them are kept, and not 3,000."""
+"""Minimum size of a regular expression, which grows with rows, up to 70 MB (`(.*a.{300}b)+`)."""
 
 
 Key = tuple[Hashable, ...]
 
 
 class TokenizerVocabulary:
-    """The interface that llguidance expects of a tokenizer: the bytes of each token, and which are
-    special."""
+    """llguidance's interface of a tokenizer."""
 
     def __init__(
         self, pieces: Sequence[bytes], specials: Mapping[int, str], eos: Sequence[int], encode: Any
@@ -95,34 +84,31 @@ class TokenizerVocabulary:
 
 @attrs.frozen(eq=False)
 class CompiledGrammar:
-    """A compiled grammar. Rows use copies of `matcher`, which has consumed no token."""
+    """Rows copy `matcher`, which has consumed no token."""
 
     matcher: LLMatcher
     nbytes: int
-    """Estimated size: llguidance does not report it."""
+    """An estimate."""
 
 
 class Grammars:
-    """Grammars over one vocabulary. Compiled grammars are cached by their content.
+    """Grammars over one vocabulary, cached by content.
 
-    Compiling takes from a millisecond to seconds, so it is done before a request is admitted, on a
-    worker thread (`compile`); the engine's thread only copies a compiled matcher. The caller must
-    keep the result of `compile` until the row is in the engine, since the cache may have evicted
-    the grammar by then.
+    Compiling takes up to seconds, on a worker thread before admission. Callers keep the result of
+    `compile` until the row starts: the cache may evict.
     """
 
     def __init__(self, vocabulary: TokenizerVocabulary, size: int, eos: Sequence[int]) -> None:
-        """`size`: number of logits, which may be padded beyond the vocabulary."""
+        """`size`: number of logits."""
         self._vocabulary, self._size, self._eos = vocabulary, size, list(eos)
         self._recent = LruCache[CompiledGrammar | str](RECENT_BYTES)
         self._live: WeakValueDictionary[Key, CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
         self._slow = LruCache[tuple[str, float]](SLOW_BYTES)
-        """Faults of grammars that took too long, and when each is forgotten."""
+        """With times of expiry."""
         self._trials = TrialPool(self._described)
         self.compiled_inline = 0
-        """Number of grammars that the engine's thread had to compile itself, since they were not
-        cached."""
+        """Grammars compiled on the engine's thread after an eviction."""
 
     @cached_property
     def _tokens(self) -> TokenizerVocabulary:
@@ -143,18 +129,16 @@ class Grammars:
 
     @property
     def mask_bytes(self) -> int:
-        """Number of bytes of one row's mask."""
         return mask_bytes(self._size)
 
     def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> CompiledGrammar:
-        """Compile a grammar, or return the cached one. Raises `RequestFailed`: 400 that names the
-        faulty place, or the exceeded limit; 503 if the system has no process for it."""
+        """Raises `RequestFailed`: 400 with the fault's path or the exceeded limit, 503 without a
+        process."""
         found = self.known(grammar)
         return self._add(grammar, timeout_s) if found is None else found
 
     def known(self, grammar: Grammar) -> CompiledGrammar | None:
-        """Return the cached grammar, without compiling any. Raises `RequestFailed` (400) for a
-        cached fault."""
+        """Raises `RequestFailed` (400) for a cached fault."""
         key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
         fault, until = self._slow.get(key) or ("", 0.0)
@@ -167,7 +151,7 @@ class Grammars:
         return found
 
     def _add(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar:
-        """Compile a grammar, and cache it or its fault. Raises `RequestFailed`."""
+        """Raises `RequestFailed`."""
         key = _key(grammar)
         try:
             found = self._compile(grammar, timeout_s)
@@ -187,8 +171,8 @@ class Grammars:
         return found
 
     def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | str:
-        """Return the compiled grammar, or its fault as path, NUL character, reason. Raises
-        `TrialFailedError`, `TrialUnavailableError`."""
+        """Return a fault as path, NUL, reason. Raises `TrialFailedError`,
+        `TrialUnavailableError`."""
         end = time.monotonic() + timeout_s
         try:
             text = self._text(grammar)
@@ -207,12 +191,11 @@ class Grammars:
         return CompiledGrammar(matcher, max(len(text) * BYTES_PER_CHARACTER, minimum))
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
-        """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`,
-        `TrialUnavailableError`."""
+        """Return the fault, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
         return reason_of(self._trials.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
     def _fault_path(self, grammar: Grammar, end: float) -> str:
-        """Return the path of the fault in a schema, if it is found in time; else ""."""
+        """Return the fault's path in a schema, or "" after `end`."""
 
         def is_wrong(part: Any) -> bool:
             part_grammar = Grammar("json_schema", json.dumps(part))
@@ -231,8 +214,7 @@ class Grammars:
     def constraint(
         self, grammar: Grammar, min_tokens: int = 0, ends: Sequence[int] = ()
     ) -> Constraint:
-        """Make the constraint of one row. No token of `ends` is allowed before `min_tokens` tokens,
-        unless no other token is."""
+        """Tokens of `ends` need `min_tokens` tokens, unless nothing else is allowed."""
         key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
         if not isinstance(found, CompiledGrammar):
@@ -270,7 +252,6 @@ class Grammars:
 
 
 def _key(grammar: Grammar) -> Key:
-    """What grammars that are compiled alike have in common."""
     return (
         grammar.kind,
         grammar.source,
@@ -282,12 +263,11 @@ def _key(grammar: Grammar) -> Key:
 
 
 def _has_regex(grammar: Grammar) -> bool:
-    """Whether the grammar has regular expressions of a client."""
     return grammar.kind in ("regex", "lark") or '"pattern' in grammar.source
 
 
 def _options(source: str) -> str:
-    """Make the alternatives of a Lark grammar. Raises `ValueError` if there is none."""
+    """Return a Lark grammar's alternatives. Raises `ValueError` without any."""
     options = json.loads(source)
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         raise ValueError("it must be a JSON array of strings")
@@ -297,10 +277,8 @@ def _options(source: str) -> str:
 
 
 def _with_calls(grammar: Grammar) -> str:
-    """Make a Lark grammar of a text that follows the grammar or begins with a call of one of the
-    tools. A call that is an object is followed to its end, of another one the name must come soon;
-    behind that anything may come: parsers of calls repair more than a grammar of their format would
-    allow."""
+    """Return a Lark grammar of the text or a call. A call's object is followed to the end, other
+    calls up to the name: parsers repair more than a grammar would allow."""
     answer = (
         _options(grammar.source)
         if grammar.kind == "choice"
@@ -329,7 +307,6 @@ def _with_calls(grammar: Grammar) -> str:
 
 
 def _in_final_channel(kind: GrammarKind, text: str) -> str:
-    """Nest a grammar, as text for llguidance, in one of harmony's messages."""
     nested = (
         [{"lark_grammar": text}] if kind in ("lark", "choice") else json.loads(text)["grammars"]
     )
@@ -356,14 +333,13 @@ def _json_rule(source: str) -> str:
 
 
 def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
-    """Make the error of a faulty grammar. `fault`: path in the grammar, NUL character, reason."""
+    """`fault`: path, NUL, reason."""
     path, _, reason = fault.partition("\0")
     where = grammar.param + path
     return bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
 
 
 def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> RequestFailed:
-    """Make the error of a grammar that could not be tried."""
     message = f"{grammar.param} could not be compiled: {unavailable}; try again soon"
     return RequestFailed(
         Problem(503, message, "server_error", grammar.param, "system_shortage", retry_after_s=1)
@@ -371,7 +347,7 @@ def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> Request
 
 
 def _of_schema(source: str) -> str:
-    """Make a grammar from a JSON schema. The schema `false` takes no options."""
+    """The schema `false` takes no options."""
     options = {"whitespace_pattern": BLANKS} if source.startswith("{") else None
     return LLMatcher.grammar_from_json_schema(followed(source), defaults=options)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Value]):
-    """Evicts the least recently used values. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -20,7 +20,7 @@ class LruCache(Generic[Value]):
         self.nbytes = 0
 
     def get(self, key: Hashable) -> Value | None:
-        """Return a value and count it as used; None if it is not here."""
+        """Return a value, marked as used, or None."""
         with self._lock:
             if key not in self._values:
                 return None
@@ -28,7 +28,7 @@ class LruCache(Generic[Value]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: Value, nbytes: int) -> None:
-        """Add a value. A value larger than the bound is not kept."""
+        """A value above the bound is not kept."""
         with self._lock:
             if key in self._values:
                 self.nbytes -= self._values.pop(key)[1]

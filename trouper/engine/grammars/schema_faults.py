@@ -1,5 +1,4 @@
-"""Finds the part of a JSON schema that llguidance rejects. llguidance reports the reason, but not
-the path."""
+"""Finds the faulty part of a JSON schema: llguidance reports the reason without a path."""
 
 from __future__ import annotations
 
@@ -7,21 +6,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_TRIALS = 500
-"""Upper bound of trials of parts, each of which takes a fraction of a millisecond. A schema of
-thousands of parts gets a path near its root."""
+"""Trials take a fraction of a millisecond each. Huge schemas get a path near the root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
-"""Keys of named schemas. Definitions come first: a part that refers to a faulty definition fails,
-too, and its path is less helpful."""
+"""Keys of named schemas, definitions first: paths of referring parts help less."""
 MAX_OPTIONAL = 490
-"""Upper bound of one object's optional properties: each takes four items of a row of llguidance's
-parser, which holds 2,000."""
+"""Optional properties of an object: each takes four of the 2,000 items of llguidance's parser."""
 LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("additionalProperties", "items", "not")
 
 
 def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
-    """Return the path of the innermost part that fails by itself, such as ".properties.a.items"; ""
-    for the whole schema. Each part is tried with the schema's definitions."""
+    """Return the innermost part that fails alone with the schema's definitions, such as
+    ".properties.a.items"; "" for the whole."""
     named = {
         key: schema[key]
         for key in ("$defs", "definitions")
@@ -43,8 +39,7 @@ def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
 
 
 def too_wide(schema: Any, path: str = "") -> tuple[str, str] | None:
-    """Find the first object with more optional properties than llguidance can follow, as (path,
-    reason)."""
+    """Return path and reason of an object with too many optional properties."""
     if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
         required = schema.get("required")
         optional = len(
@@ -69,7 +64,7 @@ def _is_text(value: object) -> bool:
 
 
 def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the direct subschemas of this one with their relative paths."""
+    """Yield direct subschemas with relative paths."""
     if not isinstance(schema, dict):
         return
     for key in NAMED:

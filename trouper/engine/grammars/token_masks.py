@@ -1,8 +1,7 @@
-"""Token masks: the tokens that a row may have next, by the grammar that it follows.
+"""Token masks of rows with a grammar.
 
-llguidance's matcher follows one row's text and fills a bit mask of the vocabulary, in about 50 us a
-row. The device expands the bits to booleans by a lookup in a table of 256 bytes, which every
-backend of MLX supports.
+llguidance's matcher fills a bit mask in 50 us a row; the device expands bits by a table of 256
+bytes.
 """
 
 from __future__ import annotations
@@ -19,20 +18,18 @@ BITS = mx.array(
         np.bool_
     )
 )
-"""(256, 8): the bits of each byte, lowest first."""
+"""(256, 8): bits of each byte, lowest first."""
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
-"""Packed bits, lowest first."""
+"""Lowest bit first."""
 
 
 def mask_bytes(vocabulary: int) -> int:
-    """Number of bytes of the mask of one row of `vocabulary` logits: a multiple of 4, for 32-bit
-    words."""
+    """A multiple of 4, for 32-bit words."""
     return (vocabulary + 31) // 32 * 4
 
 
 def reason_of(message: str) -> str:
-    """Shorten llguidance's message to one line: its first line, and the "error:" lines below a
-    regular expression."""
+    """Shorten llguidance's message."""
     first, *remaining = message.strip().splitlines() or [""]
     return " ".join(
         [first, *(line.removeprefix("error: ") for line in remaining if line.startswith("error: "))]
@@ -40,31 +37,26 @@ def reason_of(message: str) -> str:
 
 
 class Constraint:
-    """The state of one row in its grammar."""
-
     def __init__(self, matcher: LLMatcher, eos: Mask, min_tokens: int, ends: Mask) -> None:
         self._matcher, self._eos, self._min_tokens, self._ends = matcher, eos, min_tokens, ends
 
     @property
     def fault(self) -> str:
-        """Why the grammar cannot be followed any further, or "". If it is not "", masks are
-        meaningless."""
+        """Reason against further masks, or ""."""
         return reason_of(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def accept(self, token: int) -> str:
-        """Consume the row's next token. Returns an error message, or ""."""
+        """Returns an error message, or ""."""
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
             return self.fault or "the grammar does not go on"
         return ""
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """Number of leading draft tokens that the grammar allows."""
         return 0 if self._matcher.is_stopped() else self._matcher.validate_tokens(list(draft))
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
-        """Masks before each draft token, and after the last; fewer if the grammar cannot be
-        followed so far. A copy of the matcher is used (1.4 us), since a matcher that failed cannot
-        be rolled back."""
+        """Masks before each draft token and after the last, up to a failure, by a copy of the
+        matcher (1.4 us): a failed one cannot be rolled back."""
         masks, lookahead = (
             [self.allowed(drawn)],
             Constraint(self._matcher.deep_copy(), self._eos, self._min_tokens, self._ends),
@@ -79,7 +71,7 @@ class Constraint:
         return masks
 
     def allowed(self, drawn: int) -> Mask:
-        """Mask after `drawn` tokens. A complete text allows only the end token."""
+        """Mask after `drawn` tokens; a complete text allows only the end."""
         stopped = self._matcher.is_stopped()
         mask = (
             self._eos
@@ -93,8 +85,7 @@ class Constraint:
 
 
 def masked(logits: mx.array, rows: mx.array, packed: Mask) -> mx.array:
-    """Set logits (n, V) to -inf where the masks `packed` (k, bytes) of `rows` (k,) forbid a
-    token."""
+    """Set logits (n, V) to -inf where masks `packed` (k, bytes) of `rows` (k,) forbid a token."""
     allowed = BITS[mx.array(packed)].reshape(packed.shape[0], -1)[:, : logits.shape[1]]
     if packed.shape[0] == logits.shape[0]:
         # All rows are masked: two copies of the logits less, two thirds of the time.

@@ -1,5 +1,4 @@
-"""Runs trial compilations of grammars in subprocesses that may crash. See `trial_script.py` for the
-reasons and the protocol."""
+"""Trial compilations in subprocesses that may crash. See `trial_script.py`."""
 
 from __future__ import annotations
 
@@ -25,24 +24,20 @@ from trouper.waking_time import LOOK_S, WakingTime
 log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("trial_script.py")
 START_S = 60.0
-"""Time limit for starting the interpreter, llguidance and the vocabulary: well under a second on an
-idle machine."""
+"""Seconds to start; well under one on an idle machine."""
 AGAIN_S = 30.0
-"""Time after which a process is started again that could not be."""
+"""Seconds between attempts to start."""
 SLOW_KEPT_S = 600.0
-"""Time for which a grammar that took too long is refused without another trial: the machine may
-have been busy."""
+"""Seconds of refusal after a slow trial: the machine may have been busy."""
 SMALL = 8192
-"""Characters of a grammar that does not overflow a thread's stack however deeply it is nested."""
+"""Characters that never overflow a thread's stack."""
 AT_ONCE = 4
-"""Maximum number of processes: as many as threads of `worker_lanes.py` compile grammars."""
+"""One per thread of `worker_lanes.py`."""
 KEPT = 2
-"""Number of processes that are kept while no grammar is tried."""
 
 
 class TrialFailedError(Exception):
-    """The grammar cannot be compiled, as the message explains. `kept_s`: time for which that is so;
-    a later attempt may succeed."""
+    """The message explains the fault. `kept_s`: seconds until another attempt."""
 
     def __init__(self, message: str, *, kept_s: float = inf) -> None:
         super().__init__(message)
@@ -50,25 +45,21 @@ class TrialFailedError(Exception):
 
 
 class TrialUnavailableError(Exception):
-    """There is no process for the moment, which is no fault of the grammar's, as the message
-    explains."""
+    """No process is available for the moment."""
 
 
 class TrialPool:
-    """The processes that try grammars, started as they are needed. Any thread may use it."""
-
     def __init__(self, vocabulary: Callable[[], dict[str, Any]]) -> None:
-        """`vocabulary`: tokens as latin-1 text, ids of special tokens, and ids of end tokens."""
+        """`vocabulary`: tokens as latin-1 text, ids of special tokens and end tokens."""
         self._vocabulary = vocabulary
         self._idle: list[TrialProcess] = []
         self._room = Semaphore(AT_ONCE)
         self._refused_until = 0.0
-        """Time until which no process is started, since one could not be."""
         self._warned = False
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """Return llguidance's error message, or "". Also returns "" for a small grammar where no
-        process can be started. Raises `TrialFailedError`, `TrialUnavailableError`."""
+        """Return llguidance's error, or "", also for a small grammar without a process. Raises
+        `TrialFailedError`, `TrialUnavailableError`."""
         with self._process() as process:
             if process is not None:
                 return process.fault(text, max_items, timeout_s)
@@ -82,7 +73,7 @@ class TrialPool:
 
     @contextmanager
     def _process(self) -> Iterator[TrialProcess | None]:
-        """Lend a process that has received the vocabulary. None if none can be started. Raises
+        """Lend a process with the vocabulary; None if the start fails. Raises
         `TrialUnavailableError`."""
         with self._room:
             process = self._taken() or self._started()
@@ -93,7 +84,6 @@ class TrialPool:
                     self._give_back(process)
 
     def _taken(self) -> TrialProcess | None:
-        """Take the process that was used last and still lives."""
         with suppress(IndexError):
             while True:
                 if (process := self._idle.pop()).is_alive:
@@ -132,20 +122,15 @@ class TrialPool:
 
 
 class TrialProcess:
-    """A trial process: one grammar at a time."""
-
     def __init__(self, vocabulary: dict[str, Any]) -> None:
-        """Start it. Raises OSError, EOFError, TimeoutError, MemoryError,
-        `TrialUnavailableError`."""
+        """Raises OSError, EOFError, TimeoutError, MemoryError, `TrialUnavailableError`."""
         self._process = _start()
         self.stop: Callable[[], object] = weakref.finalize(self, _ended, self._process)
-        """Ends the process."""
         self._exchange(vocabulary, START_S)
 
     def _exchange(self, message: dict[str, Any], timeout_s: float) -> Any:
-        """Send a message and return the reply. Ends the process if there is none, since a late one
-        would answer the next message. Raises OSError, EOFError, TimeoutError, MemoryError,
-        `TrialUnavailableError`."""
+        """End the process without a reply: a late one would answer the next message. Raises
+        OSError, EOFError, TimeoutError, MemoryError, `TrialUnavailableError`."""
         try:
             return _exchange(self._process, message, timeout_s)
         except (OSError, EOFError) as error:
@@ -164,8 +149,7 @@ class TrialProcess:
         return self._process.poll() is None
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """Return llguidance's error message, or "". Raises `TrialFailedError`,
-        `TrialUnavailableError`."""
+        """Returns llguidance's error, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
         try:
             return str(self._exchange({"text": text, "max_items": max_items}, timeout_s))
         except TimeoutError:
@@ -177,7 +161,7 @@ class TrialProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start the process. Raises OSError."""
+    """Raises OSError."""
     if not sys.executable:
         raise OSError("this program has no Python of its own")
     return subprocess.Popen(  # noqa: S603 - our own script
@@ -196,7 +180,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout_s: float) -> Any:
-    """Send a message and return the reply. Raises OSError, EOFError, TimeoutError."""
+    """Raises OSError, EOFError, TimeoutError."""
     assert process.stdin is not None
     data = json.dumps(message).encode()
     remaining = memoryview(LENGTH.pack(len(data)) + data)

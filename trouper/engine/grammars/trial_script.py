@@ -1,14 +1,9 @@
-"""Process that compiles grammars before the server does: some compile for minutes, and some crash
-the compiling process.
+"""Script that compiles grammars before the server does.
 
-llguidance recurses over a grammar's rules: 1,000 definitions of a JSON schema that refer to one
-another overflow the stack, which raises no exception but ends the process. `a?` 50,000 times
-compiles for more than a minute, and nothing can interrupt that. So this process compiles each
-grammar first, and the server compiles those that this process survived within the time limit.
-
-The file is run as a script (see `trial_process.py`) and imports nothing of the package, so that it
-starts in a fifth of a second. Frames on stdin and stdout: a little-endian length of four bytes,
-then JSON. First comes the vocabulary, then one grammar after another.
+1,000 nested definitions overflow llguidance's stack and end the process; `a?` 50,000 times compiles
+for more than a minute without interruption. The script imports nothing of the package and starts in
+0.2 s. Frames on stdin and stdout: a little-endian length of four bytes, then JSON; first the
+vocabulary, then grammars.
 """
 
 from __future__ import annotations
@@ -25,20 +20,16 @@ from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<I")
 STACK_BYTES = 2 * 2**20
-"""Stack size: a quarter of the stack of a server's thread, so that a grammar that fits here also
-fits there, below Python's own frames."""
+"""A quarter of a server thread's stack, which also holds Python's frames."""
 MEMORY_BYTES = 4 * 2**30
 LONGEST = 16
-"""Maximum length in bytes of the tokens that are tried."""
+"""Bytes of tried tokens."""
 NICER = 5
-"""Increment of the process's nice value: running streams come first."""
 OPENINGS = (b"{", b'"', b"[")
-"""First tokens to try: the parser expands an object's properties only after its brace."""
+"""First tokens: the parser expands properties behind the brace."""
 
 
 class TrialVocabulary:
-    """The interface that llguidance expects of a tokenizer."""
-
     bos_token_id = None
 
     def __init__(self, tokens: list[str], specials: list[int], eos: int) -> None:
@@ -47,8 +38,7 @@ class TrialVocabulary:
         self._ids = {token: index for index, token in enumerate(self.tokens)}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenize forced text by the longest match at each position. Any tokens of these bytes are
-        good enough here."""
+        """Tokenize forced text by longest match; any tokens of these bytes suffice."""
         data, found, at = text.encode() if isinstance(text, str) else text, list[int](), 0
         while at < len(data):
             end = next(
@@ -60,7 +50,7 @@ class TrialVocabulary:
 
 
 def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
-    """Answer each grammar with llguidance's error message, or "", until the pipe is closed."""
+    """Answer each grammar with llguidance's error, or "", until the pipe closes."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._tokenizer import TokenizerWrapper
 
@@ -88,13 +78,12 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
 
 
 def receive(inbox: BinaryIO) -> Any:
-    """Read the next message; None when the server has closed the pipe."""
+    """None: the pipe is closed."""
     head = inbox.read(LENGTH.size)
     return json.loads(inbox.read(*LENGTH.unpack(head))) if len(head) == LENGTH.size else None
 
 
 def send(outbox: BinaryIO, fault: str) -> None:
-    """Write one reply."""
     data = json.dumps(fault).encode()
     outbox.write(LENGTH.pack(len(data)) + data)
     outbox.flush()
