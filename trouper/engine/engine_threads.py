@@ -38,7 +38,7 @@ class EngineThread:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # Else it would hold what it has used until the next one comes.
+            del job  # Else the thread would hold the job's objects until the next job.
 
     async def run(self, work: Callable[[], T]) -> T:
         """Wait for `work`, even if cancelled: threads are never abandoned (F18). Raises

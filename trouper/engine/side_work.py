@@ -61,7 +61,7 @@ class SideWork:
             raise model_unloaded()
         job = SideJob(pieces, trio.lowlevel.current_trio_token())
         self._jobs.append(job)
-        if self._has_ended():  # On its own thread, since the first look.
+        if self._has_ended():  # The engine's thread may have ended since the first look.
             self.close()
         wake()
         await job.done.wait()

@@ -111,24 +111,17 @@ class StepEngine:
 
     # A launch carries out the parts of a plan in an order that the parts themselves dictate.
     #
-    # Release, evict, store: released memory and evicted blocks make room. Blocks are copied from
-    # rows as they were before
-    #   this plan, so the plan that drops a row can store its last blocks.
-    # Drop: before rows are admitted, which then get the free slots, so that buffers need not grow.
+    # Release, evict, store: make room. Blocks are copied from rows as before this plan: the plan
+    #   that drops a row can store the row's last blocks.
+    # Drop: before admission, which fills free slots instead of growing buffers.
     # Load, admit: an admitted row may restore blocks that this plan stores or loads. Room for all
-    # new rows is made at once: buffers that grow row by
-    #   row would be copied each time.
-    # Prefill: before decoding, since a row whose prompt ends in this step decodes its last prompt
-    # token in this step's pass, over the KV of the others.
-    # Move: rows that outgrew their buffers, before anything of this step is made in the order of
-    # the rows.
-    # Persist: takes references to immutable arrays, among them blocks that this plan stores. A
-    # later plan may evict them.
-    # Draft: proposals follow from committed tokens alone, which `launch` has read. With a draft in
-    # any row one pass verifies
-    #   all decoding rows, else one pass decodes them.
-    # Sample: last, since it needs the logits. It sends the pass to the device, and calls `starting`
-    # before.
+    #   new rows is made at once: buffers that grow row by row would be copied each time.
+    # Prefill: before decoding, because a completed prompt's last token runs in this step's pass.
+    # Move: rows that outgrew buffers, before the step depends on the order of rows.
+    # Persist: takes references to immutable arrays, which a later plan may evict.
+    # Draft: proposals follow from committed tokens alone, which `launch` has read. One pass
+    #   verifies or decodes all rows.
+    # Sample: last, from the logits. Calls `starting`, then sends the pass to the device.
     #
     # Nothing waits for the device, except copies between slots, rows with grammars
     # (`SamplingBatch.sample`), and a CPU that stores blocks (`eager_eval`).

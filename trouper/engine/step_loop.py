@@ -68,7 +68,7 @@ class StepLoop:
                 if launched.has_first_tokens_alone:
                     time.sleep(YIELD_S)
             self.side.work(planned=True)
-        if self._unread is not None:  # A step is in flight: wait until the device has finished it.
+        if self._unread is not None:  # Wait for the step in flight.
             self.engine.collect(self._unread)
 
     def _may_wait(self, launched: Launched) -> bool:

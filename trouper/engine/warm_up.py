@@ -66,7 +66,7 @@ def _run_all(engine: StepEngine, vocabulary: int, context: int, chunk: int, step
         # Positions may be learned: a table ends.
         _verify(engine, (first, late))
         _grow(engine, (first, late), vocabulary)
-    with recording() as calls:  # The first pass of its kind is not compiled, so it has arrays.
+    with recording() as calls:  # A first pass is not compiled, and has arrays.
         _run(engine, Plan(6, drop=(first,), decode=(late,)))
     _run(engine, Plan(7, decode=(late,)))
     _run(engine, Plan(8, decode=(late,)))

@@ -41,7 +41,7 @@ class Plugin:
             Exception,
             SystemExit,
         ) as error:
-            # A package's own code: whatever it raises, this model is unusable.
+            # A package's code may raise any exception.
             reason = (
                 line_of(error) if isinstance(error, Exception) else f"it exits with {error.code}"
             )

@@ -184,7 +184,7 @@ class Grammars:
         if reason:
             return f"{self._fault_path(grammar, end)}\0{reason}"
         matcher = self._matcher(grammar, text)
-        matcher.compute_bitmask()  # The first mask is slow, and copies reuse its work.
+        matcher.compute_bitmask()  # The first mask is slow; copies reuse the work.
         if len(text) > SMALL:
             heap.give_back()
         minimum = REGEX_BYTES if _has_regex(grammar) else 0

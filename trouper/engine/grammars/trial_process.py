@@ -195,7 +195,7 @@ def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout
 def _read(process: subprocess.Popen[bytes], length: int, clock: WakingTime, end: float) -> bytes:
     assert process.stdout is not None
     data = b""
-    with selectors.PollSelector() as selector:  # Needs no descriptor of its own.
+    with selectors.PollSelector() as selector:  # Needs no further descriptor.
         selector.register(process.stdout, selectors.EVENT_READ)
         while len(data) < length:
             if not selector.select(min(max(end - clock.now(), 0), LOOK_S)):

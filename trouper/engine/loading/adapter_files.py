@@ -139,7 +139,7 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     try:
         weights = mx.load(str(found.weights))
     except Exception as error:
-        # Any bytes may be in the file: whatever it raises, they are no adapter.
+        # MLX may raise any exception over any bytes.
         raise found.unusable(f"{found.weights.name} cannot be read: {line_of(error)}") from error
     assert isinstance(weights, dict)
     sides: dict[str, dict[str, mx.array]] = defaultdict(dict)
@@ -155,8 +155,7 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     for layer, pair in sides.items():
         path = paths.get(layer) or tails.get(_tail(layer))
         if path is None and "b" in pair and not mx.any(pair["b"]).item():
-            # A layer that a family shares with another one, so that training has left the zeros
-            # with which it began.
+            # A layer that a family shares with another one: training has left the initial zeros.
             continue
         if path is None:
             raise found.unusable(
@@ -190,7 +189,7 @@ def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
             match = (PEFT_NAME if found.is_peft else MLX_NAME).fullmatch(name)
             if match is None or len(shape := tensor["shape"]) != 2:
                 raise found.unusable(f"{name} is no LoRA of a linear layer", FUSE)
-            # What comes before may differ between forms.
+            # The part before `layers.` may differ between forms.
             layer = match["layer"].rpartition("layers.")[2]
             side = match["side"].lower()
             rank_axis = 0 if (side == "a") == found.is_peft else 1
@@ -243,5 +242,5 @@ def _scale(found: FoundAdapter, layer: str, rank: int) -> float:
         alpha = found.alphas.value_for(layer, found.config.get("lora_alpha", 8))
         return float(alpha) / (math.sqrt(rank) if found.config.get("use_rslora") else rank)
     except Exception as error:
-        # Any JSON may be in the file: whatever it raises, it gives no number.
+        # The file may hold any JSON.
         raise found.unusable(f"{CONFIG} gives no scale: {line_of(error)}") from error

@@ -67,7 +67,7 @@ def load_adapters(
             require_finite(adapter, path, part)
     try:
         install(model, read)
-    except Exception as error:  # MLX raises what it likes where there is no memory
+    except Exception as error:  # MLX raises various exceptions for lack of memory.
         raise ModelUnusable(
             f"--adapter: the model cannot be given its adapters: {line_of(error)}"
         ) from error
@@ -104,7 +104,7 @@ def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Modul
         )
         missed = [path for path in not_reached if mx.any(layers[path].adapters.b).item()]
     except Exception as error:
-        # Any architecture's code: whatever it raises, it cannot run with adapters.
+        # An architecture's code may raise any exception.
         raise ModelUnusable(
             f"--adapter: this model cannot run with adapters by request: {line_of(error)}", FUSE
         ) from error

@@ -32,7 +32,7 @@ def translate(config: Config, arguments: type) -> dict[str, Any]:
 
 
 def _reads_rope_parameters(arguments: type) -> bool:
-    """Includes arguments of imported modules."""
+    """Also True if an imported module reads `rope_parameters`."""
     own = sys.modules[arguments.__module__]
     modules = {own} | {
         sys.modules[value.__module__] if isinstance(value, type) else value
@@ -51,7 +51,7 @@ def _translate_rope(config: Config, *, by_type: bool) -> dict[str, Any]:
     """`by_type`: also translate parameters of each layer type."""
     parameters = config.get("rope_parameters")
     part = config.get("partial_rotary_factor")
-    renamed = {} if part is None else {"rotary_pct": part}  # Of GPT-NeoX, since transformers 5.
+    renamed = {} if part is None else {"rotary_pct": part}  # GPT-NeoX, since transformers 5.
     if not isinstance(parameters, dict):
         return renamed
     full = _of_layers(parameters, FULL_ATTENTION)

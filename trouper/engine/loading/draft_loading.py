@@ -91,7 +91,7 @@ def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubToke
     except ModelUnusable as error:
         raise ModelUnusable(f"{DRAFT_FLAG} {name}: {error.message}", error.remedy) from error
     except Exception as error:
-        # Files of any kind, read by code of any kind: whatever it raises, they are unusable.
+        # Libraries may raise any exception over any file.
         raise ModelUnusable(
             f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}"
         ) from error

@@ -46,7 +46,7 @@ def apply(model: nn.Module, path: str) -> None:
     try:
         load_adapters(model, path)
     except Exception as error:
-        # Any file's content over any model: whatever it raises, they do not fit each other.
+        # mlx-lm may raise any exception for a misfit.
         raise ModelUnusable(
             f"--adapter-path {path} does not fit the model: {line_of(error)}"
         ) from error

@@ -78,13 +78,11 @@ class EvaluatedModel:
         return self.drafters.head.module
 
 
-# What is cheap and may fail comes before what takes long: the adapter's files, the checkpoint's
-# headers, the tokenizer and the memory are checked before a byte of the weights is read. Everything
-# up to `evaluate` is lazy, so adapters, dtype and shard change the graph of the weights, and only
-# the result is ever held: a rank never holds more than its own part. Collectives begin after that
-# (`_require_same`): a rank that could not load is then missing, and the others do not wait in the
-# middle of a load. The fingerprint is last, since only the self-check finds whether blocks may be
-# kept at all.
+# Cheap checks come first: adapter files, headers, tokenizer and memory, before a byte of the weights
+# is read. Everything up to `evaluate` is lazy: adapters, dtype and shard change the graph of the
+# weights, and a rank never holds more than the rank's own part. Collectives begin afterwards
+# (`_require_same`): no rank waits in the middle of a load for one that failed. The fingerprint is
+# last, because the self-check decides whether blocks may be kept at all.
 
 
 def load(

@@ -133,7 +133,7 @@ def overridden(detected: OutputFormat, tool_parser: str, reasoning_parser: str) 
     if HARMONY in (tool, reasoning):
         return of_names(HARMONY, HARMONY)
     if detected.tool_parser == HARMONY and (tool, reasoning) != (AUTO, AUTO):
-        detected = OutputFormat()  # Harmony is one format for both, so no half of it remains.
+        detected = OutputFormat()  # Harmony is one format for calls and reasoning.
     return of_names(
         {AUTO: detected.tool_parser, NONE: None}.get(tool, tool),
         {AUTO: detected.reasoning_parser, NONE: None}.get(reasoning, reasoning),

@@ -67,9 +67,9 @@ def _call_forms() -> Iterator[Mapping[str, Any]]:
     yield {"calls": "text", "results": "user"}
 
 
-# The order of the steps matters: a message that gets another role becomes a neighbour of messages
-# of that role, so joining neighbours is decided first; a system message behind a result needs calls
-# that are rendered at all.
+# The order of the steps matters: a message with a new role becomes a neighbour of messages with the
+# same role, therefore joining neighbours comes first; a system message behind a result needs
+# rendered calls.
 STEPS = (
     _step([{"content": "parts"}], ["user"]),
     _step([{"users": "merged"}], ["user user", "user assistant user user"]),

@@ -200,8 +200,8 @@ class HubTokenizer:
         return self.grammars.known(grammar)
 
     def with_grammars(self, logits: int) -> HubTokenizer:
-        """`logits`: their number. If no grammar token ends a turn, an end token without text is
-        preferred."""
+        """`logits`: number of logits. A model without a known end token gets the last token without
+        text as end of grammars."""
         known = [token for token in sorted(self.eos_token_ids) if token < logits]
         eos = known or [
             next(
@@ -269,7 +269,7 @@ def load(
     except ModelUnusable:
         raise
     except BaseException as error:
-        # Files of any kind, read by code of any kind: whatever it raises, they are unusable.
+        # Libraries may raise any exception over any file.
         if not is_of_library(error):
             raise
         require_content(directory / "tokenizer.json")

@@ -116,7 +116,7 @@ def apply_template(
     """Thinking stays the template's default unless requested: mlx-lm would turn thinking on. Raises
     any exception of a template."""
     options = {"add_generation_prompt": True, **options}
-    if "enable_thinking" in options:  # DeepSeek V3.1 and Granite name it so.
+    if "enable_thinking" in options:  # The name in DeepSeek V3.1 and Granite.
         options.setdefault("thinking", options["enable_thinking"])
     if wrapped.init_kwargs.get("chat_template_type"):
         return wrapped.apply_chat_template([*messages], **options)

@@ -32,12 +32,11 @@ def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module
     except ModelUnusable as error:
         raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error
     except (Exception, SystemExit) as error:
-        # Any architecture's code over any file: whatever it raises, the model is unusable. That of
-        # OLMo ends the process where a package is missing.
+        # An architecture's code may raise any exception; OLMo's raises SystemExit where a package is
+        # missing.
         raise opening.explain(directory, line_of(error)) from error
-    # Modules draw initial weights, which the checkpoint replaces. Each draw splits MLX's random key
-    # lazily: unless the key is evaluated, every load would leave its splits behind, some 70 kB for
-    # a model of two layers.
+    # Modules draw initial weights, and each draw splits MLX's random key lazily: without an
+    # evaluation every load would leave splits behind, some 70 kB for a model of two layers.
     mx.eval(mx.random.state)
     return model, config
 
@@ -77,9 +76,9 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
 
 
 def count_logits(model: nn.Module, directory: Path) -> int:
-    """Configs nest, omit or round the number. Evaluates nothing."""
+    """Configs nest or omit the number, or ignore padding. Evaluates nothing."""
     try:
         return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     except Exception as error:
-        # Any architecture's code: whatever it raises, no request can be answered.
+        # An architecture's code may raise any exception.
         raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error

@@ -31,7 +31,7 @@ def anthropic_error(problem: Problem, request_id: str) -> Json:
     if problem.code == "context_length_exceeded":
         message = TOO_LONG + message
     elif problem.param is not None and problem.param not in message:
-        message = f"{problem.param}: {message}"  # This format has no other field for it.
+        message = f"{problem.param}: {message}"  # The format has no field for a parameter.
     kind = TYPES.get(
         problem.status, "api_error" if problem.status >= 499 else "invalid_request_error"
     )

@@ -177,7 +177,7 @@ def _adapted(value: Json, skip: Skip) -> Json:
     if isinstance(value.get("stop_sequences"), str):
         value["stop_sequences"] = [value["stop_sequences"]]
     if type(value.get("top_k")) is int and value["top_k"] < 0:
-        value["top_k"] = 0  # All tokens, as other servers write it.
+        value["top_k"] = 0  # Other servers' form of all tokens.
     temperature = value.get("temperature")
     if isinstance(temperature, int | float) and 1 < temperature <= 2:
         value["temperature"] = 1.0
@@ -277,8 +277,7 @@ def messages_to_generate(
         request_id=request_id,
         prompt=prompt_of(request),
         sampling=_sampling(request, default_seed),
-        # With max_tokens 0 only the prompt is to be computed; one token is generated after it, and
-        # not shown.
+        # With max_tokens 0 one token is generated and not shown.
         max_tokens=request.max_tokens or 1,
         # Agents request as many tokens as the largest models can generate.
         as_room_allows=True,

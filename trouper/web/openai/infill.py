@@ -63,8 +63,7 @@ def infill_to_generate(
             tuple((file.filename, file.text) for file in request.input_extra or ()),
         ),
         sampling=sampling_of(request, default_seed),
-        # With 0, by which editors have a context computed before they ask, one token is generated,
-        # and not shown.
+        # Editors send 0 to have a context computed early; one token is generated and not shown.
         max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
         as_room_allows=True,
         stop=stops_of(request.stop),

@@ -93,7 +93,7 @@ def sampling_adapted(
         if type(value.get(name)) is int and value[name] < 0:
             value[name] = HUGE  # As many as the context holds.
     if value.get("seed") == -1:
-        del value["seed"]  # A new one each time, as llama.cpp's clients mean it.
+        del value["seed"]  # A new seed each time, as in llama.cpp.
     _drop_empty_stops(value, skip)
     if value.get("stream") in (None, False) and value.pop("stream_options", None):
         skip("stream_options")

@@ -69,7 +69,7 @@ def _input_of(arguments: str) -> str:
     try:
         value: Any = json.loads(arguments)
     except (ValueError, RecursionError):
-        return ""  # The answer was cut, or it is nested deeper than Python reads.
+        return ""  # The answer was cut, or nested too deeply for Python.
     if isinstance(value, dict):
         inner = value.get(INPUT, next(iter(value.values())) if len(value) == 1 else value)
         value = "" if not value else inner

@@ -66,8 +66,7 @@ class _Schema:
 
 class _Document:
     def __init__(self, schema: Json, location: Pointer) -> None:
-        # Encoding and decoding copies the schema without Python recursion, since it may be nested
-        # deeply.
+        # Encoding and decoding copies a deeply nested schema without Python recursion.
         self._root: Json = msgspec.json.decode(msgspec.json.encode(schema))
         self._location = location
         self._found: dict[int, _Schema] = {}

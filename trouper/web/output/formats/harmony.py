@@ -39,7 +39,7 @@ def harmony_answer(source: TextSource, sink: CallSink, *, thinks: bool) -> Steps
 def _message(source: TextSource, sink: CallSink) -> Steps[None]:
     position = source.position
     if not (yield from source.first_of(HEADER_BEGINNINGS)):
-        source.rewind(0)  # Whitespace in front of text belongs to it.
+        source.rewind(0)  # Whitespace in front belongs to the text.
         sink.content((yield from source.skip()))
         yield from _body(source, sink)
         return

@@ -189,7 +189,7 @@ def _any_value(source: TextSource, longest: int | None = None) -> Steps[str]:
         if value.done:
             break
         yield from source.next()
-    if first in "{[\"'":  # A bare word ends before the character that shows its end.
+    if first in "{[\"'":  # A bare word ends before the character that shows the end.
         yield from source.next()
     if not any(parts):
         raise NotACall

@@ -35,7 +35,7 @@ class LenientJson:
         self._open: list[str] = []
         self._objects = 0  # How many of `_open` are objects.
         self._state: Callable[[str], None] = self._value
-        # A comma or quote with its whitespace, a bare word, digits of an escape.
+        # A comma or quote with whitespace, a bare word, digits of an escape.
         self._held: list[str] = []
         self._quote = '"'
         self._in_key = False

@@ -184,7 +184,8 @@ class MarkedAnswer:
         self._unclosed = not closed and bool(self._format.end)
 
     def _not_called(self, before: int) -> None:
-        """Text up to `before` is content; the last character may begin a marker."""
+        """Text behind the last call is content; `before`: number of earlier calls. The last character
+        may begin a marker."""
         source = self._source
         if self._sink.calls > before:
             self._taken_space()
@@ -208,7 +209,7 @@ class MarkedAnswer:
         source, sink = self._source, self._sink
         sink.kind, fresh, before = "reasoning", True, ""
         space: list[str] = []
-        # Two parts of reasoning are given as one: what is between them separates them.
+        # Two parts of reasoning become one, with the text in between as separator.
         if self._reasoned:
             space, fresh = [self._taken_space()], False
         elif self._space and not self._fresh:
