@@ -78,7 +78,7 @@ class EvaluatedModel:
         return self.drafters.head.module
 
 
-# Cheap checks come first: adapter files, headers, tokenizer and memory, before a byte of the weights
+# Cheap checks come first: adapter files, headers, tokenizer and memory, before any weight
 # is read. Everything up to `evaluate` is lazy: adapters, dtype and shard change the graph of the
 # weights, and a rank never holds more than the rank's own part. Collectives begin afterwards
 # (`_require_same`): no rank waits in the middle of a load for one that failed. The fingerprint is

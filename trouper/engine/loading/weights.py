@@ -32,8 +32,8 @@ def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module
     except ModelUnusable as error:
         raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error
     except (Exception, SystemExit) as error:
-        # An architecture's code may raise any exception; OLMo's raises SystemExit where a package is
-        # missing.
+        # An architecture's code may raise any exception; OLMo's raises SystemExit for a missing
+        # package.
         raise opening.explain(directory, line_of(error)) from error
     # Modules draw initial weights, and each draw splits MLX's random key lazily: without an
     # evaluation every load would leave splits behind, some 70 kB for a model of two layers.

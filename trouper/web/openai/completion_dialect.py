@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
 from trouper.actors.runtime.answer import Answer
+from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.openai.openai_dialect import Envelope, Extras, OpenAiDialect, encode
-from trouper.web.openai.text_offsets import TextOffsets
 from trouper.web.output.dialect import Choice, Json, Usage, total
+
+UTF8 = getincrementaldecoder("utf-8")
 
 
 class CompletionDialect(OpenAiDialect):
@@ -139,3 +142,39 @@ class CompletionDialect(OpenAiDialect):
 
 def _token(at: TokenLogprobs | int) -> int:
     return at if isinstance(at, int) else at.token
+
+
+class TextOffsets:
+    """`text_offset` of log-probabilities, in characters, at most the text's length. A token
+    within a character has the character's offset."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = UTF8("replace")
+        self._end = 0
+
+    def of_prompt(self, tokens: Iterable[int], text: str) -> list[int]:
+        """The prompt's text may lack BOS and sentencepiece's space before the first word."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._end)
+            piece = self._decoder.decode(self._tokenizer.token_bytes(token))
+            special = "" if piece else self._special(token)
+            if special and text.startswith(special, self._end):
+                piece = special
+            elif self._end == 0 and piece.startswith(" ") and not text.startswith(" "):
+                piece = piece[1:]
+            self._end = min(self._end + len(piece), len(text))
+        self._end = len(text)
+        self._decoder.reset()
+        return offsets
+
+    def of_answer(self, tokens: Iterable[int]) -> list[int]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._end)
+            self._end += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        return offsets
+
+    def _special(self, token: int) -> str:
+        return "" if self._tokenizer.token_bytes(token) else self._tokenizer.token_text(token)

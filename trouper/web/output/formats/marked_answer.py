@@ -184,8 +184,8 @@ class MarkedAnswer:
         self._unclosed = not closed and bool(self._format.end)
 
     def _not_called(self, before: int) -> None:
-        """Text behind the last call is content; `before`: number of earlier calls. The last character
-        may begin a marker."""
+        """Text behind the last call is content; `before`: number of earlier calls. The last
+        character may begin a marker."""
         source = self._source
         if self._sink.calls > before:
             self._taken_space()
