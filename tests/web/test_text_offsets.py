@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from trouper.protocol.model import Tokenizer
-from trouper.web.openai.text_offsets import TextOffsets
+from trouper.web.openai.completion_dialect import TextOffsets
 
 PIECES = ("<s>", b" Hi", b" \xf0\x9f\x98", b"\x80", b"!", b" the", b"\xc3", b"re")
 

@@ -1,5 +1,4 @@
-"""What agents need of a model, from its files: context, chat template, tokenizer. Loads no
-weights."""
+"""Facts for agents from a model's files: context, chat template, tokenizer."""
 
 from __future__ import annotations
 
@@ -18,16 +17,14 @@ QUESTION = {"role": "user", "content": "hello"}
 
 @attrs.frozen(kw_only=True)
 class AgentProbe:
-    """Properties of a local model."""
-
     context_length: int
     tokenizer: HubTokenizer
     renders_tools: bool
-    """Whether the chat template puts offered tools into the prompt."""
+    """Whether the chat template puts tools into the prompt."""
 
 
 def probe_for_agents(settings: Settings) -> AgentProbe:
-    """Examine a local model. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     found = checkpoint.inspect(local(settings.model))
     loaded = tokenizer.load(
         found.directory,
@@ -44,7 +41,6 @@ def probe_for_agents(settings: Settings) -> AgentProbe:
 
 
 def _renders_tools(loaded: HubTokenizer) -> bool:
-    """Whether tools change the tokens of a conversation."""
     try:
         return loaded.encode_chat([QUESTION], tools=[TOOL]) != loaded.encode_chat([QUESTION])
     except RequestFailed:

@@ -1,7 +1,7 @@
-"""Encoders: models whose tokens attend to those behind them, too, as EmbeddingGemma's do.
+"""Encoders whose tokens attend to later ones, such as EmbeddingGemma.
 
-mlx-lm's modules are causal and read no key that says otherwise. A prompt of such a model runs
-alone, in one pass without KV, in which masks are replaced at the seam into attention.
+mlx-lm's modules are causal. A prompt runs alone, in one pass without KV, with masks replaced at the
+call of attention.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import mlx.nn as nn
 from trouper.engine.kv import attention_seam
 
 WINDOWED = "window_size"
-"""Attribute of a body that makes the masks of its layers with a window."""
+"""Attribute of a body with windowed layers."""
 NO_GENERATION = "each of its tokens attends to those behind it"
 
 
 def is_bidirectional(config: Mapping[str, Any]) -> bool:
-    """Whether a config says that tokens attend to those behind them. For images alone
-    (`"vision"`) is no such case."""
+    """False for images alone (`"vision"`)."""
     classes = config.get("architectures")
     named = classes if isinstance(classes, list) else []
     return (
@@ -32,8 +31,8 @@ def is_bidirectional(config: Mapping[str, Any]) -> bool:
 
 
 def encoder_of(body: nn.Module, config: Mapping[str, Any]) -> Callable[[list[int]], mx.array]:
-    """Return a function from tokens to their hidden states (tokens, dim). `body` is all of the
-    model but its head."""
+    """Return a function from tokens to hidden states (tokens, dim). `body`: the model without the
+    head."""
     attention_seam.install(body)
     window = None
     if hasattr(body, WINDOWED):

@@ -1,9 +1,7 @@
-"""What sentence-transformers' `modules.json` names behind the model: pooling, and the layers that
-its vector then passes.
+"""Modules of sentence-transformers' `modules.json`: pooling and later layers.
 
-Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html. A module that is
-not known makes the model one without embeddings, since vectors without it would be wrong and look
-right. The last step, to length one, is always done: `vector` of `Pool`.
+Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html. An unknown module
+turns embeddings off: vectors would look right and be wrong. `Pool.vector` always normalizes.
 """
 
 from __future__ import annotations
@@ -31,26 +29,25 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "SiLU": nn.silu,
     "Sigmoid": mx.sigmoid,
 }
-"""By the names of torch's classes, with the parameters that these have by default."""
+"""By torch's class names, with torch's default parameters."""
 NORM_EPS = 1e-5
-"""That of torch's LayerNorm."""
+"""torch's LayerNorm."""
 Step = Callable[[mx.array], mx.array]
 """From a vector (dim,) float32 to another."""
 
 
 class NotSupported(Exception):
-    """A module without which the model's vectors would be others. The message names it."""
+    """The message names the module."""
 
 
 @attrs.frozen
 class EmbeddingModules:
-    """The modules of one model. `pooling`: directory of the pooling's config below the model's."""
+    """`pooling`: directory of the pooling's config."""
 
     pooling: str = "1_Pooling"
     steps: tuple[Step, ...] = ()
-    """What a pooled vector passes, in order."""
     encode: Callable[[list[int]], mx.array] | None = None
-    """For a model whose prompts run in one pass: from all tokens to hidden states (tokens, dim)."""
+    """For one-pass models: from tokens to hidden states (tokens, dim)."""
 
     def applied(self, vector: mx.array) -> mx.array:
         for step in self.steps:
@@ -62,7 +59,7 @@ NO_MODULES = EmbeddingModules()
 
 
 def modules_of(directory: Path) -> EmbeddingModules:
-    """Read the modules and their weights. Raises `NotSupported`."""
+    """Raises `NotSupported`."""
     named = _read(directory / MODULES_FILE)
     if named is None:
         return NO_MODULES
@@ -127,7 +124,7 @@ def _layer_norm(directory: Path, name: str) -> Step:
 
 
 def _weights(directory: Path, name: str, needed: str) -> dict[str, mx.array]:
-    """Read weights in float32, evaluated."""
+    """In float32, evaluated."""
     path = directory / WEIGHTS_FILE
     if not path.is_file():
         raise NotSupported(
@@ -144,7 +141,7 @@ def _weights(directory: Path, name: str, needed: str) -> dict[str, mx.array]:
 
 
 def _read(path: Path) -> Any:
-    """Read JSON; None: there is no such file, or it is none."""
+    """None: missing or no JSON."""
     try:
         require_regular(path)
         return json.loads(path.read_text("utf-8"))

@@ -1,8 +1,7 @@
-"""OS threads of engines. The next model that loads gets the thread of one that was unloaded.
+"""OS threads of engines, reused by the next model.
 
-MLX keeps what a thread has used for as long as the process lives: a stream with a thread of its
-own, and 13 to 42 kB. With a new thread for each model that loads, a server whose models come and go
-would grow without bound.
+MLX keeps a stream with a thread, and 13 to 42 kB, for each thread that ever ran: a server that
+swaps models would grow without bound.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ import trio
 
 T = TypeVar("T")
 IDLE = "idle engine thread"
-"""Name of a thread without an engine."""
 
 
 class EngineThread:
-    """A thread that runs jobs one after another. An exception in a job is raised in its caller and
-    does not end the thread."""
+    """Runs jobs one after another. A job's exception is raised in the caller."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.is_sound = True
-        """Whether another engine may have the thread: no job of it has crashed."""
+        """False after a crashed job."""
         self._thread = Thread(target=self._work, name=IDLE, daemon=True)
         self._thread.start()
 
@@ -41,11 +38,11 @@ class EngineThread:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # Else it would hold what it has used until the next one comes.
+            del job  # Else the thread would hold the job's objects until the next job.
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` and wait, also when cancelled: a thread is never abandoned (F18). Raises what
-        `work` raises, `BaseException` too."""
+        """Wait for `work`, even if cancelled: threads are never abandoned (F18). Raises
+        `BaseException` of `work`, too."""
         done, outcome = trio.Event(), list[T | BaseException]()
         token = trio.lowlevel.current_trio_token()
 
@@ -71,26 +68,21 @@ class EngineThread:
             del result
 
     def end(self) -> None:
-        """End the thread after its last job."""
+        """End the thread after the last job."""
         self._jobs.put(None)
 
 
 class EngineThreads:
-    """Threads that no engine has. There are never more threads than there were engines at a
-    time."""
-
     def __init__(self) -> None:
         self._idle: list[EngineThread] = []
 
     def take(self, name: str) -> EngineThread:
-        """Return a thread, an idle one if there is any, with this name."""
         thread = self._idle.pop() if self._idle else EngineThread()
         thread.name = name
         return thread
 
     def give_back(self, thread: EngineThread) -> None:
-        """Keep a thread whose jobs are done for the next engine. One of a crashed engine ends
-        instead."""
+        """Keep an idle thread, or end one of a crashed engine."""
         thread.name = IDLE
         if thread.is_sound:
             self._idle.append(thread)
@@ -99,4 +91,4 @@ class EngineThreads:
 
 
 THREADS = EngineThreads()
-"""Those of the process. MLX knows threads of the process, whatever event loop has started them."""
+"""MLX's threads belong to the process, not to an event loop."""

@@ -1,5 +1,4 @@
-"""The engine on its thread: one OS thread for the engine's lifetime, which loads the model and runs
-plans."""
+"""The engine's OS thread, which loads the model and runs plans."""
 
 from __future__ import annotations
 
@@ -65,10 +64,7 @@ T = TypeVar("T")
 class MlxEngine:
     """Implements `trouper.protocol.model.Engine` on MLX.
 
-    Streams and lazy arrays belong to the thread that made them, so everything MLX happens on one
-    thread; other threads get evaluated numbers. The thread runs jobs (load, a session of plans)
-    one after another; an exception in a job is raised in its caller and does not end the thread.
-    When the engine ends, the next one gets its thread.
+    Streams and lazy arrays belong to one thread; other threads get evaluated numbers.
     """
 
     def __init__(
@@ -77,8 +73,7 @@ class MlxEngine:
         watch: LoadWatch = nobody_watches,
         processors: Processors = NO_PROCESSORS,
     ) -> None:
-        """`watch` and `processors`, logits processors by name, are called on the engine's
-        thread."""
+        """`watch` and `processors` (by name) are called on the engine's thread."""
         self._settings, self._watch, self._processors = settings, watch, dict(processors)
         self._thread: EngineThread | None = None
         self._loaded: EvaluatedModel | None = None
@@ -87,8 +82,7 @@ class MlxEngine:
         self._waiting: Waiting | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Have the thread. Ends when cancelled, after the current step: a thread is never abandoned
-        (F18)."""
+        """Ends when cancelled, after the current step: threads are never abandoned (F18)."""
         self._token = trio.lowlevel.current_trio_token()
         self._thread = THREADS.take(f"engine of {self._settings.model or bundled_model.NAME}")
         task_status.started()
@@ -109,8 +103,7 @@ class MlxEngine:
         heap.give_back()
 
     async def join(self, invitation: bytes) -> Joined:
-        """Join the other ranks. The whole process waits until all ranks have joined (see
-        `rank_group`)."""
+        """The process blocks until all ranks have joined (`rank_group`)."""
         return await self._on_thread(lambda: self._join(invitation))
 
     def _join(self, invitation: bytes) -> Joined:
@@ -118,8 +111,7 @@ class MlxEngine:
         return Joined(self._group.rank, self._group.size, self._group.share(invitation))
 
     async def load(self) -> LoadedModel:
-        """Load the model on the engine's thread, and compile its kernels where the device needs
-        that. Raises `ModelUnusable`."""
+        """Load the model, and compile kernels if necessary. Raises `ModelUnusable`."""
         self._loaded = await self._on_thread(
             lambda: load(self._settings, log.info, self._watch, self._group)
         )
@@ -137,7 +129,6 @@ class MlxEngine:
         return LoadedModel(card, self._loaded.tokenizer)
 
     def _bound_memory(self, adapter_bytes: int) -> None:
-        """Wire the weights, and the adapters that the model has now."""
         assert self._loaded is not None, "load() comes first"
         weights_bytes = self._loaded.card.base_weights_bytes + adapter_bytes
         bound_memory(self, self._settings, weights_bytes, self._group.sharers)
@@ -154,13 +145,8 @@ class MlxEngine:
         log.info("compiled in %.1f s", time.perf_counter() - began)
 
     async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
-        """Run a session: answer each plan, in order, until the channel of plans ends. Raises
-        whatever the engine raises.
-
-        Their sender puts plans into a queue, where the thread finds them: to receive them from the
-        channel would make the engine wait for the event loop before each step, though its next plan
-        has long been sent.
-        """
+        """Answer plans in order until the channel ends. Raises any exception of the engine. A queue
+        spares the thread a wait for the event loop."""
         waiting: Waiting = SimpleQueue()
         self._waiting = waiting
         failure: BaseException | None = None
@@ -178,16 +164,15 @@ class MlxEngine:
             del failure  # As in `_on_thread`: the traceback holds all the rows' KV.
 
     async def plan_adapter(self, name: str, directory: str) -> AdapterPlan:
-        """Find how much memory a LoRA adapter needs. Raises `ModelUnusable`."""
+        """Raises `ModelUnusable`."""
         return await self._adapter_changes().plan(name, directory)
 
     async def load_adapter(self, name: str, directory: str) -> AdapterCard:
-        """Load a LoRA adapter while rows decode. Raises `ModelUnusable`."""
+        """Load while rows decode. Raises `ModelUnusable`."""
         return await self._adapter_changes().load(name, directory)
 
     async def unload_adapter(self, name: str) -> int:
-        """Unload a LoRA adapter as soon as no row has it. Returns the bytes of those that are
-        left."""
+        """Waits until no row has the adapter. Returns the bytes of the others."""
         return await self._adapter_changes().unload(name)
 
     def _adapter_changes(self) -> AdaptersAtRunTime:
@@ -208,12 +193,10 @@ class MlxEngine:
             self._waiting.put(WAKE)
 
     def memory(self) -> MemoryStats:
-        """Measure memory in bytes. May be called from any thread."""
+        """In bytes, from any thread."""
         return device.memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` on the engine's thread, and wait until it returns or raises; it is cancelled
-        through its channels."""
         await trio.lowlevel.checkpoint()  # A cancelled engine has no thread any more.
         assert self._thread is not None, "run() comes first"
         thread = self._thread
@@ -229,8 +212,7 @@ class MlxEngine:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _session(self, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:
-        """Run plans until their channel has ended. A new session has no rows: after a crash no
-        state can be trusted."""
+        """A new session has no rows: no state survives a crash."""
         engine = self._engine()
         try:
             StepLoop(engine, plans, self._side, partial(self._send_result, results)).run()
@@ -272,8 +254,8 @@ class MlxEngine:
         )
 
     def _send_result(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
-        """Send a result without waiting until it is received. Results arrive in order, and before
-        the session's end."""
+        """Returns before the result is received. Results arrive in order, before the session's
+        end."""
 
         def send() -> None:
             with suppress(trio.BrokenResourceError):  # The receiver is closed.
@@ -283,8 +265,6 @@ class MlxEngine:
 
 
 async def _put_into(waiting: Waiting, plans: PlanReceiver) -> None:
-    """Have plans put into the queue of the engine's thread, until their channel ends or the session
-    does."""
     try:
         await plans.put_by(waiting.put)
     finally:

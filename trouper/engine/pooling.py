@@ -1,5 +1,4 @@
-"""Embeddings: the pooled hidden states of a prompt's tokens, for models whose body can be run
-without their head."""
+"""Embeddings: pooled hidden states of a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +34,6 @@ POOLINGS: dict[str, Pooling] = {
     "max": "max",
     "weightedmean": "weighted",
 }
-"""By the names that sentence-transformers has."""
 SWITCHES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
@@ -44,14 +42,13 @@ SWITCHES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""As older files name them, each as true or false."""
+"""Boolean switches of older files."""
 BODIES = ("model", "backbone", "transformer")
-"""Names of the attribute that holds all of an mlx-lm model except its head."""
 
 
 def body_of(model: nn.Module) -> nn.Module | None:
-    """Find the submodule that returns hidden states, (rows, tokens, dim), after its last norm.
-    Evaluates nothing."""
+    """Return the submodule whose result is (rows, tokens, dim) after the last norm. Evaluates
+    nothing."""
     for owner in (model, getattr(model, "language_model", None)):
         for name in BODIES:
             body = getattr(owner, name, None)
@@ -77,8 +74,8 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
 
 @attrs.frozen
 class Embedder:
-    """A model's embeddings: their form, None if it gives none, with the reason if that is its
-    files' affair; and what a pooled vector passes."""
+    """The form of embeddings, or None with a reason from the files, and the modules behind
+    pooling."""
 
     layout: EmbeddingLayout | None = None
     reason: str = ""
@@ -91,8 +88,7 @@ def embedder_of(
     report: Callable[[str], None] = lambda _: None,
     config: Mapping[str, Any] = MappingProxyType({}),
 ) -> Embedder:
-    """Read the model's files, with the weights of modules behind the pooling. `report` gets a line
-    if they make the model one without embeddings."""
+    """`report` gets a line if the files rule embeddings out."""
     body = body_of(model)
     found = Embedder() if body is None else _embedder(model, body, directory)
     if body is not None and found.layout is not None and is_bidirectional(config):
@@ -121,8 +117,7 @@ def _embedder(model: nn.Module, body: nn.Module, directory: Path) -> Embedder:
 
 
 def pooling_of(directory: Path) -> Pooling | None:
-    """Read the kind of pooling from its directory; the default is the mean. None: several that are
-    joined, or one that is not known."""
+    """The default is the mean. None: joined or unknown poolings."""
     try:
         config = read_json(directory / "config.json")
     except ModelUnusable:
@@ -132,8 +127,7 @@ def pooling_of(directory: Path) -> Pooling | None:
 
 
 def _names_of(config: dict[str, Any]) -> list[str]:
-    """Names of the kinds of pooling: one or a list of them since 2026, before that a switch for
-    each."""
+    """One name or a list since 2026, before that a switch for each."""
     named = config.get("pooling_mode")
     if isinstance(named, str | list):
         return [named] if isinstance(named, str) else [str(name) for name in named]
@@ -142,15 +136,12 @@ def _names_of(config: dict[str, Any]) -> list[str]:
 
 @attrs.define(eq=False)
 class Pool:
-    """Pooling of one prompt's hidden states, chunk by chunk."""
-
     pooling: Pooling
     kept: mx.array | None = None
     tokens: int = 0
-    """Number of tokens so far."""
 
     def add(self, hidden: mx.array) -> None:
-        """Add the hidden states of the prompt's next tokens, (tokens, dim)."""
+        """Add hidden states (tokens, dim)."""
         states = hidden.astype(mx.float32)
         first, self.tokens = self.tokens, self.tokens + states.shape[0]
         match self.pooling:
@@ -169,7 +160,7 @@ class Pool:
                 self.kept = weighted if self.kept is None else self.kept + weighted
 
     def pooled(self) -> mx.array:
-        """Return the vector as sentence-transformers pools it, (dim,) float32."""
+        """Return (dim,) float32, as sentence-transformers does."""
         assert self.kept is not None
         match self.pooling:
             case "mean":

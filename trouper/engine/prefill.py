@@ -1,9 +1,7 @@
-"""Prefill: runs the chunks that a plan names, in shared passes where nothing but KV is needed of
-them.
+"""Prefill: runs a plan's chunks.
 
-Three kinds of prompts: most only fill their KV and share padded passes. A prompt that is embedded
-needs hidden states, and a prompt whose logprobs are requested needs logits after each of its
-tokens; each of these runs alone.
+Most prompts only fill KV and share padded passes. Embedded prompts (hidden states) and scored
+prompts (logits of all tokens) run alone.
 """
 
 from __future__ import annotations
@@ -21,25 +19,20 @@ from trouper.engine.sampling.logprobs import PendingLogprobs, logprobs_of
 from trouper.protocol.plans import Chunk, RowId
 
 SCORE_TOKENS = 128
-"""Number of prompt tokens whose logits are computed at a time: the logits of one token take 1 MB
-for a large vocabulary."""
+"""Tokens with logits at a time: a token's logits take 1 MB for a large vocabulary."""
 
 
 @attrs.frozen(eq=False)
 class Prefilled:
-    """The started prefill of one step."""
-
     ready: mx.array | None
-    """A small array that is ready when the shared passes are done; None: there were none."""
+    """Ready when the shared passes are done; None without such passes."""
     complete: list[RowId]
-    """Rows whose prompt ends in this step. Its last token is not prefilled but decoded."""
+    """Rows whose prompt ends; the last token is decoded."""
     alone: dict[RowId, list[int]]
-    """Of these rows those whose last tokens run in a pass of their own, which gives the logits,
-    with these tokens."""
+    """Last tokens of those rows that run in a pass of their own."""
     scores: list[PendingLogprobs]
-    """Logprobs of prompt tokens."""
     embedded: list[tuple[RowId, mx.array]]
-    """Vectors (dim,) float32 of prompts that end in this step."""
+    """Vectors (dim,) float32 of completed prompts."""
 
 
 def run_chunks(
@@ -49,13 +42,12 @@ def run_chunks(
     modules: EmbeddingModules,
     lone_tokens: int = 0,
 ) -> Prefilled:
-    """Run the chunks and advance each row's `prefilled`. A prompt's last token is left to the
-    decode pass, so that no logits are computed for the other tokens, unless the request asks for
-    prompt logprobs. `modules`: what pooled vectors pass.
+    """Run the chunks and advance `prefilled`. The decode pass runs a prompt's last token, unless
+    prompt logprobs are requested.
 
-    A row that nothing else runs with leaves up to `lone_tokens` tokens to `Prefilled.alone` (see
-    `Shapes.lone_tokens`): its first token then takes one pass. On a GPU where launching takes the
-    time, two passes over a short prompt take nearly twice as long."""
+    A lone row leaves up to `lone_tokens` tokens to `Prefilled.alone` (`Shapes.lone_tokens`): on a
+    launch-bound GPU two passes take nearly twice as long.
+    """
     embedded = _embed(rows, states, chunks, modules)
     lone = len(chunks) == 1 and not rows.decoding
     shared: dict[RowId, Sequence[int]] = {}
@@ -88,8 +80,6 @@ def run_chunks(
 def _embed(
     rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk], modules: EmbeddingModules
 ) -> list[tuple[RowId, mx.array]]:
-    """Run chunks of prompts that are embedded. Returns the vectors of prompts that end in this
-    step."""
     done = []
     for chunk in chunks:
         state = states[chunk.row]
@@ -110,7 +100,7 @@ def _embed(
 
 
 def _score(rows: Rows, row: RowId, state: RowState, end: int) -> list[PendingLogprobs]:
-    """Run a chunk of a prompt and compute the logprob of the token after each of its tokens."""
+    """Compute the logprob of the token after each of a chunk's tokens."""
     scores = []
     assert state.prompt_logprobs is not None
     last = min(end, len(state.prompt) - 1)

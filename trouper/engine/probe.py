@@ -1,5 +1,4 @@
-"""Measurements for `trouper doctor`: the device, its speed of multiplication, and whether a model
-fits. Loads no weights."""
+"""Measurements for `trouper doctor`: device, speed, memory fit. Loads no weights."""
 
 from __future__ import annotations
 
@@ -34,27 +33,22 @@ PRODUCTS = 8
 
 @attrs.frozen(kw_only=True)
 class Device:
-    """Properties of the device, as `trouper doctor` prints them."""
-
     name: str
     is_cpu: bool
     memory_bytes: int
     fast_blas: Path | None
-    """OpenBLAS library in use; None also where none is needed."""
+    """OpenBLAS in use, or None."""
 
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """Memory that a model would take."""
-
     architecture: str
     weights_bytes: int
     token_bytes: int
-    """Bytes of one token's keys and values; 0: none are kept, or only a state of fixed size."""
+    """Bytes of a token's KV; 0 for none or a fixed size."""
 
 
 def device_stats() -> Device:
-    """Read the properties of the default device."""
     return Device(
         name=device.name(),
         is_cpu=device.is_cpu(),
@@ -64,7 +58,7 @@ def device_stats() -> Device:
 
 
 def product_gflops() -> float:
-    """Measure the best of a few float32 products, which dominate prefill, in 10^9 operations a
+    """Return the best of a few float32 products, which dominate prefill, in 10^9 operations a
     second."""
     matrix = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
     mx.eval(matrix @ matrix)
@@ -77,8 +71,7 @@ def product_gflops() -> float:
 
 
 def is_here(model: str | None, flag: str = "--model") -> bool:
-    """Whether a start would download nothing. `flag`: what named the model. Raises `ModelUnusable`
-    for one that no start could find."""
+    """Whether a start needs no download. `flag`: source of the name. Raises `ModelUnusable`."""
     match source_of(model, flag):
         case Path():
             return True
@@ -89,8 +82,8 @@ def is_here(model: str | None, flag: str = "--model") -> bool:
 
 
 def require_parts(settings: Settings) -> None:
-    """Check what a start needs of a local model beside its weights: tokenizer, adapters, an MTP
-    head that is demanded, and the draft model if it is here. Raises `ModelUnusable`."""
+    """Check tokenizer, adapters, a demanded MTP head and a local draft model. Raises
+    `ModelUnusable`."""
     draft = None
     found = checkpoint.inspect(local(settings.model))
     words = tokenizer.load(
@@ -123,15 +116,14 @@ def _require_drafters(
 
 @attrs.frozen
 class SelfCheckSummary:
-    """Result of an earlier start's self-check, as one line. off: the check turned off a feature
-    that the model's caches allow."""
+    """An earlier self-check. off: a feature was turned off that the caches allow."""
 
     summary: str
     off: bool
 
 
 def checked(settings: Settings) -> SelfCheckSummary | None:
-    """Recall the self-check of a local model. None: there was none yet. Raises `ModelUnusable`."""
+    """None: no self-check yet. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := local(settings.model))
     # Before the key, which depends on the architecture's imported code.
     model, _ = opened(directory)
@@ -144,7 +136,7 @@ def checked(settings: Settings) -> SelfCheckSummary | None:
 
 
 def fit(settings: Settings) -> Fit:
-    """Compute the memory that a local model would take. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := local(settings.model))
     model, _ = opened(directory)
     if device.is_cpu():

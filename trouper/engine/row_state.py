@@ -1,4 +1,4 @@
-"""State of one row in the engine, except its KV."""
+"""State of one row, except KV."""
 
 from __future__ import annotations
 
@@ -19,40 +19,37 @@ from trouper.protocol.plans import Admit, Breakers
 from trouper.protocol.sampling import Sampling
 
 RowConstraint: TypeAlias = Constraint | ThinkingRule
-"""Grammar or thinking budget that restricts a row's next token."""
+"""Restricts a row's next token."""
 
 
 @attrs.define(eq=False)
 class RowState:
-    """Prompt, sampling parameters and sampling state of one row."""
-
     prompt: Ints
-    """Tokens to prefill: the prompt, and for a row that resumes the tokens that it had sampled."""
+    """Tokens to prefill, with earlier samples of a resumed row."""
     sampling: Sampling
     logprobs: int | None
     logprob_tokens: tuple[int, ...] = ()
     prefilled: int = 0
     drawn: int = 0
-    """Number of sampled tokens: the position that keys the next draw."""
+    """Number of sampled tokens, which keys the next draw."""
     history: History | None = None
     repetitions: Repetitions | None = None
     processors: tuple[str, ...] = ()
-    """Names of the row's logits processors."""
+    """Names of logits processors."""
     tokens: RowTokens | None = None
-    """Tokens of a row with logits processors."""
+    """For logits processors."""
     constraint: RowConstraint | None = None
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     pool: Pool | None = None
-    """Pooled hidden states of a row whose prompt is embedded; None for other rows."""
+    """Pooled hidden states of an embedded prompt."""
 
 
 def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowState:
-    """Make the state of a row that enters the engine. `vocabulary`: number of logits. What a row
-    that resumes has sampled before counts as output: for penalties, the grammar, the thinking
-    budget, and the position of the next draw. Ends that no logit has are dropped: a client may name
-    any, and MLX writes where an index beyond an array points to."""
+    """Make an admitted row's state. `vocabulary`: number of logits. Earlier samples of a resumed
+    row count as output for penalties, grammar, thinking budget and draws. Ends beyond the logits
+    are dropped: MLX would write out of bounds."""
     prompt = np.frombuffer(admit.prompt, "<i4")
     given, output = np.split(prompt, [len(prompt) - admit.num_output_tokens])
     history = History(given, vocabulary, output) if admit.sampling.penalized else None

@@ -1,8 +1,5 @@
-"""Work on the engine's thread beside a session of plans: a piece after each plan, all of it while
-no plan waits.
-
-So adapters are loaded and unloaded while rows decode, and no row waits for more than one piece.
-"""
+"""Work beside a session of plans, such as loading adapters: a piece after each plan, all while no
+plan waits."""
 
 from __future__ import annotations
 
@@ -17,18 +14,15 @@ from trouper.protocol.problems import ModelUnusable
 
 T = TypeVar("T")
 Pieces = Generator[bool, None, T]
-"""Yields between two pieces: True if the next one must wait for another plan."""
+"""Yields True if the next piece must wait for another plan."""
 
 
 def model_unloaded() -> ModelUnusable:
-    """What ends a job whose engine has ended."""
     return ModelUnusable("the model was unloaded meanwhile", "try again")
 
 
 @attrs.define(eq=False)
 class SideJob(Generic[T]):
-    """A job, and its outcome once it is done."""
-
     pieces: Pieces[T]
     token: trio.lowlevel.TrioToken
     done: trio.Event = attrs.field(factory=trio.Event)
@@ -38,8 +32,7 @@ class SideJob(Generic[T]):
     error: Exception | None = None
 
     def work(self) -> bool:
-        """Do the next piece. Returns whether the job is done. An exception is the job's, and never
-        the session's."""
+        """Do a piece; True when done. Exceptions belong to the job, never to the session."""
         try:
             self.waits = next(self.pieces)
         except StopIteration as end:
@@ -53,8 +46,6 @@ class SideJob(Generic[T]):
 
 
 class SideWork:
-    """Jobs of one engine, one after another."""
-
     def __init__(self) -> None:
         self._jobs: deque[SideJob[Any]] = deque()
         self._closed = False
@@ -64,14 +55,13 @@ class SideWork:
         return not self._jobs
 
     async def run(self, pieces: Pieces[T], wake: Callable[[], None]) -> T:
-        """Have a job done by the session that runs, or by the next one, and wait. `wake` lets a
-        session without plans look. Raises what the job raises, and `ModelUnusable` if the engine
-        ends before."""
+        """Have the session do a job, and wait. `wake` wakes a session without plans. Raises the
+        job's exception, and `ModelUnusable` if the engine ends."""
         if self._has_ended():
             raise model_unloaded()
         job = SideJob(pieces, trio.lowlevel.current_trio_token())
         self._jobs.append(job)
-        if self._has_ended():  # On its own thread, since the first look.
+        if self._has_ended():  # The engine's thread may have ended since the first look.
             self.close()
         wake()
         await job.done.wait()
@@ -84,8 +74,8 @@ class SideWork:
         return self._closed
 
     def work(self, *, planned: bool) -> bool:
-        """Do a piece, on the engine's thread. `planned`: a plan was carried out since the last one.
-        Returns whether there was one to do."""
+        """Do a piece on the engine's thread; False if none waits. `planned`: a plan was run since
+        the last piece."""
         if not self._jobs or (self._jobs[0].waits and not planned):
             return False
         if self._jobs[0].work():
@@ -93,7 +83,6 @@ class SideWork:
         return True
 
     def close(self) -> None:
-        """End all jobs with an error."""
         self._closed = True
         while self._jobs:
             job = self._jobs.popleft()

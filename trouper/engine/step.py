@@ -1,5 +1,5 @@
-"""The engine step: builds one lazy graph from a plan, and launches it before the tokens of the
-previous plan are read."""
+"""The engine step: builds a lazy graph from a plan, and launches before the previous tokens are
+read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from trouper.protocol.ranks import Digest, compare
 
 
 class StepEngine:
-    """Rows, their sampling state, and the lazy tokens of the last step. Lives on one thread."""
+    """Rows, sampling state, and the last step's lazy tokens. Lives on one thread."""
 
     def __init__(
         self,
@@ -62,10 +62,8 @@ class StepEngine:
         adapters: Sequence[str | None] = (),
         modules: EmbeddingModules = NO_MODULES,
     ) -> None:
-        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's
-        caches. `draft_model`, within `draft_limits`, and `head` draft for the model's rows.
-        `processors`: by name. `adapters`: names by index, from 1; may change. `modules` follow
-        pooling."""
+        """`shapes` None: the device's. `capabilities` None: guessed from the caches. `processors`:
+        by name. `adapters`: names by index, from 1; may change. `modules` follow pooling."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
@@ -81,7 +79,6 @@ class StepEngine:
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._broken = BrokenRows(self._rows, self._state)
         self._constraints: dict[RowId, RowConstraint] = {}
-        """Grammar or thinking budget of each row whose next token one restricts."""
         self.proposals = DraftProposals.of(drafting, self._rows, group.agree, draft_limits)
         self._last_read, self._reading_s, self._digests = (
             0.0,
@@ -89,18 +86,15 @@ class StepEngine:
             Digests(self._rows, self._blocks),
         )
         self._fresh: dict[RowId, int] = {}
-        """Last prompt token of each row that decodes for the first time."""
+        """Last prompt token of rows before the first decode."""
         self.starting: Callable[[], None] | None = None
-        """Called in a launch between building the graph and sending it to the device. It may
-        `collect` the previous step."""
+        """Called before the graph is sent; may `collect` the previous step."""
         self._unread: Launched | None = None
-        """The last launched step, unless its tokens were read."""
 
     def launch(self, plan: Plan) -> Launched:
-        """Build and start the step. Returns at once where the device is asynchronous, unless a row
-        follows a grammar: then its last token must be read, after the pass over the model was
-        started and while it runs. A step with drafts, and a step after one with drafts, needs all
-        previous tokens. Raises `RankDiffers` before any change."""
+        """Start the step. Blocks for rows with a grammar, whose last token is read while the pass
+        runs, and for drafts, which need all previous tokens. Raises `RankDiffers` before any
+        change."""
         if plan.digest is not None:
             self._compare(plan.step, plan.digest)
         if plan.drafts or (self._unread is not None and self._unread.spans is not None):
@@ -117,24 +111,17 @@ class StepEngine:
 
     # A launch carries out the parts of a plan in an order that the parts themselves dictate.
     #
-    # Release, evict, store: released memory and evicted blocks make room. Blocks are copied from
-    # rows as they were before
-    #   this plan, so the plan that drops a row can store its last blocks.
-    # Drop: before rows are admitted, which then get the free slots, so that buffers need not grow.
+    # Release, evict, store: make room. Blocks are copied from rows as before this plan: the plan
+    #   that drops a row can store the row's last blocks.
+    # Drop: before admission, which fills free slots instead of growing buffers.
     # Load, admit: an admitted row may restore blocks that this plan stores or loads. Room for all
-    # new rows is made at once: buffers that grow row by
-    #   row would be copied each time.
-    # Prefill: before decoding, since a row whose prompt ends in this step decodes its last prompt
-    # token in this step's pass, over the KV of the others.
-    # Move: rows that outgrew their buffers, before anything of this step is made in the order of
-    # the rows.
-    # Persist: takes references to immutable arrays, among them blocks that this plan stores. A
-    # later plan may evict them.
-    # Draft: proposals follow from committed tokens alone, which `launch` has read. With a draft in
-    # any row one pass verifies
-    #   all decoding rows, else one pass decodes them.
-    # Sample: last, since it needs the logits. It sends the pass to the device, and calls `starting`
-    # before.
+    #   new rows is made at once: buffers that grow row by row would be copied each time.
+    # Prefill: before decoding, because a completed prompt's last token runs in this step's pass.
+    # Move: rows that outgrew buffers, before the step depends on the order of rows.
+    # Persist: takes references to immutable arrays, which a later plan may evict.
+    # Draft: proposals follow from committed tokens alone, which `launch` has read. One pass
+    #   verifies or decodes all rows.
+    # Sample: last, from the logits. Calls `starting`, then sends the pass to the device.
     #
     # Nothing waits for the device, except copies between slots, rows with grammars
     # (`SamplingBatch.sample`), and a CPU that stores blocks (`eager_eval`).
@@ -219,7 +206,6 @@ class StepEngine:
             )
 
     def _promote(self, complete: Sequence[RowId]) -> None:
-        """Let rows whose prompt is complete decode in this step's pass."""
         for row in complete:
             self._fresh[row] = int(self._state[row].prompt[-1])
             self._rows.promote(row)
@@ -236,8 +222,7 @@ class StepEngine:
         return self._sample(logits)
 
     def _draft(self, plan: Plan) -> Spans | None:
-        """Propose drafts for the rows that the plan allows some, up to the token that a row's
-        grammar rejects. None if no row has a draft."""
+        """Propose drafts, up to a token that the row's grammar rejects. None without drafts."""
         if not any(plan.drafts):
             return None
         drafts = self.proposals.drafts(
@@ -249,7 +234,6 @@ class StepEngine:
         return Spans(along) if any(along) else None
 
     def _verify(self, spans: Spans) -> Sampled:
-        """Run all decoding rows, with and without drafts, in one pass."""
         last = self._sampling.inputs(self._rows.decoding, self._fresh)
         inputs = mx.concatenate([last[:, None], mx.array(spans.drafts.astype(np.uint32))], axis=1)
         logits = self._rows.verify(inputs, spans.counts)
@@ -265,12 +249,11 @@ class StepEngine:
         self._sampling.join(tuple(self._rows.decoding))
 
     def _read_before(self) -> None:
-        """Collect the previous step, if it was not read."""
         if self._unread is not None:
             self.collect(self._unread)
 
     def collect(self, launched: Launched) -> Stepped:
-        """Wait for the step and read its tokens."""
+        """Wait for the step and read the tokens."""
         if launched.stepped is None:
             launched.stepped = self._read(launched)
             self._unread = None if self._unread is launched else self._unread
@@ -326,8 +309,7 @@ class StepEngine:
     def _commit(
         self, rows: Sequence[RowId], spans: Spans, sampled: Ints
     ) -> tuple[tuple[RowId, ...], KeptMask, Drafted]:
-        """Commit each row's accepted drafts and the token sampled after them (F22): lengths,
-        histories, positions, inputs. No step was launched since."""
+        """Commit accepted drafts and the token behind (F22)."""
         accepted = spans.accepted(sampled)
         kept = spans.steps <= accepted[spans.owners]
         self._rows.accepted(accepted)
@@ -339,8 +321,7 @@ class StepEngine:
     def _follow(
         self, rows: Sequence[RowId], tokens: Sequence[int]
     ) -> tuple[tuple[RowId, RowFault], ...]:
-        """Pass the sampled tokens to proposers and grammars. The grammar of a row that was dropped
-        since is skipped."""
+        """Pass sampled tokens to proposers and grammars, except of dropped rows."""
         self.proposals.append(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._constraints else ():

@@ -1,4 +1,4 @@
-"""Warm-up steps, which make a device compile its kernels before the first request."""
+"""Warm-up steps, which compile kernels before the first request."""
 
 from __future__ import annotations
 
@@ -16,25 +16,21 @@ from trouper.protocol.sampling import Sampling
 
 log = logging.getLogger(__name__)
 PROMPTS = (40, 17, 90)
-"""Lengths of the prompts in tokens. Different lengths, since a batch of such rows needs masks."""
+"""Prompt lengths in tokens, unequal for masks."""
 DRAWN = Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, seed=1)
 GROWING_STEPS = 70
-"""Decode steps of a row whose buffers grow, and which then moves to another bank."""
+"""Decode steps until a row's buffers grow and the row changes banks."""
 MAX_PLANNED = 2**18
-"""Maximum length of a row whose decoding is prepared."""
 MAX_PLANNED_PREFILL = 2**16
-"""Maximum length of a prompt whose chunks are prepared: 32 of 2,048 tokens and 112 of 512, 40 ms
-each. Others are when they are met."""
+"""Longest prompt with prepared chunks: 32 of 2,048 tokens and 112 of 512, 40 ms each."""
 
 
 def warm_up(
     engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0, step: int = CHUNK_STEP
 ) -> None:
-    """Run prefill, decoding, both in one step, greedy and random sampling, drafts, a row that
-    grows, lone prompts of each width, and attention of one row at each capacity up to `context`
-    tokens, and in chunks of `chunk` tokens, and of `step` tokens, as prompts have beside streams.
-    All rows are dropped at the end. Where memory does not suffice, since other processes have it,
-    the remainder is left to requests, and the engine must not be used any more."""
+    """Run prefill, decoding, sampling, drafts, growth, lone prompts, and attention up to `context`
+    tokens, in chunks of `chunk` tokens, and of `step` tokens beside streams. Drops all rows. For
+    lack of memory the rest is left to requests, and the engine is unusable."""
     try:
         _run_all(engine, vocabulary, context, chunk, step)
     except (RuntimeError, MemoryError) as error:
@@ -70,7 +66,7 @@ def _run_all(engine: StepEngine, vocabulary: int, context: int, chunk: int, step
         # Positions may be learned: a table ends.
         _verify(engine, (first, late))
         _grow(engine, (first, late), vocabulary)
-    with recording() as calls:  # The first pass of its kind is not compiled, so it has arrays.
+    with recording() as calls:  # A first pass is not compiled, and has arrays.
         _run(engine, Plan(6, drop=(first,), decode=(late,)))
     _run(engine, Plan(7, decode=(late,)))
     _run(engine, Plan(8, decode=(late,)))
@@ -91,7 +87,6 @@ def _admit(row: RowId, size: int, sampling: Sampling, vocabulary: int) -> Admit:
 
 
 def _verify(engine: StepEngine, rows: tuple[RowId, ...]) -> None:
-    """Verify drafts of each width, and draft by each proposer that runs passes."""
     if not engine.capabilities.allows("drafts"):
         return
     tokens = 1
@@ -109,7 +104,7 @@ def _verify(engine: StepEngine, rows: tuple[RowId, ...]) -> None:
 
 
 def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> None:
-    """Decode two rows beside others: one moves to the bank of the other, whose buffers grow."""
+    """One row moves to the other's bank, whose buffers grow."""
     bound = engine.shapes.bank_tokens(0)
     sizes = {RowId(len(PROMPTS)): max(bound - GROWING_STEPS, 1), RowId(len(PROMPTS) + 1): bound}
     greedy = Sampling(temperature=0.0)
@@ -128,8 +123,8 @@ def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> Non
 
 
 def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
-    """Run a prompt of each width of a lone one's pass, twice: the second one is compiled. Not where
-    none is (`SlotRows.first`)."""
+    """Run a lone prompt of each width twice: the second is compiled. Skipped without
+    `SlotRows.first`."""
     shapes, allows = engine.shapes, engine.capabilities.allows
     if not (shapes.length_kernel and allows("banks") and allows("prefill_together")):
         return
@@ -142,8 +137,8 @@ def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
 
 
 def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
-    """Run attention of one decoding row at each capacity. From some length on cuDNN plans for each
-    (`NO_CUDNN`), and MLX's own kernel has a second form for longer rows. All layers share them."""
+    """Run a decoding row's attention at each capacity: cuDNN plans for each (`NO_CUDNN`), and MLX's
+    kernel has a second form for longer rows."""
     if (
         not shapes.rounded
         or not isinstance(call.keys, mx.array)
@@ -158,10 +153,9 @@ def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
 
 
 def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, width: int) -> None:
-    """Run a prompt's chunks of `width` tokens as far as they get masks as arrays, for which cuDNN
-    plans from some length on, then attention of the longer prompt's chunks at each multiple, with
-    queries of a real chunk: it plans for their strides, too. The first one of either kind compiles
-    a kernel: 0.8 s on an H200."""
+    """Run chunks of `width` tokens up to masks as arrays, then attention at each multiple with a
+    real chunk's queries: cuDNN plans for lengths and strides. The first compiles a kernel: 0.8 s on
+    an H200."""
     shapes, row = engine.shapes, RowId(0)
     start = (
         next((at for at in range(width, tokens, width) if shapes.alone(width, at)), tokens)

@@ -1,2 +1,1 @@
-"""Where the classes of a model come from: mlx-lm, a plugin, or the text part of one of mlx-vlm's
-models."""
+"""Sources of a model's classes: mlx-lm, plugins, and text parts of mlx-vlm's models."""

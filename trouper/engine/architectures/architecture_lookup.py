@@ -1,8 +1,6 @@
-"""Finds the classes of a config's `model_type`, as mlx-lm's `load_model(get_model_classes=...)`
-takes them.
+"""Finds the classes of a config's `model_type`, for mlx-lm's `load_model`.
 
-The order: a plugin that replaces mlx-lm's architecture, mlx-lm, a plugin, mlx-vlm. Nothing but the
-one that is found is imported.
+The order: an overriding plugin, mlx-lm, a plugin, mlx-vlm. Only the result is imported.
 """
 
 from __future__ import annotations
@@ -24,26 +22,22 @@ from trouper.engine.architectures.plugins import GROUP, OVERRIDES, Plugin, plugi
 from trouper.protocol.problems import ModelUnusable
 
 Classes = tuple[Any, Any]
-"""Model and ModelArgs."""
 DEFINES_MODEL = re.compile(r"^class Model\b", re.MULTILINE)
 EXTRA = "pip install 'trouper[vlm]'"
 
 
 @attrs.frozen(eq=False)
 class Architecture:
-    """Where the classes of a model_type come from. `provider`: as text for a person. `get_classes`
-    imports them."""
+    """`provider`: text for a person. `get_classes` imports."""
 
     provider: str
     get_classes: Callable[[], Classes]
     plugin: Plugin | None = None
     native: bool = False
-    """Whether it is mlx-lm's own."""
 
     @property
     def identity(self) -> str:
-        """What results of this code depend on, beside the version of mlx-lm; "" for mlx-lm's own.
-        The classes must be imported."""
+        """Version of the code for caches; "" for mlx-lm's own. The classes must be imported."""
         return (
             ""
             if self.native
@@ -52,8 +46,7 @@ class Architecture:
 
 
 def find_architecture(config: Mapping[str, Any]) -> Architecture:
-    """Find a config's architecture. Imports none of its modules. Raises `ModelUnusable`, which says
-    what to install."""
+    """Imports no module. Raises `ModelUnusable`, with the package to install."""
     kind = str(config["model_type"])
     if override := plugin_for(kind, OVERRIDES):
         return Architecture(override.description, override.classes, override)
@@ -73,7 +66,7 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
 
 
 def get_classes(config: Mapping[str, Any]) -> Classes:
-    """Import and return the classes of a config's architecture. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     return find_architecture(config).get_classes()
 
 
@@ -98,8 +91,7 @@ def _module_name(config: Mapping[str, Any]) -> str:
 
 
 def _module_file(name: str) -> Path | None:
-    """Find a module of mlx_lm.models. Some have a dash in their name, so that they are no
-    identifiers."""
+    """Some names of mlx_lm.models have a dash."""
     if not re.fullmatch(r"[\w-]+", name):
         return None
     files = (Path(directory) / f"{name}.py" for directory in mlx_lm.models.__path__)
@@ -107,7 +99,6 @@ def _module_file(name: str) -> Path | None:
 
 
 def _remedy(kind: str) -> str:
-    """Say what to install, and the name that is nearest."""
     has_vlm = vlm_models.version() is not None
     vlm = (
         f"mlx-vlm {vlm_models.version()} has no text part of it either"
@@ -123,7 +114,6 @@ def _remedy(kind: str) -> str:
 
 
 def known_types() -> list[str]:
-    """Return every model_type that is known here, in order."""
     files = [file for directory in mlx_lm.models.__path__ for file in Path(directory).glob("*.py")]
     native = {file.stem for file in files if DEFINES_MODEL.search(file.read_text("utf-8"))}
     return sorted(native | set(utils.MODEL_REMAPPING) | registered() | vlm_models.names())

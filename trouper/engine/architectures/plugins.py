@@ -1,5 +1,4 @@
-"""Plugins: modules with mlx-lm's interface that installed packages register under a `model_type`,
-as entry points."""
+"""Plugins: modules with mlx-lm's interface, registered under a `model_type` by entry points."""
 
 from __future__ import annotations
 
@@ -16,22 +15,17 @@ from trouper.engine.platform.error_text import line_of
 from trouper.protocol.problems import ModelUnusable
 
 GROUP = "trouper.architectures"
-"""Entry point group of architectures that mlx-lm does not have. An entry's name is the model_type,
-its value the module."""
+"""Entry point group of architectures that mlx-lm lacks: model_type = module."""
 OVERRIDES = "trouper.architectures.overrides"
-"""Entry point group of architectures that replace mlx-lm's own. It is a group of its own, so that
-nothing needs to be imported to know."""
+"""Group of architectures that override mlx-lm's, distinguished without an import."""
 
 
 @attrs.frozen
 class Plugin:
-    """An architecture that an installed package registers."""
-
     entry: EntryPoint
 
     @property
     def description(self) -> str:
-        """The package, its version and the module."""
         package = self.entry.dist
         return (
             f"{self.entry.value} of {package.name} {package.version}"
@@ -40,15 +34,14 @@ class Plugin:
         )
 
     def classes(self) -> tuple[Any, Any]:
-        """Import the module and return its `Model` and `ModelArgs`. Raises `ModelUnusable`, which
-        names the plugin."""
+        """Import `Model` and `ModelArgs`. Raises `ModelUnusable`."""
         try:
             module = self.entry.load()
         except (
             Exception,
             SystemExit,
         ) as error:
-            # A package's own code: whatever it raises, this model is unusable.
+            # A package's code may raise any exception.
             reason = (
                 line_of(error) if isinstance(error, Exception) else f"it exits with {error.code}"
             )
@@ -67,15 +60,13 @@ class Plugin:
         return module.Model, module.ModelArgs
 
     def digest(self) -> str:
-        """Hash the file of the module, which may change without the version. It must be
-        imported."""
+        """The imported module's file may change without the version."""
         file = getattr(sys.modules.get(self.entry.module), "__file__", None)
         return xxh3_64_hexdigest(Path(file).read_bytes()) if file else ""
 
 
 def plugin_for(model_type: str, group: str = GROUP) -> Plugin | None:
-    """Find what is registered under a model_type, without importing it. Raises `ModelUnusable` if
-    several packages register it."""
+    """Imports nothing. Raises `ModelUnusable` if several packages register the type."""
     found = _registered(group, tuple(sys.path)).get(model_type, ())
     if len(found) > 1:
         raise ModelUnusable(
@@ -87,14 +78,12 @@ def plugin_for(model_type: str, group: str = GROUP) -> Plugin | None:
 
 
 def registered() -> frozenset[str]:
-    """Return every model_type that a plugin registers."""
     path = tuple(sys.path)
     return frozenset(_registered(GROUP, path)) | frozenset(_registered(OVERRIDES, path))
 
 
 @cache
 def _registered(group: str, path: tuple[str, ...]) -> dict[str, tuple[Plugin, ...]]:  # noqa: ARG001  The metadata is searched on it.
-    """Read the metadata of all installed packages, once for each `sys.path`."""
     found: dict[str, tuple[Plugin, ...]] = {}
     for entry in entry_points(group=group):
         found[entry.name] = (*found.get(entry.name, ()), Plugin(entry))

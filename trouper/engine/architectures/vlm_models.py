@@ -1,9 +1,7 @@
-"""The text parts of mlx-vlm's models, an optional extra: what there is, and a model with mlx-lm's
-interface around one.
+"""Text parts of mlx-vlm's models, an optional extra, with mlx-lm's interface.
 
-mlx-vlm builds a model whole, with its encoders of images and sound, and its `sanitize` gives a
-checkpoint's weights their names. So it is built whole here, lazily, and only its `language_model`
-is kept: no weight of an encoder is read.
+The model's `sanitize` renames weights for the whole model, encoders included: the whole is built
+lazily, and only `language_model` is kept and read.
 """
 
 from __future__ import annotations
@@ -29,12 +27,11 @@ from trouper.protocol.problems import ModelUnusable
 PACKAGE = "mlx_vlm"
 PREFIX = "language_model."
 PARTS = ("text", "vision", "perceiver", "projector", "audio")
-"""Parts of a config of which mlx-vlm makes objects (its `load_model`)."""
 Weights = dict[str, mx.array]
 
 
 def version() -> str | None:
-    """Return mlx-vlm's version; None: it is not installed."""
+    """None: not installed."""
     try:
         return metadata.version("mlx-vlm") if find_spec(PACKAGE) is not None else None
     except metadata.PackageNotFoundError:
@@ -42,7 +39,7 @@ def version() -> str | None:
 
 
 def names() -> frozenset[str]:
-    """Return the names of its modules that define a language model."""
+    """Names of mlx-vlm's modules with a language model."""
     return (
         frozenset(file.parent.name for file in _directory().glob("*/language.py"))
         if version()
@@ -51,8 +48,7 @@ def names() -> frozenset[str]:
 
 
 def has(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-vlm is installed and has a module for this config. Imports the package, but no
-    model."""
+    """Imports the package, but no model."""
     if version() is None:
         return False
     name = str(_utils().get_model_type(dict(config)))
@@ -60,8 +56,7 @@ def has(config: Mapping[str, Any]) -> bool:
 
 
 def text_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the classes of a text part, as mlx-lm's `load_model` takes them. Raises
-    `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     kind = config["model_type"]
     try:
         module, _ = _utils().get_model_and_args(dict(config))
@@ -83,16 +78,14 @@ def text_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 class LanguageModelArgs(dict[str, Any]):
-    """A config, for `WrappedLanguageModel`."""
-
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> LanguageModelArgs:
-        """Copy the config: mlx-vlm changes what it gets."""
+        """A copy: mlx-vlm changes the config."""
         return cls(deepcopy(dict(config)))
 
 
 class WrappedLanguageModel(nn.Module):
-    """The `language_model` of a model of mlx-vlm, with mlx-lm's interface."""
+    """The `language_model` with mlx-lm's interface."""
 
     def __init__(self, module: Any, args: LanguageModelArgs) -> None:
         super().__init__()
@@ -114,7 +107,7 @@ class WrappedLanguageModel(nn.Module):
         return logits
 
     def sanitize(self, weights: Weights) -> Weights:
-        """Name a checkpoint's weights as mlx-vlm does, and keep those of the text part."""
+        """Rename a checkpoint's weights as in mlx-vlm, and keep the text part."""
         named = self._sanitize(weights)
         if hasattr(self.language_model, "sanitize"):
             named = self.language_model.sanitize(named)
@@ -130,13 +123,11 @@ class WrappedLanguageModel(nn.Module):
 
     @property
     def layers(self) -> Any:
-        """Its layers."""
         inner = self.language_model
         return inner.layers if hasattr(inner, "layers") else inner.model.layers
 
 
 def _vlm_model(module: Any, args: LanguageModelArgs) -> Any:
-    """Build a model as mlx-vlm's `load_model` does. Its parameters are lazy."""
     config = {**args}
     config.setdefault("text_config", config.pop("llm_config", {}))
     config.setdefault("vision_config", {})

@@ -1,9 +1,7 @@
-"""The ranks of one model and their MLX collectives. With one rank all operations are free.
+"""The ranks of one model and MLX's collectives, free with one rank.
 
-A collective cannot be cancelled, and every rank must start the same ones in the same order: calls
-of collectives must depend on the plans alone (docs/ranks.md). `mx.distributed.init` waits for the
-other ranks with the GIL held (MLX 0.32.4): no other thread runs meanwhile, not even one that would
-handle a signal.
+Collectives cannot be cancelled, and every rank must start the same ones in the same order: plans
+alone may decide (docs/ranks.md). `mx.distributed.init` holds the GIL while waiting (MLX 0.32.4).
 """
 
 from __future__ import annotations
@@ -25,53 +23,48 @@ BACKENDS = {
     "OMPI_COMM_WORLD_SIZE": "mpi",
     "PMI_SIZE": "mpi",
 }
-"""Environment variables that launchers set, and the backend that reads each."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-"""Environment variable of visible devices. Ranks of one host that see different devices share no
-memory."""
+"""Ranks of one host with different visible devices share no memory."""
 
 
 def backend_of(environment: Mapping[str, str]) -> str | None:
-    """Return the backend that a launcher has set up for this process; None: the process runs
-    alone."""
+    """None: one process."""
     return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
 
 
 class RankGroup:
-    """This process's rank, and the collectives of all ranks. Lives on the engine's thread."""
+    """Lives on the engine's thread."""
 
     def __init__(self, group: mx.distributed.Group | None = None) -> None:
         self._group = group
         self.rank: int = group.rank() if group is not None else 0
         self.size: int = group.size() if group is not None else 1
         self.sharers = self._sharers()
-        """Number of ranks that share this rank's memory, including itself."""
+        """Ranks in this rank's memory."""
 
     @property
     def mlx(self) -> mx.distributed.Group:
-        """MLX's group. There is none for a single rank."""
+        """None for a single rank."""
         assert self._group is not None, "there is no group of one"
         return self._group
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, whose tokens every rank takes."""
         return self.rank == 0
 
     def agree(self, tokens: mx.array) -> mx.array:
-        """Return rank 0's tokens, lazily (F21). Other ranks' tokens must stay in the graph: else
-        their collective would run before those that made the tokens, and would be paired with
-        another collective of rank 0."""
+        """Return rank 0's tokens, lazily (F21). Other ranks' tokens stay in the graph, which keeps
+        collectives in order."""
         if self.size == 1:
             return tokens
         return self.sum(tokens if self.leads else tokens * 0)
 
     def sum(self, part: mx.array) -> mx.array:
-        """Sum all ranks' parts, lazily."""
+        """Lazy."""
         return part if self.size == 1 else mx.distributed.all_sum(part, group=self._group)
 
     def share(self, data: bytes) -> bytes:
-        """Broadcast rank 0's data. Waits until all ranks have called it."""
+        """Broadcast rank 0's data. Waits for all ranks."""
         if self.size == 1:
             return data
         payload = data if self.leads else b""
@@ -80,8 +73,7 @@ class RankGroup:
         return np.array(self.sum(mx.array(room))).tobytes()
 
     def gather(self, number: int) -> list[int]:
-        """Gather each rank's number (63 bits), in order of ranks. Waits until all ranks have called
-        it."""
+        """Gather 63-bit numbers in order of ranks. Waits for all ranks."""
         numbers_by_rank = [number if rank == self.rank else 0 for rank in range(self.size)]
         numbers: list[int] = self.sum(mx.array(numbers_by_rank, mx.int64)).tolist()  # type: ignore[assignment]
         return numbers
@@ -96,8 +88,7 @@ ALONE = RankGroup()
 
 
 def join() -> RankGroup:
-    """Join the group that a launcher has set up, or return the group of one. Waits for all ranks.
-    Raises `ModelUnusable`."""
+    """Waits for all ranks. Raises `ModelUnusable`."""
     backend = backend_of(os.environ)
     if backend is None:
         return ALONE

@@ -1,8 +1,5 @@
-"""Sharding of a model over ranks: mlx-lm's `shard`, its preconditions, and the sums of the parts.
-
-Sharding is lazy: no weight is read before the parameters are evaluated, so a rank only ever holds
-its own part.
-"""
+"""Sharding by mlx-lm's `shard`, preconditions, and sums of parts. Lazy: a rank only reads the
+rank's own part."""
 
 from __future__ import annotations
 
@@ -28,18 +25,17 @@ HEADS = {
 }
 KV_HEADS = "num_key_value_heads"
 REPEATS_KV_HEADS = frozenset({"qwen3_5", "qwen3_5_moe"})
-"""Model types whose `shard` gives each rank a copy of a KV head if there are more ranks than KV
-heads."""
+"""Model types whose `shard` copies KV heads for more ranks than heads."""
 MAX_RANKS = 64
-"""Largest number of ranks that is tried for the error message's list of possible numbers."""
+"""Ranks tried for the error message."""
 Make = Callable[[], nn.Module]
-"""Loads the whole model again, lazily: `shard` changes a model in place."""
+"""`shard` works in place."""
 
 
 def shard(
     model: nn.Module, config: Mapping[str, Any], directory: Path, group: RankGroup, make: Make
 ) -> None:
-    """Reduce the model to this rank's part. Raises `ModelUnusable` with one line."""
+    """Raises `ModelUnusable`."""
     if not hasattr(model, "shard"):
         raise ModelUnusable(
             f"{directory}: mlx-lm cannot split {config['model_type']} over ranks; run it in one "
@@ -58,7 +54,7 @@ def shard(
 
 
 def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None:
-    """Shard the model; returns why it cannot be sharded, or None. `group` has a size and a rank."""
+    """Return the reason against sharding, or None. `group` has a size and a rank."""
     count = group.size()
     for heads, name in _heads(config):
         if heads % count:
@@ -71,7 +67,7 @@ def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None
 
 
 def _misfit(model: nn.Module) -> str | None:
-    """Return why a pass over the part fails, or None. The pass is built and never evaluated."""
+    """Return the reason why a pass fails, or None. Evaluates nothing."""
     try:
         model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
     except Exception as error:  # noqa: BLE001 - as above
@@ -88,8 +84,6 @@ def _can_shard(count: int, config: Mapping[str, Any], make: Make) -> bool:
 
 @attrs.frozen
 class HypotheticalGroup:
-    """A stand-in for a group of `count` ranks, with the methods that `shard` calls."""
-
     count: int
 
     def size(self) -> int:
@@ -100,7 +94,6 @@ class HypotheticalGroup:
 
 
 def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Yield the number and the name of each kind of heads that is split over ranks."""
     for level in (config, config.get("text_config") or {}):
         for key, name in HEADS.items():
             if isinstance(heads := level.get(key), int):
@@ -116,8 +109,8 @@ def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def fuse_adapters(model: nn.Module) -> None:
-    """Fuse adapters into their layers, lazily, since mlx-lm shards plain layers only. Quantized
-    layers are dequantized, since quantizing the sum again would lose the adapter's small steps."""
+    """mlx-lm shards only plain layers. Quantized layers are dequantized, because quantizing again
+    would lose the adapter's small steps."""
     fused = [
         (name, layer.fuse(dequantize=True))
         for name, layer in model.named_modules()
@@ -131,9 +124,8 @@ def fuse_adapters(model: nn.Module) -> None:
 
 
 class Float32Sum(nn.Module):
-    """A layer split along its input, whose parts are added in float32 and rounded once (F26).
-    mlx-lm's adds them in the activations' type: with more than two ranks it rounds at each of
-    them."""
+    """A layer split along the input, with parts added in float32 and rounded once (F26); mlx-lm
+    rounds at each addition."""
 
     def __init__(self, layer: nn.Module, group: RankGroup) -> None:
         super().__init__()
@@ -159,8 +151,8 @@ class Float32Sum(nn.Module):
 
 
 def sum_in_float32(model: nn.Module, group: RankGroup) -> None:
-    """Replace mlx-lm's layers that sum over ranks. Sums in a model's own code, as of mixtures of
-    experts, are not replaced."""
+    """Replace mlx-lm's summing layers. Sums in a model's own code, such as mixtures of experts,
+    stay."""
     kinds = (ShardedToAllLinear, QuantizedShardedToAllLinear)
     layers = [
         (name, Float32Sum(layer, group))

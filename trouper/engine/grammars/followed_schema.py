@@ -1,8 +1,6 @@
-"""A JSON schema as llguidance can follow it: what it refuses and what asserts nothing is left out,
-or said in another way.
+"""Rewrites a JSON schema for llguidance without a change of meaning.
 
-An answer follows the one schema if and only if it follows the other. A keyword that asserts
-something llguidance does not know stays, and is refused. Source: JSON Schema 2020-12, of which
+An asserting keyword unknown to llguidance stays, and is refused. Source: JSON Schema 2020-12, where
 `format` is an annotation (7.2.1).
 """
 
@@ -46,7 +44,6 @@ NOTHING: dict[str, tuple[Any, ...]] = {
 second with every record."""
 ANYTHING: tuple[Any, ...] = (True, {})
 NAMING = {"enum", "type", "title", "description"}
-"""Keywords of a list of names."""
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 """pydantic's Decimal, which looks ahead."""
 PATTERNS = {DECIMAL: r"^[+-]?(\d+\.?\d*|\.\d+)$"}

@@ -95,12 +95,10 @@ class CompiledGrammar:
 
 
 class Grammars:
-    """Grammars over one vocabulary. Compiled grammars are cached by their content.
+    """Grammars over one vocabulary, cached by content.
 
-    Compiling takes from a millisecond to seconds, so it is done before a request is admitted, on a
-    worker thread (`compile`); the engine's thread only copies a compiled matcher. The caller must
-    keep the result of `compile` until the row is in the engine, since the cache may have evicted
-    the grammar by then.
+    Compiling takes up to seconds, on a worker thread before admission. Callers keep the result of
+    `compile` until the row starts: the cache may evict.
     """
 
     def __init__(self, vocabulary: TokenizerVocabulary, size: int, eos: Sequence[int]) -> None:
@@ -157,7 +155,7 @@ class Grammars:
         return found
 
     def _add(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar:
-        """Compile a grammar, and cache it or its fault. Raises `RequestFailed`."""
+        """Raises `RequestFailed`."""
         key = _key(grammar)
         try:
             found = self._compile(grammar, timeout_s)
@@ -190,7 +188,7 @@ class Grammars:
         if reason:
             return f"{self._fault_path(grammar, end)}\0{reason}"
         matcher = self._matcher(grammar, text)
-        matcher.compute_bitmask()  # The first mask is slow, and copies reuse its work.
+        matcher.compute_bitmask()  # The first mask is slow; copies reuse the work.
         if len(text) > SMALL:
             heap.give_back()
         minimum = REGEX_BYTES if _has_regex(grammar) else 0
@@ -275,7 +273,7 @@ def _has_regex(grammar: Grammar) -> bool:
 
 
 def _options(source: str) -> str:
-    """Make the alternatives of a Lark grammar. Raises `ValueError` if there is none."""
+    """Return a Lark grammar's alternatives. Raises `ValueError` without any."""
     options = json.loads(source)
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         raise ValueError("it must be a JSON array of strings")
@@ -285,10 +283,8 @@ def _options(source: str) -> str:
 
 
 def _with_calls(grammar: Grammar) -> str:
-    """Make a Lark grammar of a text that follows the grammar or begins with a call of one of the
-    tools. A call that is an object is followed to its end, of another one the name must come soon;
-    behind that anything may come: parsers of calls repair more than a grammar of their format would
-    allow."""
+    """Return a Lark grammar of the text or a call. A call's object is followed to the end, other
+    calls up to the name: parsers repair more than a grammar would allow."""
     answer = (
         _options(grammar.source)
         if grammar.kind == "choice"
@@ -317,7 +313,6 @@ def _with_calls(grammar: Grammar) -> str:
 
 
 def _in_final_channel(kind: GrammarKind, text: str) -> str:
-    """Nest a grammar, as text for llguidance, in one of harmony's messages."""
     nested = (
         [{"lark_grammar": text}] if kind in ("lark", "choice") else json.loads(text)["grammars"]
     )
@@ -358,7 +353,7 @@ def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> Request
 
 
 def _of_schema(source: str) -> str:
-    """Make a grammar from a JSON schema. The schema `false` takes no options."""
+    """The schema `false` takes no options."""
     options = {"whitespace_pattern": BLANKS} if source.startswith("{") else None
     return LLMatcher.grammar_from_json_schema(followed(source), defaults=options)  # type: ignore[arg-type]
 

@@ -15,9 +15,9 @@ BITS = mx.array(
         np.bool_
     )
 )
-"""(256, 8): the bits of each byte, lowest first."""
+"""(256, 8): bits of each byte, lowest first."""
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
-"""Packed bits, lowest first."""
+"""Lowest bit first."""
 
 
 def mask_bytes(vocabulary: int) -> int:
@@ -51,7 +51,6 @@ class Constraint:
         return ""
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """Number of leading draft tokens that the grammar allows."""
         return 0 if self._matcher.is_stopped() else self._matcher.validate_tokens(list(draft))
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
@@ -71,7 +70,7 @@ class Constraint:
         return masks
 
     def allowed(self, drawn: int) -> Mask:
-        """Mask after `drawn` tokens. A complete text allows only the end token."""
+        """Mask after `drawn` tokens; a complete text allows only the end."""
         stopped = self._matcher.is_stopped()
         mask = (
             self._eos

@@ -88,7 +88,6 @@ class TrialPool:
                     self._give_back(process)
 
     def _taken(self) -> TrialProcess | None:
-        """Take the process that was used last and still lives."""
         with suppress(IndexError):
             while True:
                 if (process := self._idle.pop()).is_alive:
@@ -134,7 +133,6 @@ class TrialProcess:
         `TrialUnavailableError`."""
         self._process = _start()
         self.stop: Callable[[], object] = weakref.finalize(self, _ended, self._process)
-        """Ends the process."""
         self._exchange(vocabulary, START_S)
 
     def _exchange(self, message: dict[str, Any], timeout_s: float) -> Any:
@@ -159,8 +157,7 @@ class TrialProcess:
         return self._process.poll() is None
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """Return llguidance's error message, or "". Raises `TrialFailedError`,
-        `TrialUnavailableError`."""
+        """Returns llguidance's error, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
         try:
             return str(self._exchange({"text": text, "max_items": max_items}, timeout_s))
         except TimeoutError:
@@ -172,7 +169,7 @@ class TrialProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start the process. Raises OSError."""
+    """Raises OSError."""
     if not sys.executable:
         raise OSError("this program has no Python of its own")
     return subprocess.Popen(  # noqa: S603 - our own script
@@ -191,7 +188,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout_s: float) -> Any:
-    """Send a message and return the reply. Raises OSError, EOFError, TimeoutError."""
+    """Raises OSError, EOFError, TimeoutError."""
     assert process.stdin is not None
     data = json.dumps(message).encode()
     remaining = memoryview(LENGTH.pack(len(data)) + data)
@@ -206,7 +203,7 @@ def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout
 def _read(process: subprocess.Popen[bytes], length: int, clock: WakingTime, end: float) -> bytes:
     assert process.stdout is not None
     data = b""
-    with selectors.PollSelector() as selector:  # Needs no descriptor of its own.
+    with selectors.PollSelector() as selector:  # Needs no further descriptor.
         selector.register(process.stdout, selectors.EVENT_READ)
         while len(data) < length:
             if not selector.select(min(max(end - clock.now(), 0), LOOK_S)):

@@ -1,14 +1,9 @@
-"""Process that compiles grammars before the server does: some compile for minutes, and some crash
-the compiling process.
+"""Script that compiles grammars before the server does.
 
-llguidance recurses over a grammar's rules: 1,000 definitions of a JSON schema that refer to one
-another overflow the stack, which raises no exception but ends the process. `a?` 50,000 times
-compiles for more than a minute, and nothing can interrupt that. So this process compiles each
-grammar first, and the server compiles those that this process survived within the time limit.
-
-The file is run as a script (see `trial_process.py`) and imports nothing of the package, so that it
-starts in a fifth of a second. Frames on stdin and stdout: a little-endian length of four bytes,
-then JSON. First comes the vocabulary, then one grammar after another.
+1,000 definitions that refer to one another overflow llguidance's stack and end the process; `a?`
+50,000 times compiles for more than a minute without interruption. The script imports nothing of the
+package and starts in 0.2 s. Frames on stdin and stdout: a little-endian length of four bytes, then
+JSON; first the vocabulary, then grammars.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Loading: makes the model that a setting names ready to run."""
+"""Makes the model that a setting names ready to run."""

@@ -1,5 +1,4 @@
-"""Files of LoRA adapters (--adapter NAME=DIR), as PEFT writes them and as mlx-lm does: read, and
-matched with the layers of a model."""
+"""Files of LoRA adapters (--adapter NAME=DIR), written by PEFT or mlx-lm."""
 
 from __future__ import annotations
 
@@ -29,9 +28,8 @@ PEFT_NAME = re.compile(
 )
 MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
 PLAIN_INITS = {"True", "False", "None", "gaussian", "eva", "orthogonal", "mica", "lora_ga"}
-"""Values of PEFT's `init_lora_weights` with which an adapter is plain LoRA. Other initializations,
-such as PiSSA's, change the model's own weights, and the adapter fits these alone. PEFT can convert
-it to plain LoRA when it saves it, and then writes one of these values."""
+"""PEFT's `init_lora_weights` for plain LoRA; other initializations, such as PiSSA, change the
+model's own weights."""
 NOT_PLAIN = (
     "alora_invocation_tokens",
     "layer_replication",
@@ -39,26 +37,21 @@ NOT_PLAIN = (
     "use_bdlora",
     "arrow_config",
 )
-"""PEFT's options whose products are no x A B of each token and layer."""
+"""Products other than x A B for each token and layer."""
 FUSE = (
     "merge it into a model of its own; one that mlx-lm wrote can also be served with --adapter-path"
 )
-"""Remedy for what is no plain LoRA."""
 LONGEST_CONFIG_BYTES = 2**20
 LONGEST_HEADER_BYTES = 2**22
-"""Bound of the names and shapes of an adapter, some 20,000 matrices: they are read while rows
-decode."""
+"""Some 20,000 matrices, whose header is read while rows decode."""
 MATRICES_A_LAYER = 4
-"""Maximum number of matrices for each layer of a model, some of whose layers are other ones'
-again."""
+"""More than two: some models share layers."""
 LONGEST_NAME = 512
-"""Maximum number of characters of a matrix's name."""
 
 
 @attrs.frozen(eq=False)
 class FoundAdapter:
-    """An adapter whose files are there. `weights`: the file of its matrices. `alphas`: PEFT's
-    `alpha_pattern`. `matrices`: how many there are."""
+    """A checked adapter. `alphas`: PEFT's `alpha_pattern`. `matrices`: count."""
 
     name: str
     directory: Path
@@ -76,13 +69,12 @@ class FoundAdapter:
         return self.directory / CONFIG, self.weights
 
     def unusable(self, what: str, remedy: str = "") -> ModelUnusable:
-        """The error that names the adapter."""
         text = f"--adapter {self.name}={self.directory}: {what}"
         return ModelUnusable(text, remedy) if remedy else ModelUnusable(text)
 
 
 def find_adapter(name: str, path: str) -> FoundAdapter:
-    """Check the files of an adapter before the model is loaded. Raises `ModelUnusable`."""
+    """Check the files before the model is loaded. Raises `ModelUnusable`."""
     directory = Path(path)
     weights = next(
         (directory / file for file in (PEFT_WEIGHTS, MLX_WEIGHTS) if is_file(directory / file)),
@@ -114,7 +106,6 @@ def find_adapter(name: str, path: str) -> FoundAdapter:
 
 
 def _not_plain(found: FoundAdapter) -> Iterator[str]:
-    """Yield what the config says that low-rank products cannot do."""
     config = found.config
     if not found.is_peft:
         if (kind := config.get("fine_tune_type", "lora")) != "lora":
@@ -141,14 +132,14 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
 
 
 def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
-    """Read an adapter, lazily, by the paths of the model's layers. Raises `ModelUnusable`."""
+    """Read matrices lazily, by path of the model's layers. Raises `ModelUnusable`."""
     modules = dict(model.named_modules())
     if found.matrices > MATRICES_A_LAYER * len(modules):
         raise found.unusable(f"{found.matrices} matrices are more than this model has layers for")
     try:
         weights = mx.load(str(found.weights))
     except Exception as error:
-        # Any bytes may be in the file: whatever it raises, they are no adapter.
+        # MLX may raise any exception over any bytes.
         raise found.unusable(f"{found.weights.name} cannot be read: {line_of(error)}") from error
     assert isinstance(weights, dict)
     sides: dict[str, dict[str, mx.array]] = defaultdict(dict)
@@ -164,8 +155,7 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     for layer, pair in sides.items():
         path = paths.get(layer) or tails.get(_tail(layer))
         if path is None and "b" in pair and not mx.any(pair["b"]).item():
-            # A layer that a family shares with another one, so that training has left the zeros
-            # with which it began.
+            # A layer that a family shares with another one: training has left the initial zeros.
             continue
         if path is None:
             raise found.unusable(
@@ -182,8 +172,8 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
 
 
 def require_finite(found: FoundAdapter, path: str, part: LowRank) -> None:
-    """Read the matrices of a layer and check that they are numbers. A row's KV that is not would
-    spread: attention multiplies what it must not see by 0. Raises `ModelUnusable`."""
+    """Attention multiplies masked KV by 0: NaN would spread to other rows. Raises
+    `ModelUnusable`."""
     if not (mx.isfinite(part.a).all() & mx.isfinite(part.b).all()).item():
         raise found.unusable(
             f"{path} has values that are not finite: its training has diverged",
@@ -192,15 +182,14 @@ def require_finite(found: FoundAdapter, path: str, part: LowRank) -> None:
 
 
 def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
-    """Bytes of the matrices of several adapters of one model, as `lora_layers.stacked` has them,
-    from the headers of their files. Raises `ModelUnusable`."""
+    """Bytes of stacked adapters from file headers. Raises `ModelUnusable`."""
     sizes, ranks = defaultdict[str, dict[str, int]](dict), defaultdict[str, int](int)
     for found in adapters:
         for name, tensor in tensors_of([header_of(found.weights)]).items():
             match = (PEFT_NAME if found.is_peft else MLX_NAME).fullmatch(name)
             if match is None or len(shape := tensor["shape"]) != 2:
                 raise found.unusable(f"{name} is no LoRA of a linear layer", FUSE)
-            # What comes before may differ between forms.
+            # The part before `layers.` may differ between forms.
             layer = match["layer"].rpartition("layers.")[2]
             side = match["side"].lower()
             rank_axis = 0 if (side == "a") == found.is_peft else 1
@@ -211,9 +200,8 @@ def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
 
 
 def _tails(paths: Mapping[str, str]) -> dict[str, str | None]:
-    """Index the model's own paths by what follows `layers`: a checkpoint's names and mlx-lm's may
-    differ in what comes before. None: several paths end like this. `paths`: see
-    `original_paths`."""
+    """Index paths by the part after `layers`: checkpoints and mlx-lm differ before. None:
+    ambiguous."""
     found: dict[str, str | None] = {}
     for path, present in paths.items():
         _, *parts = path.split(".layers.")
@@ -247,12 +235,12 @@ def _low_rank(
 
 
 def _scale(found: FoundAdapter, layer: str, rank: int) -> float:
-    """The factor of the product. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     try:
         if not found.is_peft:
             return float(found.config["lora_parameters"]["scale"])
         alpha = found.alphas.value_for(layer, found.config.get("lora_alpha", 8))
         return float(alpha) / (math.sqrt(rank) if found.config.get("use_rslora") else rank)
     except Exception as error:
-        # Any JSON may be in the file: whatever it raises, it gives no number.
+        # The file may hold any JSON.
         raise found.unusable(f"{CONFIG} gives no scale: {line_of(error)}") from error

@@ -1,5 +1,4 @@
-"""The adapters of a model (--adapter): found before its weights are read, then given to its
-layers."""
+"""Adapters of a model (--adapter): found before weights are read, installed afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from trouper.storage.cache_fingerprint import file_digest, namespace
 
 
 def find_adapters(adapters: Mapping[str, str], group: RankGroup) -> list[FoundAdapter]:
-    """Check the files of the adapters, by name. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     if adapters and group.size > 1:
         raise ModelUnusable(
             "--adapter is for one rank: a model that is split over several has no adapters by "
@@ -46,8 +45,7 @@ def find_adapters(adapters: Mapping[str, str], group: RankGroup) -> list[FoundAd
 def read_adapters(
     found: Sequence[FoundAdapter], model: nn.Module, target: Checkpoint
 ) -> Sequence[Mapping[str, LowRank]]:
-    """Read the adapters, lazily, before the weights of their model are read. Raises
-    `ModelUnusable`, also if they do not fit into memory beside these."""
+    """Read lazily, before the model's weights. Raises `ModelUnusable`, also for lack of memory."""
     read = [read_adapter(adapter, model) for adapter in found]
     if read:
         needed_bytes = target.loaded_bytes + bytes_to_install(model, read)
@@ -61,8 +59,7 @@ def load_adapters(
     model: nn.Module,
     report: Callable[[str], None],
 ) -> tuple[AdapterCard, ...]:
-    """Give the model's layers the adapters, of which the first has index 1. `read`: their matrices.
-    Rows without one compute what they computed before. Raises `ModelUnusable`."""
+    """Install adapters, from index 1 on. Raises `ModelUnusable`."""
     if not found:
         return ()
     for adapter, parts in zip(found, read, strict=True):
@@ -70,7 +67,7 @@ def load_adapters(
             require_finite(adapter, path, part)
     try:
         install(model, read)
-    except Exception as error:  # MLX raises what it likes where there is no memory
+    except Exception as error:  # MLX raises various exceptions for lack of memory.
         raise ModelUnusable(
             f"--adapter: the model cannot be given its adapters: {line_of(error)}"
         ) from error
@@ -92,9 +89,8 @@ def load_adapters(
 
 
 def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Module | None) -> None:
-    """Check that every layer with adapters applies them to the rows of a pass, unless they add
-    nothing. `head`: an MTP head, which reads the layer that makes logits outside of the model's
-    passes. Raises `ModelUnusable`."""
+    """Check that passes reach every adapted layer. `head`: an MTP head, which reads the output
+    layer outside of passes. Raises `ModelUnusable`."""
     layers = adapted_layers(model)
     outside = [path for path in layers if "layers." not in path]
     if head is not None and outside:
@@ -108,7 +104,7 @@ def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Modul
         )
         missed = [path for path in not_reached if mx.any(layers[path].adapters.b).item()]
     except Exception as error:
-        # Any architecture's code: whatever it raises, it cannot run with adapters.
+        # An architecture's code may raise any exception.
         raise ModelUnusable(
             f"--adapter: this model cannot run with adapters by request: {line_of(error)}", FUSE
         ) from error
@@ -119,7 +115,7 @@ def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Modul
 
 
 def fingerprint_of(adapter: FoundAdapter) -> str:
-    """Hash the content of the files, which KV depends on. Raises `ModelUnusable`."""
+    """Hash the files, which KV depends on. Raises `ModelUnusable`."""
     try:
         return namespace({path.name: file_digest(path, None) for path in adapter.files})
     except OSError as error:

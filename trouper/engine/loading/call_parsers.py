@@ -1,9 +1,5 @@
-"""Parsers of calls in the formats whose calls are read once they are complete: mlx-lm's results, in
-time that is in proportion to the text.
-
-mlx-lm's own parsers search by regular expressions that read the text again from each place where a
-call might begin: 30,000 characters of a model's answer held all streams for two seconds.
-"""
+"""Parsers of complete calls with mlx-lm's results, in linear time: mlx-lm's regular expressions
+blocked all streams for two seconds over 30,000 characters."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ from typing import Any
 
 Call = dict[str, Any]
 ParseTool = Callable[[str, Any], Any]
-"""From the text between a call's markers, and the tools, to one call or a list. Raises an exception
-if there is none."""
+"""Takes the text between markers, and the tools. Raises an exception without a call."""
 LONGEST_HEAD = 256
 GEMMA_STRING = '<|"|>'
 GEMMA_HEAD = re.compile(r"call:([\w-]+)\{")
@@ -30,14 +25,13 @@ MUSE_TAG = re.compile(r"<atem:(invoke|parameter)\b([^<>]*)>")
 MUSE_NAME = re.compile(r'\bname="([^"]+)"')
 PYTHON_HEAD = re.compile(r"\[([\w.]+)\(")
 MAX_SIGNS = 5_000
-"""Maximum number of commas and brackets of a text that Python's own parser reads, which takes 40 ms
-for so many."""
+"""Commas and brackets that Python's parser reads in 40 ms."""
 LONGEST_LITERAL = 1_000
 PYTHON_KEY = re.compile(r"(?<!\w)(\w+)=")
 
 
 class NoCall(ValueError):
-    """The text has no call."""
+    pass
 
 
 def _some(calls: list[Call]) -> list[Call]:
@@ -54,7 +48,7 @@ def _json_or_text(text: str, otherwise: str) -> Any:
 
 
 def gemma4(text: str, _tools: Any = None) -> list[Call]:
-    """Read `call:NAME{KEY:VALUE}`, where strings stand between `<|"|>`."""
+    """Read `call:NAME{KEY:VALUE}`, with strings between `<|"|>`."""
     ends, calls, at = _brace_ends(text), list[Call](), 0
     for head in GEMMA_HEAD.finditer(text):
         opened = head.end() - 1
@@ -65,7 +59,6 @@ def gemma4(text: str, _tools: Any = None) -> list[Call]:
 
 
 def _brace_ends(text: str) -> dict[int, int]:
-    """Return where each brace outside of strings is closed."""
     ends, opened, in_string = dict[int, int](), list[int](), False
     for sign in GEMMA_SIGN.finditer(text):
         if sign[0] == GEMMA_STRING:
@@ -108,8 +101,7 @@ def function_gemma(text: str, _tools: Any = None) -> Call:
 
 
 def kimi_k3(text: str, _tools: Any = None) -> list[Call]:
-    """Read tags between `<|open|>`, `<|close|>` and `<|sep|>`, with arguments one by one or as one
-    object."""
+    """Read tags between `<|open|>`, `<|close|>` and `<|sep|>`."""
     calls = []
     for head, body in _kimi_blocks(text, "call"):
         try:
@@ -151,7 +143,7 @@ def _kimi_arguments(body: str) -> Call:
 
 
 def muse_spark(text: str, _tools: Any = None) -> list[Call]:
-    """Read `<atem:invoke name="NAME">` and its parameters."""
+    """Read `<atem:invoke name="NAME">` and parameters."""
     calls, at = list[Call](), 0
     while (tag := MUSE_TAG.search(text, at)) is not None:
         at, name = tag.end(), MUSE_NAME.search(tag[2])
@@ -168,8 +160,7 @@ def muse_spark(text: str, _tools: Any = None) -> list[Call]:
 
 
 def minicpm5_calls(text: str, tools: Any = None) -> Any:
-    """Read `NAME><param name="KEY">VALUE</param>`, by mlx-lm's parser. It reads on from a name in
-    front and from parameters that end, and searches once."""
+    """Read `NAME><param name="KEY">VALUE</param>` by mlx-lm's parser."""
     head, found, body = text.partition(">")
     if not found or len(head) > LONGEST_HEAD:
         raise NoCall
@@ -180,7 +171,7 @@ def minicpm5_calls(text: str, tools: Any = None) -> Any:
 
 
 class _JsonWords(ast.NodeTransformer):
-    """Templates write containers as JSON, whose words are names in Python."""
+    """JSON's words are names in Python."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         words = {"true": True, "false": False, "null": None}
@@ -188,7 +179,7 @@ class _JsonWords(ast.NodeTransformer):
 
 
 def pythonic(text: str, _tools: Any = None) -> list[Call]:
-    """Read `[NAME(KEY=VALUE)]`, as Python or as what nearly is."""
+    """Read `[NAME(KEY=VALUE)]`, as Python or nearly Python."""
     if sum(map(text.count, ",([{")) <= MAX_SIGNS:
         with suppress(SyntaxError, ValueError):
             return _python_calls(text)
@@ -231,8 +222,7 @@ def _nearly_python(text: str) -> Call:
 
 
 def _nearly_value(written: str, at: int) -> tuple[str, int]:
-    """Return the text of a value, and where it ends: in quotes in front of a comma, or up to a
-    comma."""
+    """Return a value's text and end."""
     quote = written[at : at + 1]
     close = written.find(quote, at + 1) if quote in ("'", '"') else -1
     if close >= 0 and written[close + 1 : close + 2] in ("", ","):
@@ -250,7 +240,7 @@ def _literal_or_text(value: str) -> Any:
 
 
 def olmo3(text: str, _tools: Any = None) -> list[Call]:
-    """Read calls `NAME(KEY=VALUE)`, one in each line."""
+    """Read one call `NAME(KEY=VALUE)` per line."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if sum(map(text.count, ",([{")) > MAX_SIGNS:
         raise NoCall

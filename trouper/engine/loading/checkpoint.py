@@ -1,8 +1,5 @@
-"""Checks whether a directory holds a model that can be loaded, before MLX maps a byte of it.
-
-MLX's own errors are raised late, and a truncated file may even end the process.
-`storage/checkpoint_files.py` reads the headers.
-"""
+"""Checks of a model directory before MLX maps a byte: MLX's errors come late, and a truncated file
+may end the process."""
 
 from __future__ import annotations
 
@@ -31,42 +28,34 @@ from trouper.storage.checkpoint_files import (
 )
 
 MAXIMA = {"layer": 2048, "layers": 2048, "loops": 2048, "experts": 2**16, "groups": 2**16}
-"""Maxima of counts in a config, by how their names end. The largest models have 130 layers."""
+"""By suffix of the config key. The largest models have 130 layers."""
 LONGEST_KIND = 200
 SAMPLE_BYTES = 2**16
-"""Number of bytes from the end of each file that the digest samples."""
 
 
 @attrs.frozen
 class Checkpoint:
-    """A checked directory: its config as written, and the size of its tensors."""
-
     directory: Path
     config: dict[str, Any]
     stored_bytes: int
-    """Bytes of all tensors in the dtypes that they are stored in."""
     float32_bytes: int
-    """Bytes of all tensors after they are converted to float32."""
+    """In float32."""
     digest: int
-    """63-bit hash of config, shapes and a sample of the weights, by which ranks check that they
-    have the same model."""
+    """63-bit hash of config, shapes and sampled weights, for ranks to compare."""
     source: Architecture
-    """Where the model's code comes from."""
 
     @property
     def architecture(self) -> str:
-        """The config's model_type."""
         return str(self.config["model_type"])
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of all tensors in the dtype that this device computes in (see `precision`)."""
+        """In the device's dtype (see `precision`)."""
         return self.float32_bytes if device.is_cpu() else self.stored_bytes
 
 
 def inspect(directory: Path) -> Checkpoint:
-    """Check a directory. Raises `ModelUnusable`, naming what is missing, truncated or not
-    supported."""
+    """Raises `ModelUnusable`."""
     _require_files(directory)
     require_config(directory)
     config = read_json(directory / "config.json")
@@ -86,7 +75,7 @@ def inspect(directory: Path) -> Checkpoint:
 
 
 def _require_files(directory: Path) -> None:
-    """Raise `ModelUnusable` where a FIFO, a device or a socket is in the place of a file."""
+    """Raises `ModelUnusable` for a FIFO, device or socket."""
     try:
         for path in directory.iterdir():
             if not is_directory(path):
@@ -96,8 +85,7 @@ def _require_files(directory: Path) -> None:
 
 
 def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raise `ModelUnusable` for more layers or experts than any model has: architectures count up
-    to these numbers before they look at a weight."""
+    """Architectures allocate by counts before reading weights. Raises `ModelUnusable`."""
     for part in [config, *(each for each in config.values() if isinstance(each, dict))]:
         for key, value in part.items():
             maximum = next((bound for end, bound in MAXIMA.items() if key.endswith(end)), None)
@@ -115,8 +103,7 @@ def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:
 def require_memory(
     needed_bytes: int, directory: Path, group: RankGroup = ALONE, *, what: str = "its weights"
 ) -> None:
-    """Check that the weights fit into memory. `needed_bytes`: size of the whole model, of which
-    each rank keeps its part; `what` it is. Raises `ModelUnusable`."""
+    """`needed_bytes`: size of `what`, of which each rank keeps a part. Raises `ModelUnusable`."""
     needed, limit = needed_bytes // group.size, device.memory_limit_bytes(group.sharers)
     if needed > limit:
         weights = what if group.size == 1 else f"one of {group.size} parts of its weights"
@@ -128,8 +115,7 @@ def require_memory(
 
 
 def _digest(config: dict[str, Any], headers: list[dict[str, Any]], files: list[Path]) -> int:
-    """Hash config, headers and a sample of each file, since reading all weights would take as long
-    as loading them."""
+    """Sampled: reading all weights would take as long as loading."""
     digest = xxh3_64(json.dumps([config, headers], sort_keys=True).encode())
     for path in files:
         with path.open("rb") as file:

@@ -1,8 +1,7 @@
 """Keys of config.json that mlx-lm's modules read under other names, or not at all.
 
-transformers 5 writes rope's base and scaling into `rope_parameters`, one for each type of layer if
-these differ. Of mlx-lm's modules 17 read that; 49 would fall back to the base of their own default
-and give wrong tokens, and 33 would refuse the config.
+transformers 5 writes rope into `rope_parameters`, possibly by layer type. Of mlx-lm's modules 17
+read that key; 49 would give wrong tokens, 33 would refuse the config.
 """
 
 from __future__ import annotations
@@ -15,17 +14,15 @@ from typing import Any
 Config = Mapping[str, Any]
 PACKAGES = ("mlx_lm.models", "mlx_vlm.models")
 FULL_ATTENTION = ("full_attention", "global_attention", "attention")
-"""Names of the type of layer whose rope a config without types describes."""
 SLIDING_ATTENTION = ("sliding_attention", "local_attention", "chunked_attention")
 SLIDING_BASES = ("rope_local_base_freq", "local_rope_theta")
-"""Names of the base of layers with a window: of Gemma 3, of ModernBERT."""
+"""Bases of layers with a window: Gemma 3, ModernBERT."""
 FULL_BASES = ("rope_theta", "global_rope_theta")
 OTHER_THAN_SCALING = ("rope_theta", "partial_rotary_factor")
 
 
 def translate(config: Config, arguments: type) -> dict[str, Any]:
-    """Return the entries of a config that change, for `load_model(model_config=...)`.
-    `arguments`: the architecture's ModelArgs."""
+    """Return changed entries. `arguments`: the architecture's ModelArgs."""
     by_type = not _reads_rope_parameters(arguments)
     changed = _translate_rope(config, by_type=by_type)
     for key, part in config.items():
@@ -35,8 +32,7 @@ def translate(config: Config, arguments: type) -> dict[str, Any]:
 
 
 def _reads_rope_parameters(arguments: type) -> bool:
-    """Whether the module of these arguments, or one that it imports a class or module of, has
-    `rope_parameters` among its arguments."""
+    """Also True if an imported module reads `rope_parameters`."""
     own = sys.modules[arguments.__module__]
     modules = {own} | {
         sys.modules[value.__module__] if isinstance(value, type) else value
@@ -52,10 +48,10 @@ def _reads_rope_parameters(arguments: type) -> bool:
 
 
 def _translate_rope(config: Config, *, by_type: bool) -> dict[str, Any]:
-    """`by_type`: whether parameters for each type of layer are translated, too."""
+    """`by_type`: also translate parameters of each layer type."""
     parameters = config.get("rope_parameters")
     part = config.get("partial_rotary_factor")
-    renamed = {} if part is None else {"rotary_pct": part}  # Of GPT-NeoX, since transformers 5.
+    renamed = {} if part is None else {"rotary_pct": part}  # GPT-NeoX, since transformers 5.
     if not isinstance(parameters, dict):
         return renamed
     full = _of_layers(parameters, FULL_ATTENTION)

@@ -1,5 +1,4 @@
-"""The draft model of a model: found and checked before weights are read, then loaded as the model
-is."""
+"""The draft model: checked before weights are read, then loaded like the model."""
 
 from __future__ import annotations
 
@@ -31,23 +30,19 @@ from trouper.protocol.settings import Settings
 from trouper.storage.context import context_length
 
 MAX_UNKNOWN = 0.01
-"""Maximum part of the tokens that one tokenizer alone has. Special tokens and padding are fewer in
-every family; a smaller vocabulary that begins like the other one lacks more, and its drafts would
-be wrong wherever the target says one of these."""
+"""Maximum share of tokens in one tokenizer alone: special tokens and padding stay below; a smaller
+vocabulary would draft wrong tokens."""
 
 
 @attrs.frozen(eq=False)
 class FoundDraft:
-    """A draft model that was found and checked, as far as that needs no weights."""
-
     name: str
     checkpoint: checkpoint.Checkpoint
 
 
 @attrs.frozen(eq=False)
 class Draft:
-    """A draft model whose every parameter is evaluated. With several ranks each has the whole of
-    it."""
+    """Each rank has all of the draft model."""
 
     name: str
     model: nn.Module
@@ -64,7 +59,7 @@ def find_draft(
     *,
     group: RankGroup,
 ) -> FoundDraft | None:
-    """Find the draft model of the settings; None: they name none. Raises `ModelUnusable`."""
+    """None without a draft model. Raises `ModelUnusable`."""
     name = settings.draft_model
     if name is None:
         return None
@@ -89,14 +84,14 @@ def find_draft(
 
 
 def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubTokenizer) -> None:
-    """Drafts are token ids, so both models must mean the same by each id. One of them may name more
-    tokens than the other, in places that both keep free: special tokens, or padding."""
+    """Both models must share token ids, except special tokens or padding in free positions. Raises
+    `ModelUnusable`."""
     try:
         mine = {token: text for text, token in wrapped_tokenizer(directory).get_vocab().items()}
     except ModelUnusable as error:
         raise ModelUnusable(f"{DRAFT_FLAG} {name}: {error.message}", error.remedy) from error
     except Exception as error:
-        # Files of any kind, read by code of any kind: whatever it raises, they are unusable.
+        # Libraries may raise any exception over any file.
         raise ModelUnusable(
             f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}"
         ) from error
@@ -124,8 +119,7 @@ def load_draft(
     capabilities: Capabilities,
     progress: Callable[[int, int], None],
 ) -> Draft:
-    """Load the draft model beside its target, in the precision that the target would have. Raises
-    `ModelUnusable`."""
+    """Load the draft model in the target's precision. Raises `ModelUnusable`."""
     directory = found.checkpoint.directory
     model = open_draft(found, target.directory, capabilities)
     limits = DraftLimits(
@@ -138,8 +132,7 @@ def load_draft(
 
 
 def open_draft(found: FoundDraft, target: Path, capabilities: Capabilities) -> nn.Module:
-    """Open the draft model lazily, and check that it can draft in the slots of the target's rows.
-    Raises `ModelUnusable`."""
+    """Open lazily. Raises `ModelUnusable` if the model cannot draft."""
     if not capabilities.allows("drafts"):
         raise ModelUnusable(
             f"{DRAFT_FLAG} {found.name}: rows of {target} cannot take drafts back "
@@ -159,8 +152,7 @@ def open_draft(found: FoundDraft, target: Path, capabilities: Capabilities) -> n
 
 
 def unsuitable(model: nn.Module, capabilities: Capabilities) -> str:
-    """Return why the model's rows cannot draft in the target's slots; "" if they can. Evaluates
-    nothing."""
+    """Return the reason against drafting in the target's slots, or "". Evaluates nothing."""
     found = guessed(model)
     if found.batch or found.drafts:
         return found.batch or found.drafts

@@ -1,9 +1,7 @@
-"""Converts a llama-like GGUF file to the files that mlx-lm and transformers read.
+"""Converts a llama-like GGUF file to files of mlx-lm and transformers.
 
-Weights stay quantized as they are: this is the smallest form, the right one for Metal and CUDA, and
-where float32 is faster (`precision`) it costs a fraction of a second at load. MLX reads Q4_1 as its
-own affine quantization (4 bits, groups of 32). GGUF stores the rows of q and k interleaved for
-ggml's rope; here they go back to halves. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Q4_1 becomes MLX's affine quantization (4 bits, groups of 32). Rows of q and k, interleaved for
+ggml's rope, go back to halves. Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ SPECIAL = 3
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write an mlx-lm model directory. Raises RuntimeError or KeyError for a file that is not what
-    it should be."""
+    """Write an mlx-lm model directory. Raises `RuntimeError` or `KeyError` for a malformed file."""
     weights, metadata = _read(source)
     config = _config(metadata)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -65,8 +62,7 @@ def _rename(name: str, array: mx.array, heads: Mapping[str, int]) -> tuple[str, 
 
 
 def _halves(array: mx.array, heads: int) -> mx.array:
-    """Reorder rows (heads, head_dim/2, 2) to (heads, 2, head_dim/2). Scales and biases have the
-    weights' rows."""
+    """Reorder rows (heads, head_dim/2, 2) to (heads, 2, head_dim/2), also of scales and biases."""
     rows, columns = array.shape
     return (
         array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
@@ -100,8 +96,7 @@ def _token_id(metadata: Metadata, kind: str) -> int:
 
 
 def _ends(metadata: Metadata) -> list[int]:
-    """Return the end-of-turn token, and the end-of-text token, which GGUF does not name but the
-    model still emits."""
+    """GGUF does not name the end-of-text token."""
     text_ends = [
         i
         for i, token in enumerate(metadata["tokenizer.ggml.tokens"][:64])
@@ -119,7 +114,7 @@ def _specials(metadata: Metadata) -> list[str]:
 
 
 def _tokenizer(metadata: Metadata) -> dict[str, Any]:
-    """Build byte-level BPE that splits digits one by one: GGUF's pre-tokenizer `smollm`."""
+    """GGUF's pre-tokenizer `smollm`: byte-level BPE that splits digits."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}

@@ -1,5 +1,4 @@
-"""The tokens with which a model was trained to fill in the middle, found in its vocabulary by the
-names that families give them."""
+"""The vocabulary's tokens for filling in the middle."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ FAMILIES: tuple[tuple[str, str, str | None], ...] = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
     ("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
-"""Names of the tokens before the prefix, before the suffix, and before the answer. Without the last
-the suffix comes first, and the answer goes on behind the prefix."""
+"""Tokens before prefix, suffix and answer. Without the last the answer continues the prefix, which
+follows the suffix."""
 FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
 REPOSITORIES = ("<|repo_name|>", "<reponame>", "<repo_name>")
 ENDS = (
@@ -31,12 +30,11 @@ ENDS = (
     "<EOT>",
     "<|endoftext|>",
 )
-"""Tokens that end an answer, as llama.cpp has it: what a model writes behind the middle is another
-file, or padding."""
+"""End tokens, as in llama.cpp: another file or padding follows the middle."""
 
 
 def infill_tokens_of(vocabulary: Mapping[str, int]) -> InfillTokens | None:
-    """Find the tokens; None if the vocabulary has none. `vocabulary`: ids by name."""
+    """`vocabulary`: ids by name."""
     for prefix, suffix, middle in FAMILIES:
         names = (prefix, suffix) if middle is None else (prefix, suffix, middle)
         if all(name in vocabulary for name in names):

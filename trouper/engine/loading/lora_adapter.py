@@ -1,4 +1,4 @@
-"""LoRA adapters: checked before the model is loaded, applied afterwards."""
+"""A LoRA adapter applied to a model as a whole (--adapter-path)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import header_of, read_json, section
 
 MAX_RANK = 4096
-"""Maximum rank: mlx-lm makes matrices of the rank that the config names."""
+"""mlx-lm allocates matrices of the config's rank."""
 FILES = ("adapter_config.json", "adapters.safetensors")
 
 
 def require(path: str) -> None:
-    """Check that the adapter's files exist. Raises `ModelUnusable`."""
+    """Check that the files exist. Raises `ModelUnusable`."""
     directory = Path(path)
     if not is_directory(directory):
         what = "is a file" if exists(directory) else "no such directory"
@@ -42,11 +42,11 @@ def require(path: str) -> None:
 
 
 def apply(model: nn.Module, path: str) -> None:
-    """Apply the adapter to the model. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     try:
         load_adapters(model, path)
     except Exception as error:
-        # Any file's content over any model: whatever it raises, they do not fit each other.
+        # mlx-lm may raise any exception for a misfit.
         raise ModelUnusable(
             f"--adapter-path {path} does not fit the model: {line_of(error)}"
         ) from error

@@ -1,10 +1,7 @@
-"""Adaptation of messages to a chat template that refuses some of them or renders them nowhere.
-Pure.
+"""Adaptation of messages to chat templates that refuse or drop some. Pure.
 
-Every change of a message depends on that message and on those before it. So the messages of a first
-turn become the same messages in every later turn, and their tokens stay in the prefix cache.
-Instructions that come late are for that reason never moved to the beginning, where each of them
-would change everything behind it.
+A change depends only on messages up to there: a first turn stays the same in later turns, and the
+prefix cache holds.
 """
 
 from __future__ import annotations
@@ -18,64 +15,53 @@ import attrs
 
 Message = dict[str, Any]
 SEPARATOR = "\n\n"
-"""Text between messages that become one."""
 INSTRUCTIONS = "<system>\n{}\n</system>"
-"""Mark of instructions in a message of another role."""
 CALL, RESULT = "<tool_call>\n{}\n</tool_call>", "<tool_response>\n{}\n</tool_response>"
-"""Marks of calls and results in a text."""
 EMPTY_RESULT = "(empty)"
 ID_LENGTH = 9
-"""Length of the ids of calls that Mistral's templates require."""
+"""Length that Mistral's templates require."""
 
 
 @attrs.frozen(kw_only=True)
 class MessageAdaptation:
-    """How messages are changed for one chat template. The defaults change nothing that a template
-    could see."""
+    """The defaults change nothing."""
 
     content: Literal["text", "parts"] = "text"
     system: Literal["given", "merged", "user"] = "given"
-    """The messages of role system at the beginning. merged: they are one. user: they stand in the
-    first message of the user."""
+    """merged: one message. user: put into the first user message."""
     later_system: Literal["given", "user"] = "given"
-    """Messages of role system that come later. user: each is a message of role user at the same
-    position, with a mark."""
+    """user: a marked user message at the same position."""
     system_after_tool: Literal["given", "tool", "user"] = "given"
-    """Those that follow a result. tool: each stands at the end of that result, with a mark, so that
-    templates which drop the reasoning before the latest message of the user keep it."""
+    """tool: appended to the result, marked, for templates that drop reasoning before the latest
+    user message."""
     users: Literal["given", "merged"] = "given"
-    """Consecutive messages of the user."""
     assistants: Literal["given", "merged"] = "given"
     first_user: bool = False
-    """Whether an empty message of the user precedes a conversation that begins with another
-    role."""
+    """Whether an empty user message precedes another role."""
     user_after_tool: Literal["given", "assistant"] = "given"
-    """assistant: an empty message of the assistant separates a result from the user's message."""
+    """assistant: an empty assistant message stands between."""
     arguments: Literal["object", "json"] = "object"
     call_ids: Literal["given", "hashed"] = "given"
     empty_content: Literal["given", "absent"] = "given"
-    """The content of an assistant's message that has calls and no text."""
     calls: Literal["given", "split", "separated", "text"] = "given"
-    """split: the text of a message with calls is a message of its own. separated: so it is, and an
-    empty message of the user follows it. text: calls are a part of the text."""
+    """split: text and calls become two messages. separated: with an empty user message between.
+    text: calls become text."""
     results: Literal["given", "user"] = "given"
-    """user: results are messages of the user, with a mark."""
+    """user: marked user messages."""
     parallel_calls: Literal["given", "single"] = "given"
-    """single: each call is a message of its own, with its result behind it."""
+    """single: each call becomes a message before the result."""
     empty_results: Literal["given", "marked"] = "given"
 
     @property
     def changes(self) -> tuple[tuple[str, str], ...]:
-        """What is changed: the names of the fields, and what becomes of the messages."""
         fields = attrs.asdict(self)
         return tuple(
             (name, text) for (name, value), text in DESCRIPTIONS.items() if fields[name] == value
         )
 
     def adapted(self, messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-        """Return the messages for the template. The order of the steps matters: messages get their
-        roles first, then neighbours of one role are joined, and only then are calls taken apart,
-        since their parts are neighbours, too."""
+        """Roles come first, then neighbours of one role are joined, then calls are split, whose
+        parts are neighbours."""
         plain = [_plain(message) for message in messages]
         turns = self._with_first_user(self._with_system(plain))
         if self.results == "user":
@@ -87,7 +73,6 @@ class MessageAdaptation:
         return [self._with_content(turn) for turn in turns]
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
-        """Give instructions the role and the position that the template accepts."""
         first = next(
             (index for index, turn in enumerate(messages) if turn["role"] != "system"),
             len(messages),
@@ -123,8 +108,6 @@ class MessageAdaptation:
         return [*turns[:first], {"role": "user", "content": ""}, *turns[first:]]
 
     def _with_roles(self, turns: Sequence[Message]) -> list[Message]:
-        """Join neighbours of one role, and separate a result from the user's message, where the
-        template requires it."""
         merged = {"user": self.users == "merged", "assistant": self.assistants == "merged"}
         joined: list[Message] = []
         for turn in turns:
@@ -138,7 +121,6 @@ class MessageAdaptation:
         return joined
 
     def _with_calls(self, turn: Message) -> list[Message]:
-        """Write the calls of a message, or the result that it is, as the template reads them."""
         if turn["role"] == "tool":
             return [self._with_result(turn)]
         if not turn.get("tool_calls"):
@@ -235,11 +217,9 @@ DESCRIPTIONS = {
     ): "earlier calls of one message become one message each, with its result behind it",
     ("empty_results", "marked"): f"empty tool results become {EMPTY_RESULT}",
 }
-"""What becomes of messages, by field and value of an adaptation."""
 
 
 def _plain(message: Mapping[str, Any]) -> Message:
-    """Return a copy with the role that templates know, and with parts of text as one text."""
     plain = dict(message)
     if plain["role"] == "developer":
         plain["role"] = "system"
@@ -262,7 +242,6 @@ def _is_text(part: Any) -> bool:
 
 
 def _text(turn: Mapping[str, Any]) -> str:
-    """Return the text of a message. Content of another form has no text to add to."""
     content = turn.get("content")
     return content if isinstance(content, str) else ""
 
@@ -279,7 +258,6 @@ def _prefixed(turn: Message, text: str) -> Message:
 
 
 def _both(first: Message, second: Message) -> Message:
-    """Join two messages of one role."""
     both = first | second
     for name in ("content", "reasoning_content"):
         if isinstance(first.get(name), str) and isinstance(second.get(name), str):
@@ -295,8 +273,7 @@ def _as_user(turn: Message) -> Message:
 
 
 def _object(arguments: Any) -> Mapping[str, Any]:
-    """Return arguments as an object. Text that is no JSON of an object becomes the value of one
-    name: a call that the model wrote wrongly must not end the conversation."""
+    """Malformed text becomes one value: a model's mistake must not end the conversation."""
     if isinstance(arguments, Mapping):
         return arguments
     try:
@@ -323,10 +300,8 @@ def _hashed(call_id: str) -> str:
 
 
 def _one_by_one(turns: Sequence[Message]) -> list[Message]:
-    """Make each call a message of its own, followed by its result."""
     single: list[Message] = []
     waiting: list[Message] = []
-    """Calls of the latest message whose results have not come yet."""
     for turn in turns:
         calls = turn.get("tool_calls") or ()
         if turn["role"] == "tool" and waiting:

@@ -1,5 +1,4 @@
-"""Fingerprint of a model's KV: a hash of the content of weights and adapter, and of the version of
-the code that reads them."""
+"""Fingerprint of a model's KV: a hash of weights, adapter and versions of the code."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ from trouper.protocol.settings import default_cache_dir
 from trouper.storage.cache_fingerprint import file_digest, namespace
 
 SHAPING = ("*.safetensors", "config.json")
-"""Patterns of a model's files that its KV depends on. All files of an adapter count."""
 
 
 def fingerprint(
@@ -22,11 +20,9 @@ def fingerprint(
     progress: Callable[[int, int], None],
     rank: Mapping[str, str],
 ) -> str:
-    """Return hex digits, or "" if the files cannot be read: then nothing is kept on disk. Raises
-    `OSError` if the system lacks descriptors or memory for the moment. The files are read once; a
-    memo in the cache directory saves that until they change. `progress` is called with bytes read
-    and bytes in all. `rank`: properties that distinguish this rank's KV from other ranks', and from
-    that of another number of ranks."""
+    """Return hex digits; "" if files are unreadable. A memo saves reading unchanged files.
+    `progress` gets bytes read and total bytes. `rank` distinguishes ranks' KV. Raises `OSError` for
+    lack of descriptors or memory."""
     memo = default_cache_dir() / "digests.json"
     parts = {"mlx-lm": version("mlx-lm"), **rank}
     try:
@@ -49,7 +45,6 @@ def fingerprint(
 
 
 def _files(directory: Path, adapter_path: str | None) -> dict[str, Path]:
-    """Find the files, by their names in the fingerprint."""
     model = sorted(path for pattern in SHAPING for path in directory.glob(pattern))
     adapter = (
         [path for path in sorted(Path(adapter_path).iterdir()) if path.is_file()]

@@ -1,5 +1,4 @@
-"""Loading: finds the model that the settings name, checks, loads and adapts it, in the device's
-best precision."""
+"""Finds, checks, loads and adapts the model of the settings."""
 
 from __future__ import annotations
 
@@ -53,12 +52,12 @@ from trouper.storage.context import context_length
 from trouper.storage.model_files import created_at
 
 MIN_VOCABULARY = 0.25
-"""Minimum part of a model's vocabulary that its tokenizer has: embeddings are padded a little."""
+"""Minimum share of the vocabulary in the tokenizer: embeddings are padded a little."""
 
 
 @attrs.frozen(eq=False)
 class EvaluatedModel:
-    """A model whose every parameter is evaluated, on the thread that called `load`."""
+    """On the thread of `load`."""
 
     model: nn.Module
     card: ModelCard
@@ -68,26 +67,21 @@ class EvaluatedModel:
     kv: KvFormat
     embedder: Embedder
     drafters: Drafters
-    """What drafts for it."""
 
     @property
     def draft(self) -> Draft | None:
-        """Its draft model."""
         return self.drafters.draft
 
     @property
     def head(self) -> MtpHead | None:
-        """Its MTP head."""
         return self.drafters.head.module
 
 
-# What is cheap and may fail comes before what takes long: the adapter's files, the checkpoint's
-# headers, the tokenizer and the memory are checked before a byte of the weights is read. Everything
-# up to `evaluate` is lazy, so adapters, dtype and shard change the graph of the weights, and only
-# the result is ever held: a rank never holds more than its own part. Collectives begin after that
-# (`_require_same`): a rank that could not load is then missing, and the others do not wait in the
-# middle of a load. The fingerprint is last, since only the self-check finds whether blocks may be
-# kept at all.
+# Cheap checks come first: adapter files, headers, tokenizer and memory, before any weight
+# is read. Everything up to `evaluate` is lazy: adapters, dtype and shard change the graph of the
+# weights, and a rank never holds more than the rank's own part. Collectives begin afterwards
+# (`_require_same`): no rank waits in the middle of a load for one that failed. The fingerprint is
+# last, because the self-check decides whether blocks may be kept at all.
 
 
 def load(
@@ -96,9 +90,8 @@ def load(
     watch: LoadWatch = nobody_watches,
     group: RankGroup = ALONE,
 ) -> EvaluatedModel:
-    """Load the model, or this rank's part of it. `report` gets one line for each stage, `watch` the
-    progress of long stages. Raises `ModelUnusable` with one line. With several ranks it waits for
-    all of them, after its own part is loaded."""
+    """Load the model or this rank's part. `report` gets one line per stage. Several ranks wait for
+    one another at the end. Raises `ModelUnusable`."""
     name = settings.model or bundled_model.NAME
     found, hub_tokenizer = _checked(settings, report, watch, group)
     directory = found.directory
@@ -156,7 +149,7 @@ def _loaded_draft(
     watch: LoadWatch,
     group: RankGroup,
 ) -> Draft | None:
-    """Load the draft model, if there is one. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     if found is None:
         return None
     draft = load_draft(
@@ -170,8 +163,7 @@ def _loaded_draft(
 def _require_vocabulary(
     tokenizer: HubTokenizer, candidate: Candidate, report: Callable[[str], None]
 ) -> None:
-    """Hold the tokenizer's vocabulary against the model's. Raises `ModelUnusable` if it is of
-    another model."""
+    """Raises `ModelUnusable` if the tokenizer belongs to another model."""
     tokens, logits = max(tokenizer.vocabulary.values(), default=-1) + 1, candidate.vocabulary
     if tokens < MIN_VOCABULARY * logits:
         raise ModelUnusable(
@@ -185,7 +177,6 @@ def _require_vocabulary(
 def candidate_of(
     model: nn.Module, config: dict[str, Any], found: checkpoint.Checkpoint, settings: Settings
 ) -> Candidate:
-    """What the self-check and the loading of drafters look at."""
     return Candidate(
         model=model,
         config=config,
@@ -205,7 +196,6 @@ def _fingerprint(
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> str:
-    """Fingerprint of what blocks hold: the KV of the model, and of what drafts for it."""
     parts = _rank(settings, group)
     if not found.source.native:
         parts["architecture"] = found.source.identity
@@ -219,7 +209,6 @@ def _fingerprint(
 
 
 def _found_in_files(found: HubTokenizer, embedder: Embedder) -> dict[str, Any]:
-    """Return what the model's card says of its template, its output and its embeddings."""
     return {
         "embedding": embedder.layout,
         "no_embedding": embedder.reason,
@@ -232,8 +221,7 @@ def _found_in_files(found: HubTokenizer, embedder: Embedder) -> dict[str, Any]:
 def _checked(
     settings: Settings, report: Callable[[str], None], watch: LoadWatch, group: RankGroup
 ) -> tuple[checkpoint.Checkpoint, HubTokenizer]:
-    """Find the model and check everything about it that needs no weights. Raises
-    `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     if settings.adapter_path is not None:
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
@@ -266,8 +254,8 @@ def _checked(
 def _require_read(
     found: checkpoint.Checkpoint, settings: Settings, report: Callable[[str], None]
 ) -> None:
-    """Name keys of the config that nobody reads. Raises `ModelUnusable` for one without which
-    tokens are wrong, unless --unread-config allows it."""
+    """Raises `ModelUnusable` for a key that changes tokens, unless --unread-config allows the
+    key."""
     try:
         arguments = found.source.get_classes()[1]
     except (Exception, SystemExit):  # noqa: BLE001 - loading meets the same, and says it
@@ -306,8 +294,7 @@ def _prepared(
 
 
 def measured(settings: Settings) -> Measured:
-    """Read what is known of a model before it is loaded. Downloads what is missing. Raises
-    `ModelUnusable`."""
+    """Downloads missing files. Raises `ModelUnusable`."""
     models = (
         [settings.model] if settings.draft_model is None else [settings.model, settings.draft_model]
     )
@@ -320,8 +307,7 @@ def measured(settings: Settings) -> Measured:
 
 
 def _generation_config(directory: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """Read further tokens that end a turn. A file that cannot be read is read past, as mlx-lm
-    does."""
+    """An unreadable file is skipped, as in mlx-lm."""
     path = directory / "generation_config.json"
     try:
         return read_json(path) if path.exists() else {}
@@ -339,16 +325,14 @@ def _shard(
 
 
 def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
-    """Properties of this rank's KV: it has the KV of its own heads, which also depends on how parts
-    are summed."""
+    """KV differs by heads, and by the way of summing parts."""
     if group.size == 1:
         return {}
     return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
 
 
 def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
-    """Check that all ranks loaded the same model. This is the ranks' first collective: a rank that
-    could not load is missing. Raises `ModelUnusable`."""
+    """The ranks' first collective. Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
@@ -397,8 +381,7 @@ def _card(
 
 
 def _cache_bytes(settings: Settings, model: nn.Module, drafters: Drafters, group: RankGroup) -> int:
-    """Compute the memory for cached blocks where --cache-memory does not set it: half of what the
-    weights leave, and at most a third of all."""
+    """Default of --cache-memory: half of the memory beside weights, at most a third of all."""
     limit = device.memory_limit_bytes(group.sharers)
     weights = bytes_of(model) + drafters.nbytes
     remaining = limit * settings.memory_fraction - weights
@@ -406,7 +389,7 @@ def _cache_bytes(settings: Settings, model: nn.Module, drafters: Drafters, group
 
 
 def _dtype(parameters: Iterable[mx.array]) -> str:
-    """Describe the dtype of most floating-point bytes, and whether weights are packed."""
+    """The dtype of most floating-point bytes, and whether weights are packed."""
     sizes: Counter[str] = Counter()
     packed = False
     for parameter in parameters:

@@ -1,4 +1,4 @@
-"""Resolves `--model` to a directory: a local one, one of the hub's, or the bundled model's."""
+"""Resolves `--model` to a directory: local, from the hub, or bundled."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from trouper.protocol.paths import exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable
 
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
-"""The files of a model of the hub: those that mlx-lm reads, and layers behind the pooling of one
-that makes embeddings."""
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -38,9 +36,8 @@ def resolve(
     watch: LoadWatch = nobody_watches,
     flag: str = "--model",
 ) -> Path:
-    """Return the model's directory; downloads the model if it is missing. `watch` gets the progress
-    of the bundled model; the hub's client shows progress bars of its own. `flag`: what named the
-    model. Raises `ModelUnusable`."""
+    """Downloads a missing model. `watch` gets the bundled model's progress. `flag`: source of the
+    name. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {bundled_model.NAME}")
     match source_of(model, flag):
@@ -57,8 +54,7 @@ def resolve(
 
 
 def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
-    """Return an existing directory, or a hub id, or None for the bundled model. Raises
-    `ModelUnusable` for any other value."""
+    """A directory, a hub id, or None for the bundled model. Raises `ModelUnusable`."""
     if model is None:
         return None
     path = expanded(model)
@@ -82,14 +78,12 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
 
 
 def may_download(model: str | None) -> bool:
-    """Whether the model may have to be downloaded, which takes any time. Asks no file system, which
-    may hang."""
+    """Reads no file system, which may hang."""
     return model is None or bool(HUB_ID.fullmatch(model) and not model.startswith((".", "~")))
 
 
 def cached(hub_id: str) -> Path | None:
-    """Return the directory of a model of the hub if all that a start would fetch is there. Nobody
-    is asked."""
+    """None unless completely cached. Uses no network."""
     try:
         return Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=FILES))
     except LocalEntryNotFoundError:
@@ -97,8 +91,7 @@ def cached(hub_id: str) -> Path | None:
 
 
 def local(model: str | None) -> Path:
-    """Return the directory of a model that is on this machine, as it is there now. Raises
-    `ModelUnusable` for one of the hub that is not."""
+    """Raises `ModelUnusable`."""
     source = source_of(model)
     if not isinstance(source, str):
         return resolve(model, lambda _: None)

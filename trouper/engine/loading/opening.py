@@ -1,5 +1,4 @@
-"""Opening of a checkpoint by mlx-lm, with mercy for names, and with the reason in words if weights
-and config do not fit."""
+"""Opens a checkpoint by mlx-lm, and explains misfits of weights and config."""
 
 from __future__ import annotations
 
@@ -23,25 +22,23 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import quantized_by, read_json, unnamed_files
 
 PREFIX = "model."
-"""What embedders' names lack that transformers saved without a head."""
+"""transformers omits the prefix without a head."""
 HEAD, TIED = "lm_head.", "tie_word_embeddings"
 NO_OUTPUT_HEAD = "its files have no output head (lm_head)"
 MAX_NAMED = 3
 READ = ("mxfp4", "mxfp8", "bitnet", "awq", "gptq", "modelopt", "nvfp4")
-"""Methods of quantization that mlx-lm reads, each in some of its forms."""
 Weights = dict[str, mx.array]
 GetClasses = Callable[[dict[str, Any]], tuple[Any, Any]]
 
 
 def lacks_head(stored: Mapping[str, Any], opened: Mapping[str, Any]) -> bool:
-    """Whether a model was opened whose files have no output head, by its config as stored and as
-    opened."""
+    """`stored`, `opened`: config."""
     return bool(opened.get(TIED)) and not stored.get(TIED)
 
 
 @contextmanager
 def plain_path(directory: Path) -> Iterator[Path]:
-    """A path to the directory in which `glob`, by which mlx-lm finds weights, reads no pattern."""
+    """A path in which `glob`, used by mlx-lm, sees no pattern."""
     if not glob.has_magic(str(directory)):
         yield directory
         return
@@ -53,16 +50,13 @@ def plain_path(directory: Path) -> Iterator[Path]:
 
 @attrs.define(eq=False)
 class Opening:
-    """One opening: the classes that mlx-lm makes, and what it was given to load."""
-
     _get_classes: GetClasses
     _model: nn.Module | None = attrs.field(default=None, init=False)
     _weights: frozenset[str] = attrs.field(factory=frozenset, init=False)
-    """Names of the weights that the model was asked to take."""
 
     def open(self, directory: Path) -> tuple[nn.Module, dict[str, Any]]:
-        """Open the model lazily. A body without its head, as embedders are saved, gets its
-        embeddings as one. Raises whatever an architecture's code raises."""
+        """Open lazily; a body without a head gets embeddings as head. May raise any exception of an
+        architecture."""
         config = load_config(directory)
         changed = translate(config, find_architecture(config).get_classes()[1])
         try:
@@ -80,17 +74,16 @@ class Opening:
 
     @property
     def _lacks_head(self) -> bool:
-        """Whether the output head alone is missing, which nobody needs for embeddings."""
+        """Embeddings need no output head."""
         extra, missing = self._compare()
         return bool(missing) and not extra and all(HEAD in name for name in missing)
 
     def _compare(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Names of weights that the model does not take, and of those that it lacks."""
         parameters = frozenset() if self._model is None else _names(self._model)
         return self._weights - parameters, parameters - self._weights
 
     def _get_model_classes(self, config: dict[str, Any]) -> tuple[Any, Any]:
-        """As `load_model` takes it. The first is a function that makes a model."""
+        """The first class is a function."""
         kind, arguments = self._get_classes(config)
 
         def make(given: Any) -> nn.Module:
@@ -112,7 +105,7 @@ class Opening:
         return make, arguments
 
     def explain(self, directory: Path, reason: str) -> ModelUnusable:
-        """Say why weights and config do not make a model. `reason`: what was raised."""
+        """`reason`: the exception's text."""
         extra, missing = self._compare()
         method = quantized_by(read_json(directory / "config.json"))
         if method and method not in READ and (extra or missing or not self._weights):
@@ -137,7 +130,6 @@ class Opening:
 
 
 def add_prefix(weights: Mapping[str, mx.array], parameters: frozenset[str]) -> Weights:
-    """Add `model.` to the names of a body, where the model's parameters have it."""
     if any(name.startswith(PREFIX) for name in weights):
         return dict(weights)
     added = {name: f"{PREFIX}{name}" for name in weights if name not in parameters}

@@ -1,7 +1,7 @@
-"""Detection of the format in which a model writes calls and reasoning.
+"""Detects the format of a model's calls and reasoning.
 
-The chat template is asked to render a call of an earlier turn: what it writes is what the model was
-trained to write. Only where it renders none, its source and mlx-lm's own detection decide.
+A call rendered by the chat template shows the trained format; template source and mlx-lm's
+detection decide only where none is rendered.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ RENDERED = {
     "pythonic": r"\[probe_tool\(path=",
     "llama3_json": r'\{"name": ?"probe_tool", ?"parameters": ?\{"path"',
 }
-"""Calls of `probe_tool` as templates render them."""
 IN_SOURCE = {
     HARMONY: "<|channel|>",
     "deepseek_v4": "｜DSML｜tool_calls",
@@ -80,19 +79,19 @@ IN_SOURCE = {
     "olmo3": "<function_calls>",
     "hermes": "<tool_call>",
 }
-"""Markers in the source of templates that render no call, as SmolLM3's for `tools`."""
+"""For templates that render no call, such as SmolLM3's for `tools`."""
 
 
 @attrs.frozen
 class OutputFormat:
-    """How a model writes calls and reasoning; None for what it has not learnt."""
+    """None: not learnt."""
 
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     calling: tuple[str, str] | None = None
-    """Markers around calls, for a format of mlx-lm."""
+    """Set for a format of mlx-lm."""
     parse: ParseTool | None = attrs.field(default=None, eq=False)
-    """Parser of complete calls, for a format that is not streamed."""
+    """Set for a format that is not streamed."""
 
     @property
     def thinking(self) -> tuple[str, str] | None:
@@ -100,7 +99,6 @@ class OutputFormat:
 
     @property
     def markers(self) -> frozenset[str]:
-        """Texts that parsers look for."""
         return frozenset(
             (
                 *(self.thinking or ()),
@@ -112,7 +110,6 @@ class OutputFormat:
 
 
 def detect(wrapped: TokenizerWrapper, render: Render, report: TemplateReport) -> OutputFormat:
-    """Detect the format of a model from its template and vocabulary."""
     tool_parser = _rendered_format(render, report) or _source_format(wrapped)
     reasoning = HARMONY if tool_parser == HARMONY else _reasoning_format(wrapped)
     return of_names(HARMONY if reasoning == HARMONY else tool_parser, reasoning)
@@ -131,13 +128,12 @@ def _markers_of_mlx_lm(tool_parser: str) -> tuple[str, str]:
 
 
 def overridden(detected: OutputFormat, tool_parser: str, reasoning_parser: str) -> OutputFormat:
-    """Apply `--tool-parser` and `--reasoning-parser`."""
     tool = TOOL_PARSER_ALIASES.get(tool_parser, tool_parser)
     reasoning = REASONING_PARSER_ALIASES.get(reasoning_parser, reasoning_parser)
     if HARMONY in (tool, reasoning):
         return of_names(HARMONY, HARMONY)
     if detected.tool_parser == HARMONY and (tool, reasoning) != (AUTO, AUTO):
-        detected = OutputFormat()  # Harmony is one format for both, so no half of it remains.
+        detected = OutputFormat()  # Harmony is one format for calls and reasoning.
     return of_names(
         {AUTO: detected.tool_parser, NONE: None}.get(tool, tool),
         {AUTO: detected.reasoning_parser, NONE: None}.get(reasoning, reasoning),

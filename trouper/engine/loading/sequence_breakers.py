@@ -1,5 +1,4 @@
-"""The tokens in which sequence breakers of DRY stand, found as llama.cpp finds them: alone in a
-token, or spread over several."""
+"""Tokens of DRY's sequence breakers, found as in llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,17 +11,15 @@ from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import bad_request
 
 MAX_SEQUENCES = 16384
-"""Maximum number of sequences of tokens over which the breakers of one request may be spread."""
 MAX_SEQUENCE = 20
-"""Maximum number of tokens of one of them."""
 NOTHING = -1
-"""The last byte of a token without bytes."""
+"""Last byte of a token without bytes."""
 Encode = Callable[[str], Sequence[int]]
 
 
 def breakers_of(breakers: Iterable[str], pieces: Sequence[bytes], encode: Encode) -> Breakers:
-    """Find the tokens of `breakers`. `pieces`: the bytes of each token; `encode`: text to tokens,
-    without special ones. Raises `RequestFailed` (400) for more than `MAX_SEQUENCES` sequences."""
+    """`pieces`: bytes by token. Raises `RequestFailed` (400) for more than `MAX_SEQUENCES`
+    sequences."""
     tokens: set[int] = set()
     sequences: dict[tuple[int, ...], None] = {}
     endings = defaultdict[int, list[int]](list)
@@ -44,9 +41,8 @@ def breakers_of(breakers: Iterable[str], pieces: Sequence[bytes], encode: Encode
 def _spread(
     breaker: str, pieces: Sequence[bytes], endings: Mapping[int, Sequence[int]], encode: Encode
 ) -> Iterable[tuple[int, ...]]:
-    """Yield the sequences of tokens whose first one ends with a beginning of the breaker, and whose
-    others are the rest of it. `endings`: tokens by their last byte, since there are hundreds of
-    beginnings and a hundred thousand tokens."""
+    """The first token ends with a beginning of the breaker. `endings`: tokens by last byte, for
+    speed."""
     for cut in range(1, len(breaker)):
         head, rest = breaker[:cut].encode(), breaker[cut:]
         tail = tuple(encode(rest))

@@ -1,10 +1,7 @@
-"""Probe of a chat template: which conversations it accepts and renders completely and in order,
-found by rendering them.
+"""Probes a chat template by rendering conversations.
 
-Each field of `MessageAdaptation` has conversations of its own. The first of its values with which
-the template renders all of them is taken; where none renders all, the first of those that render as
-many as any. So a message is changed only where the template refuses it, drops it, or moves it in
-front of what came earlier, which would change the prompt's prefix in every turn.
+The first value of a `MessageAdaptation` field with which most conversations render wins: messages
+change only where the template refuses, drops or reorders one.
 """
 
 from __future__ import annotations
@@ -21,8 +18,7 @@ from trouper.engine.loading.message_adaptation import Message, MessageAdaptation
 from trouper.engine.platform.error_text import first_line_of
 
 Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
-"""Renders messages with the template's variables. Raises an exception if the template refuses
-them."""
+"""Raises an exception if the template refuses."""
 TOOL = {
     "type": "function",
     "function": {
@@ -36,24 +32,21 @@ TOOL = {
     },
 }
 MARK = re.compile("probe[0-9]+x")
-"""A text of the probe, which no template contains."""
+"""No template contains such text."""
 WRONG_ARGUMENTS = re.compile(r"""'path': 'probe|\\"probe""")
-"""Renderings of arguments that a model never saw: an object as Python writes it, and JSON inside of
-a JSON string."""
+"""Python's form of an object, or JSON within a JSON string: no model was trained on these."""
 Conversation = tuple[str, ...]
-"""Roles of a conversation's messages; see `_messages`."""
+"""Roles; see `_messages`."""
 
 
 @attrs.frozen
 class Step:
-    """Candidates for some fields, from the smallest change on, and the conversations that decide
-    between them."""
+    """Candidates, smallest change first, and the deciding conversations."""
 
     candidates: tuple[Mapping[str, Any], ...]
     conversations: tuple[Conversation, ...]
     tools: bool = False
-    """Whether the conversations are about calls, which templates may render only where tools are
-    offered."""
+    """Templates may render calls only where tools are offered."""
 
 
 def _step(
@@ -63,7 +56,7 @@ def _step(
 
 
 def _call_forms() -> Iterator[Mapping[str, Any]]:
-    """Forms of calls, from the fewest changes on; calls as text come last."""
+    """Fewest changes first, text last."""
     choices = {"call_ids": "hashed", "arguments": "json", "empty_content": "absent"}
     forms = [
         {name: choices[name] for name, chosen in zip(choices, mask, strict=True) if chosen}
@@ -74,9 +67,9 @@ def _call_forms() -> Iterator[Mapping[str, Any]]:
     yield {"calls": "text", "results": "user"}
 
 
-# The order of the steps matters: a message that gets another role becomes a neighbour of messages
-# of that role, so joining neighbours is decided first; a system message behind a result needs calls
-# that are rendered at all.
+# The order of the steps matters: a message with a new role becomes a neighbour of messages with the
+# same role, therefore joining neighbours comes first; a system message behind a result needs
+# rendered calls.
 STEPS = (
     _step([{"content": "parts"}], ["user"]),
     _step([{"users": "merged"}], ["user user", "user assistant user user"]),
@@ -126,18 +119,13 @@ STEPS = (
 
 @attrs.frozen
 class TemplateReport:
-    """What the probe found."""
-
     adaptation: MessageAdaptation = attrs.field(factory=MessageAdaptation)
     refused: tuple[str, ...] = ()
-    """Conversations that the template does not render in spite of the adaptation, as their
-    roles."""
+    """Refused in spite of the adaptation."""
     fault: str | None = None
-    """Why the template does not even render a lone question, in a line."""
 
     @property
     def summary(self) -> str | None:
-        """A line for the log, if there is something to say."""
         if self.fault is not None:
             return (
                 f"the chat template does not render a question ({self.fault}); /v1/completions "
@@ -148,14 +136,12 @@ class TemplateReport:
 
     @property
     def lines(self) -> tuple[tuple[str, str], ...]:
-        """What is adapted, and what is not rendered, each by name."""
         refused = "; ".join(self.refused) if self.fault is None else "user"
         return self.adaptation.changes + ((("not_rendered", refused),) if refused else ())
 
 
 def probe(render: Render) -> TemplateReport:
-    """Find how messages must be changed for a template. A template that refuses a lone message of
-    the user is not one for conversations, and nothing is changed for it."""
+    """A template that refuses a lone user message is not for conversations: no change."""
     prober = _Prober(render)
     first, *others = STEPS
     adaptation = prober.decided(MessageAdaptation(), first, {})
@@ -179,14 +165,12 @@ def probe(render: Render) -> TemplateReport:
 
 @attrs.frozen
 class _Prober:
-    """A template whose renderings are compared with what it was given."""
-
     _render: Render
 
     def decided(
         self, adaptation: MessageAdaptation, step: Step, options: Mapping[str, Any]
     ) -> MessageAdaptation:
-        """Return the first candidate with which as many conversations are rendered as with any."""
+        """The first candidate that renders the most conversations wins."""
         best, best_count = adaptation, -1
         for change in step.candidates:
             candidate = attrs.evolve(adaptation, **change)
@@ -200,7 +184,7 @@ class _Prober:
     def renders(
         self, adaptation: MessageAdaptation, roles: Conversation, options: Mapping[str, Any]
     ) -> bool:
-        """Whether the template renders every text of the conversation once, in order."""
+        """Whether every text appears once, in order."""
         messages = _messages(roles)
         adapted = adaptation.adapted(messages)
         try:
@@ -214,7 +198,6 @@ class _Prober:
         return MARK.findall(text) == _marks(adapted) and not WRONG_ARGUMENTS.search(text)
 
     def fault(self) -> str:
-        """Say why the template does not render a lone question."""
         try:
             self._render(_messages(("user",)), {})
         except Exception as error:  # noqa: BLE001 - as above.
@@ -223,8 +206,6 @@ class _Prober:
 
 
 def conversations() -> list[tuple[list[Message], Mapping[str, Any]]]:
-    """Return what a probe may render, with the options: each candidate's form of each
-    conversation."""
     return [
         (
             list(attrs.evolve(MessageAdaptation(), **change).adapted(_messages(roles))),
@@ -238,14 +219,12 @@ def conversations() -> list[tuple[list[Message], Mapping[str, Any]]]:
 
 
 def call_conversation() -> list[Message]:
-    """Return a conversation in which the assistant calls `TOOL`."""
     return _messages(("user", "call", "tool"))
 
 
 def _messages(roles: Conversation) -> list[Message]:
-    """Return a conversation. `call` is an assistant's message with a call, `calls` with two,
-    `text+call` with a text, too; `tool+1` is the result of the second call, `empty` an empty
-    result."""
+    """`call`: a message with a call, `calls` with two, `text+call` also with text; `tool+1`: the
+    second call's result, `empty` an empty one."""
     messages: list[Message] = []
     for index, role in enumerate(roles):
         text = f"probe{10 * index}x"
@@ -282,7 +261,6 @@ def _call(mark: int, number: int) -> Message:
 
 
 def _marks(messages: Sequence[Message]) -> list[str]:
-    """Texts of messages, in the order in which a template renders them."""
     return MARK.findall(
         json.dumps([[turn.get("content"), turn.get("tool_calls")] for turn in messages])
     )

@@ -1,5 +1,4 @@
-"""Wrapper of a Hugging Face tokenizer with the server's interface: text to tokens, and tokens to
-bytes."""
+"""Wrapper of a Hugging Face tokenizer: text to tokens, tokens to bytes."""
 
 from __future__ import annotations
 
@@ -48,12 +47,11 @@ TEMPLATE_FAULTS = (
     ArithmeticError,
     RecursionError,
 )
-"""Exceptions that a template may raise for messages that it does not support; `raise_exception`
-raises TemplateError, what is nested too deeply for `tojson` RecursionError, a range beyond the
-sandbox's OverflowError."""
+"""`raise_exception` raises TemplateError, deep nesting in `tojson` RecursionError, the sandbox's
+range OverflowError."""
 Config = Mapping[str, Any]
 MAX_BREAKERS = 64
-"""Number of different sequence breakers that are kept as tokens: some 10 kB each."""
+"""Some 10 kB each."""
 HUGE_TEXT = 2**20
 """Characters beyond which the memory of the encoding is given back to the system."""
 TRIAL = " One\n\ttrial, <s> of 1234 wörds: 词</s> "
@@ -62,8 +60,6 @@ TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
 
 
 class Fast(Protocol):
-    """`encode_batch_fast` of the tokenizers library."""
-
     def __call__(self, texts: list[str], *, add_special_tokens: bool) -> Sequence[Any]: ...
 
 
@@ -77,18 +73,14 @@ class HubTokenizer:
     _bytes: tuple[bytes, ...]
     _specials: Mapping[int, str]
     grammars: Grammars | None = None
-    """Grammars of the tokenizer's model, once that is loaded."""
+    """None until the model is loaded."""
     grammar_end: int | None = None
     template: TemplateReport = attrs.field(factory=TemplateReport)
-    """How messages are changed for the chat template."""
     _breakers: dict[tuple[str, ...], Breakers] = attrs.field(factory=dict, init=False)
-    """Sequence breakers that requests had."""
     output_format: OutputFormat = attrs.field(factory=OutputFormat)
-    """How the model writes calls and reasoning."""
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """The id of each token by its name in the tokenizer, special tokens among them."""
         found: dict[str, int] = self._wrapped.get_vocab()
         return found
 
@@ -98,9 +90,8 @@ class HubTokenizer:
 
     @cached_property
     def _fast(self) -> Fast | None:
-        """The tokenizers library itself, where the tokenizer adds nothing to its tokenizer.json.
-        `encode_batch_fast` releases the GIL, which `encode` does not, and makes no offsets, which
-        take ten times the memory of the ids."""
+        """None if tokenizer.json is not all. `encode_batch_fast` releases the GIL and makes no
+        offsets, which take ten times the ids' memory."""
         wrapped = inner_tokenizer(self._wrapped)
         if not isinstance(wrapped, PreTrainedTokenizerFast):
             return None
@@ -124,7 +115,7 @@ class HubTokenizer:
         return tuple(ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
-        """The template itself writes the special tokens, so none are added to its text (F1)."""
+        """The template writes special tokens itself (F1)."""
         return tuple(self._templated(messages, {**kwargs, "tokenize": True}))
 
     def render_chat(
@@ -209,9 +200,8 @@ class HubTokenizer:
         return self.grammars.known(grammar)
 
     def with_grammars(self, logits: int) -> HubTokenizer:
-        """Return a copy with grammars for a model of `logits` logits. If none of them ends a turn,
-        one without text ends what follows a grammar, or else the last: its text can be written with
-        others."""
+        """`logits`: number of logits. A model without a known end token gets the last token without
+        text as end of grammars."""
         known = [token for token in sorted(self.eos_token_ids) if token < logits]
         eos = known or [
             next(
@@ -228,8 +218,7 @@ class HubTokenizer:
 
 @contextmanager
 def _panics_refused() -> Iterator[None]:
-    """Refuse a text on which the tokenizer's Rust panics: an expression of the model's has
-    backtracked for too long. A panic is no `Exception`, and would end the server."""
+    """A Rust panic after backtracking is no `Exception` and would end the server."""
     try:
         yield
     except BaseException as panic:
@@ -246,8 +235,7 @@ def _call(call: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _visible(table: TokenTable, markers: AbstractSet[str]) -> TokenTable:
-    """Make markers of thinking and tool calls visible text, even if they, or parts of them, are
-    special tokens: parsers search them in the text."""
+    """Make markers of thinking and calls visible: parsers search text."""
     shown = {
         token: text
         for token, text in table.specials.items()
@@ -262,8 +250,7 @@ def _visible(table: TokenTable, markers: AbstractSet[str]) -> TokenTable:
 
 
 def wrapped_tokenizer(directory: Path) -> TokenizerWrapper:
-    """Open the directory's tokenizer, after a trial of it. Raises `ModelUnusable`, and whatever the
-    libraries raise."""
+    """Raises `ModelUnusable` and exceptions of the libraries."""
     try_tokenizer(directory)
     return open_tokenizer(directory)
 
@@ -271,8 +258,7 @@ def wrapped_tokenizer(directory: Path) -> TokenizerWrapper:
 def load(
     directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> HubTokenizer:
-    """Load the directory's tokenizer. `configs` may name further tokens that end a turn;
-    `tool_parser` and `reasoning_parser` are the settings of these names. Raises `ModelUnusable`."""
+    """`configs` may name further end tokens. Raises `ModelUnusable`."""
     try:
         wrapped = wrapped_tokenizer(directory)
         has_template = bool(wrapped.has_chat_template)
@@ -283,7 +269,7 @@ def load(
     except ModelUnusable:
         raise
     except BaseException as error:
-        # Files of any kind, read by code of any kind: whatever it raises, they are unusable.
+        # Libraries may raise any exception over any file.
         if not is_of_library(error):
             raise
         require_content(directory / "tokenizer.json")
@@ -302,7 +288,6 @@ def load(
 
 
 def _why(directory: Path, error: BaseException) -> str:
-    """Say why a tokenizer cannot be loaded, in a line."""
     if names := own_code(directory):
         return (
             f"it is Python code of the model ({names}), which is not run here; use a "
@@ -314,8 +299,7 @@ def _why(directory: Path, error: BaseException) -> str:
 def _rendered(
     wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]
 ) -> str:
-    """Render messages for the probe. Raises whatever a template raises, and `TypeError` if the
-    result is no text."""
+    """Raises any exception of a template, and `TypeError` for a result that is no text."""
     _require_default(wrapped, options)
     rendered = apply_template(wrapped, messages, {"tokenize": False, **options})
     if not isinstance(rendered, str):
@@ -324,9 +308,8 @@ def _rendered(
 
 
 def _require_default(wrapped: TokenizerWrapper, options: Mapping[str, Any]) -> None:
-    """Raise `LookupError` if the tokenizer has several templates, and none for these options:
-    transformers takes the one for tools if there are some, else the default; its own error asks for
-    an argument that no client can send."""
+    """Raises `LookupError` without a template for these options: transformers' own error names an
+    argument that clients cannot send."""
     templates = wrapped.chat_template
     named = isinstance(templates, dict) and "default" not in templates
     if named and not (options.get("tools") is not None and "tool_use" in templates):
@@ -336,8 +319,7 @@ def _require_default(wrapped: TokenizerWrapper, options: Mapping[str, Any]) -> N
 
 
 def eos_ids(config: Config) -> frozenset[int]:
-    """Read eos_token_id: an id, a list of ids, or nothing; configs of multimodal models nest it
-    (F16). What is no id is left out."""
+    """An id, a list, or nothing, nested in multimodal configs (F16)."""
     named = config.get("eos_token_id")
     ids = {
         token for token in (named if isinstance(named, list) else [named]) if isinstance(token, int)

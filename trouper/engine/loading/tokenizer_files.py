@@ -1,9 +1,7 @@
-"""Opening of a directory's tokenizer and chat template, by mlx-lm where it can.
+"""Opens a directory's tokenizer and chat template, by mlx-lm where possible.
 
-tokenizer.json says what the tokens are. transformers also reads config.json and has an opinion of
-it: it refuses configs of model types that it does not know, makes an empty tokenizer where
-tokenizer.json is missing, and for some types puts a pre-tokenizer of its own in the place of the
-file's.
+transformers also reads config.json: unknown model types are refused, a missing tokenizer.json gives
+an empty tokenizer, and some types replace the file's pre-tokenizer.
 """
 
 from __future__ import annotations
@@ -25,15 +23,12 @@ from trouper.storage.checkpoint_files import no_tokenizer, read_json, require_co
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 NAMED_PARSER = "named_tool_parser"
-"""Under which name a tokenizer's settings have the tool parser that its files name."""
 SAMPLE = 'The  cat\'s 12345 mats:\n\n\tnaïve café, 東京 🙂! {"a": [1, 2.50]}'
 HINTS = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
-"""Keys that name a module of mlx-lm, and the package that it is of."""
 
 
 def open_tokenizer(directory: Path) -> TokenizerWrapper:
-    """Open a tokenizer, and never run code of the directory: unless told so, transformers asks on
-    stdin, and runs it after a "y". Raises `ModelUnusable`, and whatever the libraries raise."""
+    """Never runs the directory's code. Raises `ModelUnusable` and exceptions of the libraries."""
     options = {"trust_remote_code": False, **_processor_template(directory), **_hints(directory)}
     path = directory / TOKENIZER
     if not path.exists():
@@ -50,8 +45,7 @@ def open_tokenizer(directory: Path) -> TokenizerWrapper:
 
 
 def _open_without_file(directory: Path, options: Mapping[str, Any]) -> TokenizerWrapper:
-    """Open a tokenizer of other files, which transformers converts. Raises `ModelUnusable` if it
-    makes an empty one."""
+    """Raises `ModelUnusable` for an empty tokenizer."""
     try:
         opened = load_tokenizer(directory, options)
     except BaseException as error:
@@ -64,13 +58,11 @@ def _open_without_file(directory: Path, options: Mapping[str, Any]) -> Tokenizer
 
 
 def _open_file(directory: Path, options: Mapping[str, Any]) -> TokenizerWrapper:
-    """Open tokenizer.json itself, without config.json."""
     kept = {key: value for key, value in options.items() if key != "trust_remote_code"}
     return TokenizerWrapper(PreTrainedTokenizerFast.from_pretrained(str(directory), **kept))
 
 
 def _agrees(opened: TokenizerWrapper, path: Path) -> bool:
-    """Whether a tokenizer gives the tokens of tokenizer.json."""
     plain = Tokenizer.from_file(str(path))
     plain.no_truncation()
     plain.no_padding()
@@ -79,7 +71,7 @@ def _agrees(opened: TokenizerWrapper, path: Path) -> bool:
 
 
 def own_code(directory: Path) -> str:
-    """Names of the directory's own Python code for its tokenizer; "" for none."""
+    """Names of the tokenizer's Python code, or ""."""
     try:
         named = read_json(directory / CONFIG).get("auto_map")
     except ModelUnusable:
@@ -89,8 +81,7 @@ def own_code(directory: Path) -> str:
 
 
 def _hints(directory: Path) -> dict[str, Any]:
-    """Leave out names of modules that this mlx-lm does not have: the template and the vocabulary
-    say the same. The name of a tool parser may be one of this server's."""
+    """Drop names of modules that this mlx-lm lacks; a tool parser may be this server's."""
     path = directory / CONFIG
     config = read_json(path) if path.exists() else {}
     absent = {
@@ -110,8 +101,7 @@ def _has_module(package: str, name: object) -> bool:
 
 
 def _processor_template(directory: Path) -> dict[str, str]:
-    """Return the chat template of older checkpoints of models that see: it is in their processor's
-    file, which tokenizers do not read."""
+    """Older vision checkpoints have the chat template in a processor's file."""
     file, own = directory / "chat_template.json", directory / CONFIG
     if not file.exists() or (directory / "chat_template.jinja").exists():
         return {}
@@ -123,11 +113,10 @@ def _processor_template(directory: Path) -> dict[str, str]:
 def apply_template(
     wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]
 ) -> Any:
-    """Render messages, as tokens if `options` say so. Thinking is left to the template where the
-    request does not say: mlx-lm would ask for it wherever the vocabulary has the markers. A
-    template of mlx-lm's own gets mlx-lm's default. Raises whatever a template raises."""
+    """Thinking stays the template's default unless requested: mlx-lm would turn thinking on. Raises
+    any exception of a template."""
     options = {"add_generation_prompt": True, **options}
-    if "enable_thinking" in options:  # DeepSeek V3.1 and Granite name it so.
+    if "enable_thinking" in options:  # The name in DeepSeek V3.1 and Granite.
         options.setdefault("thinking", options["enable_thinking"])
     if wrapped.init_kwargs.get("chat_template_type"):
         return wrapped.apply_chat_template([*messages], **options)
@@ -135,5 +124,4 @@ def apply_template(
 
 
 def inner_tokenizer(wrapped: TokenizerWrapper) -> Any:
-    """Return the tokenizer of transformers, whose own methods mlx-lm's wrapper hides."""
     return wrapped._tokenizer

@@ -1,8 +1,5 @@
-"""Trial of a directory's tokenizer and chat templates in a process of its own, once for each
-content.
-
-See `tokenizer_trial_script.py` for the reasons.
-"""
+"""Tries a tokenizer and chat templates in a process, once per content. See
+`tokenizer_trial_script.py`."""
 
 from __future__ import annotations
 
@@ -38,25 +35,22 @@ FILES = (
     "additional_chat_templates/*.jinja",
 )
 CPU_S = 10
-"""Time limit for the process in seconds of computing; models take a second at most."""
+"""CPU seconds; models take one at most."""
 WAIT_S = 120.0
-"""Time limit for the process on a busy machine; it ends by itself after CPU_S of computing."""
 LONGEST_BYTES = 2**27
-"""Bound of each of the files; tokenizers of 260,000 tokens have some 35 MB."""
+"""Tokenizers of 260,000 tokens have 35 MB."""
 MAX_REMEMBERED = 200
 TIME_SIGNALS = (signal.SIGXCPU, signal.SIGKILL)
-"""How a system ends a process that has used up its time: at the soft and at the hard limit."""
 
 
 class Passed(msgspec.Struct, frozen=True):
-    """A trial that found nothing. at: Unix seconds."""
+    """at: Unix seconds."""
 
     at: float
 
 
 def try_tokenizer(directory: Path) -> None:
-    """Try a directory's tokenizer and templates, unless these very files were tried before. Raises
-    `ModelUnusable` if they do not end, take too much memory, or end the process."""
+    """Raises `ModelUnusable` if the trial exceeds time or memory, or crashes."""
     key, memo = _content(directory), default_cache_dir() / "tokenizer-trials.json"
     known = read_memo(memo, Passed)
     if key in known or not sys.executable:
@@ -73,8 +67,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _content(directory: Path) -> str:
-    """Hash of all that a trial depends on. Raises `ModelUnusable` for what is no file, or too
-    large."""
+    """Raises `ModelUnusable` for anything but a file of bounded size."""
     versions = [VERSION, version("tokenizers"), version("jinja2")]
     digest = hashlib.sha256(json.dumps(versions).encode() + SCRIPT.read_bytes())
     for path in _files(directory):
@@ -92,7 +85,7 @@ def _content(directory: Path) -> str:
 
 
 def _fault(directory: Path) -> str:
-    """Run the process and say what it found; "" if that is nothing, or it cannot be started."""
+    """Also "" if no process can be started."""
     order = {
         "directory": str(directory.absolute()),
         "conversations": conversations(),

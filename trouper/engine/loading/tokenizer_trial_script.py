@@ -1,13 +1,8 @@
-"""Process that tries a directory's tokenizer and chat templates before the server does.
+"""Script that tries a directory's tokenizer and chat templates before the server does.
 
-Both are code of whoever made the model: a template may loop, recurse or grow without end, and the
-expressions of a tokenizer may backtrack. Python cannot interrupt `10**10**10`, so this process does
-it first, with limits on its time and memory.
-
-The file is run as a script (see `tokenizer_trial.py`) and imports nothing of the package. It reads
-a `directory`, `conversations` and `cpu_s` as JSON from stdin. On stdout it writes a line with the
-name of each part before it tries that; a line that begins with `FAULT` says what is wrong with the
-last part.
+A template may loop or grow without end, a tokenizer's expressions may backtrack, and Python cannot
+interrupt `10**10**10`. The script imports nothing of the package. stdin: JSON with `directory`,
+`conversations`, `cpu_s`. stdout: a line per part before the trial, and `FAULT` lines.
 """
 
 from __future__ import annotations
@@ -26,10 +21,9 @@ MEMORY_BYTES = 2 * 2**30
 FAULT = "fault: "
 TOKENIZER, TEMPLATE, END = "tokenizer.json", "chat template", "end"
 MAX_ADDED = 2**16
-"""Maximum number of added tokens, of which each costs transformers some 50 us. Models have up to
-6,000."""
+"""Added tokens cost transformers 50 us each. Models have up to 6,000."""
 TEXTS = tuple(text * 64 for text in ("a", " ", "1", "!", "\n", "é", "a b ", " \n", "aA1!"))
-"""Texts of few different characters, on which most expressions that backtrack do so."""
+"""Most backtracking expressions backtrack on texts of few characters."""
 
 
 def main() -> None:
@@ -56,7 +50,7 @@ def tell(line: str) -> None:
 
 
 def try_tokenizer(path: Path) -> None:
-    """Load a tokenizer and encode some texts. One that cannot be loaded is left to the server."""
+    """The server reports a tokenizer that cannot be loaded."""
     from tokenizers import Tokenizer
 
     try:
@@ -75,7 +69,6 @@ def try_tokenizer(path: Path) -> None:
 
 
 def templates(directory: Path) -> Iterator[str]:
-    """Yield the sources of all chat templates of a directory."""
     for name in ("tokenizer_config.json", "chat_template.json"):
         with suppress(OSError, ValueError, AttributeError, RecursionError):
             found = json.loads((directory / name).read_text("utf-8")).get("chat_template")
@@ -88,7 +81,6 @@ def templates(directory: Path) -> Iterator[str]:
 
 
 def try_template(source: str, conversations: list[tuple[list[Any], dict[str, Any]]]) -> None:
-    """Render conversations. What a template refuses is left to the server."""
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

@@ -1,8 +1,7 @@
 """Keys of config.json that no code of the architecture reads.
 
-The self-check compares mlx-lm with itself, and cannot see that mlx-lm leaves out what a config
-asks for. A key that changes tokens and is read by nobody is a reason to refuse the model; others
-that look as if they might are named.
+The self-check compares mlx-lm with itself and misses such keys. An unread key that changes tokens
+refuses the model.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ PACKAGES = ("mlx_lm.models", "mlx_vlm.models")
 ROTATED = frozenset(("partial_rotary_factor", "rotary_pct"))
 WORD = re.compile(r"\w+")
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
-"""Parts of the configs of models that see, which describe what is loaded of them."""
 
 
 @attrs.frozen
 class Unread:
-    """A key that nobody reads. `wrong`: whether tokens would be wrong without it."""
+    """`wrong`: whether tokens would be wrong."""
 
     key: str
     value: Any
@@ -43,8 +41,7 @@ class Unread:
 
 
 def list_unread(config: dict[str, Any], arguments: type) -> list[Unread]:
-    """List keys of a config, and of its part for text, that the module of `arguments`, or a module
-    that it uses, does not read, and that may matter."""
+    """List keys that neither the module of `arguments` nor modules used there read."""
     source = _source_of(arguments.__module__)
     words = frozenset(WORD.findall(source))
     if "rope_parameters" not in words:
@@ -75,7 +72,7 @@ def _is_neutral(value: object) -> bool:
 
 @cache
 def _source_of(name: str) -> str:
-    """Return the text of a module and of the architectures' modules whose classes it uses."""
+    """Includes the source of used architecture modules."""
     module = sys.modules[name]
     used = {module} | {
         sys.modules[value.__module__] if isinstance(value, type) else value
@@ -88,19 +85,17 @@ def _source_of(name: str) -> str:
 # -- rules -----------------------------------------------------------------------------------------
 
 Effect = Callable[[Any, Config, str], str]
-"""From a value, the config and the source to what is wrong; "" for nothing."""
+"""From value, config and source to the fault, or ""."""
 
 
 @attrs.frozen
 class Rule:
-    """What it means that a key is not read."""
-
     effect: Effect
     wrong: bool = True
 
 
 def _differs(text: str, *neutral: object) -> Rule:
-    """A number that changes results unless it is one of `neutral`, or written in the code."""
+    """A number that counts unless in `neutral` or in the code."""
     return Rule(
         lambda value, _config, source: (
             "" if value in neutral or _is_written(value, source) else text
@@ -115,7 +110,6 @@ def _is_written(value: object, source: str) -> bool:
 
 
 def _rope(text: str, *neutral: object) -> Rule:
-    """As `_differs`, where the architecture has rope at all."""
     return Rule(
         lambda value, _config, source: "" if value in neutral or "rope" not in source else text
     )
@@ -135,7 +129,6 @@ ACTIVATIONS = {
     "relu": ("relu",),
     "tanh": ("tanh",),
 }
-"""How code may call the functions that configs name, whose names begin so."""
 
 
 def _activation(value: Any, _config: Config, source: str) -> str:
@@ -156,14 +149,14 @@ def _window(value: Any, config: Config, source: str) -> str:
 
 
 def _no_rope(value: Any, _config: Config, source: str) -> str:
-    """Layers without rope: a list with a number for each layer, or every how many they come."""
+    """A list of numbers, or an interval."""
     if re.search(r"use_rope|no_?rope|nope", source, re.IGNORECASE) or "rope" not in source:
         return ""
     return "all layers are rotated" if not isinstance(value, list) or not all(value) else ""
 
 
 def _rotated(value: Any, config: Config, source: str) -> str:
-    """A part of each head is rotated; MLA has a number of dimensions in its place."""
+    """MLA counts dimensions instead."""
     if value in (1, 1.0) or "rope" not in source or "qk_rope_head_dim" in config:
         return ""
     return "" if re.search(r"head_dim // 2|0\.5 \*|\* 0\.5", source) else "all of a head is rotated"
@@ -230,7 +223,7 @@ RULES: Mapping[str, Rule] = {
         lambda _value, _config, _source: "weights of experts are not normalized", wrong=False
     ),
 }
-"""Keys that change tokens, and what is computed where nobody reads them."""
+"""Keys that change tokens."""
 
 MAY_MATTER = re.compile(
     r"rope|rotary|attn|attention|mask|norm|softcap|scal(?:e|ing)|window|multiplier|position|"
@@ -252,7 +245,7 @@ OF_WEIGHTS = """
     attention_bias attention_out_bias attn_bias use_qk_norm qk_norm qk_layernorm use_qkv_bias bias
     qkv_bias mlp_bias use_bias sandwich_norm post_norm use_post_norm tie_word_embeddings
 """
-"""Weights that nobody reads are refused when they are loaded."""
+"""Loading refuses unread weights."""
 READ_HERE = """
     max_position_embeddings original_max_position_embeddings max_sequence_length n_positions
     rope_parameters global_rope_theta local_rope_theta rope_local_base_freq
@@ -264,10 +257,9 @@ DUPLICATES = """
     sliding_window_pattern rms_norm_eps norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon
     num_experts_per_tok n_group topk_group position_embedding_size rope_ratio mm_token_type
 """
-"""By another key, or by the shapes of the weights."""
+"""Repeated by another key, or by shapes of weights."""
 HARMLESS = frozenset(
     word
     for text in (TRAINING, OF_TRANSFORMERS, OF_WEIGHTS, READ_HERE, DUPLICATES)
     for word in text.split()
 )
-"""Keys that nobody has to read."""

@@ -1,4 +1,4 @@
-"""Weights: a directory becomes a model whose every parameter is evaluated."""
+"""A directory becomes a model whose parameters are evaluated."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from trouper.engine.products import linear_layers
 from trouper.protocol.problems import ModelUnusable
 
 EVALUATION_BYTES = 2**26
-"""Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms
-of all."""
+"""Dequantizing all at once would hold both forms."""
 
 
 def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
@@ -32,8 +31,8 @@ def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
     except ModelUnusable as error:
         raise ModelUnusable(f"{directory}: {error.message}", error.remedy) from error
     except (Exception, SystemExit) as error:
-        # Any architecture's code over any file: whatever it raises, the model is unusable. That of
-        # OLMo ends the process where a package is missing.
+        # An architecture's code may raise any exception; OLMo's raises SystemExit for a missing
+        # package.
         raise opening.explain(directory, line_of(error)) from error
     if isinstance(model, ModelWithoutHead):
         model = model.take_model()
@@ -45,14 +44,13 @@ def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Bytes of all parameters, and of adapters beside them."""
     return adapter_bytes(model) + sum(
         parameter.nbytes for _, parameter in tree_flatten(model.parameters())
     )
 
 
 def evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:
-    """Read all weights, in the form that the device's kernels read. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     linear_layers.prepare(model)
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     done, total = 0, sum(parameter.nbytes for parameter in parameters)
@@ -80,10 +78,9 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
 
 
 def count_logits(model: nn.Module, directory: Path) -> int:
-    """Find the number of logits from the model itself: configs nest it, omit it, or ignore the
-    padding. Evaluates nothing."""
+    """Configs nest or omit the number, or ignore padding. Evaluates nothing."""
     try:
         return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     except Exception as error:
-        # Any architecture's code: whatever it raises, no request can be answered.
+        # An architecture's code may raise any exception.
         raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error

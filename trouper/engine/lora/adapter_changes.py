@@ -1,10 +1,7 @@
-"""Adding and removing adapters of a loaded model, piece by piece between the passes of its rows.
+"""Adds and removes adapters piece by piece, between passes.
 
-An adapter has a slot: its index in the stacked matrices of every layer. Slots of other adapters
-stay what they are, so rows that run keep theirs. New matrices of all layers are computed first and
-then exchanged at once; passes that were built before have the old ones. The slot of an adapter that
-was removed has zeros until the next one that is loaded takes it, or until all behind it are
-removed, too.
+A slot is an adapter's index in the stacked matrices; other slots never change. All layers are
+computed first and exchanged at once. A removed adapter's slot has zeros until reused.
 """
 
 from __future__ import annotations
@@ -33,11 +30,11 @@ from trouper.engine.side_work import Pieces
 from trouper.protocol.model import AdapterPlan
 
 Names = list[str | None]
-"""The name of the adapter in each slot from 1 on; None: the slot is free."""
+"""Adapter by slot, from 1; None: free."""
 
 
 def planning(model: nn.Module, names: Names, found: FoundAdapter) -> Pieces[AdapterPlan]:
-    """Find how much memory `adding` takes. Evaluates nothing. Raises `ModelUnusable`."""
+    """Compute the memory for `adding`. Evaluates nothing. Raises `ModelUnusable`."""
     parts = read_adapter(found, model)
     yield False
     slots = len(names) + (None not in names)
@@ -56,8 +53,8 @@ def planning(model: nn.Module, names: Names, found: FoundAdapter) -> Pieces[Adap
 def adding(
     model: nn.Module, names: Names, found: FoundAdapter, check: Callable[[], None]
 ) -> Pieces[int]:
-    """Add an adapter. Returns its greatest rank. `check` raises if the model cannot run with it,
-    which then is as before. Raises `ModelUnusable`."""
+    """Return the greatest rank. `check` raises if the model cannot run with the adapter, which is
+    then undone. Raises `ModelUnusable`."""
     parts = read_adapter(found, model)
     yield False
     for path, part in parts.items():
@@ -81,7 +78,7 @@ def adding(
 
 
 def removing(model: nn.Module, names: Names, name: str) -> Pieces[None]:
-    """Remove an adapter, once no row has it."""
+    """Remove an adapter without rows."""
     slot = names.index(name)
     while current_adapters(model).is_used(slot + 1):
         yield True
@@ -94,13 +91,12 @@ def removing(model: nn.Module, names: Names, name: str) -> Pieces[None]:
 
 
 def _rank(layer: Any) -> int:
-    """The greatest rank of the adapters that a layer has."""
     found: StackedAdapters | None = getattr(layer, "adapters", None)
     return 0 if found is None else max(found.ranks)
 
 
 def _layers(model: nn.Module, parts: Mapping[str, LowRank]) -> dict[str, Any]:
-    """The layers that have adapters or will get one, by path."""
+    """Layers with adapters, now or afterwards, by path."""
     modules = dict(model.named_modules())
     return {path: modules[path] for path in dict.fromkeys([*adapted_layers(model), *parts])}
 
@@ -108,8 +104,7 @@ def _layers(model: nn.Module, parts: Mapping[str, LowRank]) -> dict[str, Any]:
 def _restacked(
     model: nn.Module, names: Names, slot: int, new: Mapping[str, LowRank]
 ) -> Pieces[dict[str, StackedAdapters | None]]:
-    """Compute the matrices of all layers with these adapters, of which the one in `slot` is new;
-    None for a layer that none adapts any more."""
+    """Compute all layers' matrices, with `new` in `slot`; None for a layer without adapters."""
     after: dict[str, StackedAdapters | None] = {}
     for path, layer in _layers(model, new).items():
         parts = [

@@ -1,5 +1,4 @@
-"""LoRA adapters of a loaded model that come and go while rows decode: their files, the memory that
-they need, and the work between steps."""
+"""Loads and unloads LoRA adapters while rows decode."""
 
 from __future__ import annotations
 
@@ -27,27 +26,23 @@ T = TypeVar("T")
 
 @attrs.frozen(kw_only=True, eq=False)
 class AdaptersAtRunTime:
-    """Changes of one engine's adapters. `changed` is called on its thread with the bytes of all
-    adapters after each."""
+    """`changed` gets the bytes of all adapters, on the engine's thread."""
 
     settings: Settings
     loaded: EvaluatedModel
     group: RankGroup
     names: Names
     side: SideWork
-    """Work on the engine's thread."""
     wake: Callable[[], None]
-    """Reminds a session that waits of it."""
     changed: Callable[[int], None]
 
     async def plan(self, name: str, directory: str) -> AdapterPlan:
-        """Find how much memory an adapter needs; only the headers of its files are read. Raises
-        `ModelUnusable`."""
+        """Compute memory from file headers. Raises `ModelUnusable`."""
         found = await self._found(name, directory)
         return await self.side.run(planning(self.loaded.model, self.names, found), self.wake)
 
     async def load(self, name: str, directory: str) -> AdapterCard:
-        """Load an adapter. Raises `ModelUnusable`, and `OutOfDeviceMemory`."""
+        """Raises `ModelUnusable` and `OutOfDeviceMemory`."""
         found = await self._found(name, directory)
         digest = await trio.to_thread.run_sync(
             fingerprint_of, found
@@ -65,7 +60,7 @@ class AdaptersAtRunTime:
         return AdapterCard(name=name, directory=str(found.directory), rank=rank, fingerprint=digest)
 
     async def unload(self, name: str) -> int:
-        """Unload an adapter as soon as no row has it. Returns the bytes of those that are left."""
+        """Waits until no row has the adapter. Returns the bytes of the others."""
         _, nbytes = await self.side.run(
             self._noted(removing(self.loaded.model, self.names, name)), self.wake
         )
@@ -80,7 +75,6 @@ class AdaptersAtRunTime:
         return found
 
     def _noted(self, pieces: Pieces[T]) -> Pieces[tuple[T, int]]:
-        """Returns the bytes of all adapters, too."""
         result = yield from pieces
         self.changed(nbytes := adapter_bytes(self.loaded.model))
         return result, nbytes

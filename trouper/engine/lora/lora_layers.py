@@ -21,14 +21,13 @@ from trouper.engine.products.linear_layers import (
 )
 
 RANK_STEP = 8
-"""Multiple to which ranks are padded: products on GPUs read 16 bytes of a row at a time. A gathered
-product with matrices of rank 5 in float32 ended the process with a misaligned address on an H100
-(MLX 0.32.4)."""
+"""Ranks are padded: GPU products read 16 bytes of a row, and a gathered float32 product of rank 5
+crashed with a misaligned address on an H100 (MLX 0.32.4)."""
 
 
 @attrs.frozen(eq=False)
 class LowRank:
-    """What one adapter adds to one layer: x A B. a: (inputs, rank), b: (rank, outputs), its scale
+    """An adapter's part of a layer: x A B. a: (inputs, rank), b: (rank, outputs), scale
     included."""
 
     a: mx.array
@@ -37,17 +36,17 @@ class LowRank:
 
 @attrs.frozen(eq=False)
 class StackedAdapters:
-    """The matrices of all adapters for one layer, of which index 0 has zeros. a: (1 + adapters,
-    inputs, rank), b: (1 + adapters, rank, outputs), where the greatest rank counts, padded."""
+    """Matrices of all adapters; index 0 has zeros. a: (1 + adapters, inputs, rank), b: (1 +
+    adapters, rank, outputs), with the greatest padded rank."""
 
     current: CurrentAdapters
     a: mx.array
     b: mx.array
     ranks: tuple[int, ...]
-    """Rank of each adapter from index 1 on; 0: it does not adapt this layer."""
+    """From index 1; 0: no part."""
 
     def added(self, x: mx.array) -> mx.array | None:
-        """What the rows' adapters add for the layer's input; None: no row has one."""
+        """Sum of the rows' adapters for the layer's input; None without adapters."""
         adapters = self.current.adapters
         return None if adapters is None else adapters.product(x, self.a, self.b)
 
@@ -57,8 +56,6 @@ class StackedAdapters:
 
 
 class WithAdapters(nn.Module):
-    """What a layer of either kind does with adapters."""
-
     adapters: StackedAdapters
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -68,19 +65,19 @@ class WithAdapters(nn.Module):
 
 
 class LoraLinear(WithAdapters, nn.Linear):
-    """A linear layer with adapters."""
+    pass
 
 
 class LoraQuantizedLinear(WithAdapters, nn.QuantizedLinear):
-    """A quantized linear layer with adapters, which are not quantized."""
+    pass
 
 
 class LoraFastLinear(WithAdapters, FastLinear):
-    """A fast linear layer with adapters."""
+    pass
 
 
 class LoraFastQuantizedLinear(WithAdapters, FastQuantizedLinear):
-    """A fast quantized linear layer with adapters."""
+    pass
 
 
 KINDS: dict[type[nn.Module], type[nn.Module]] = {
@@ -89,7 +86,6 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
     FastLinear: LoraFastLinear,
     FastQuantizedLinear: LoraFastQuantizedLinear,
 }
-"""Layers that may have adapters, and their subclasses."""
 
 
 def may_have_adapters(layer: nn.Module) -> bool:
@@ -97,15 +93,12 @@ def may_have_adapters(layer: nn.Module) -> bool:
 
 
 def sizes_of(layer: nn.Module) -> tuple[int, int]:
-    """Number of inputs and outputs of a layer of `KINDS`."""
     outputs, inputs = layer.weight.shape
     return (inputs * 32 // layer.bits if isinstance(layer, nn.QuantizedLinear) else inputs), outputs
 
 
 def install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> None:
-    """Give the layers of the model the matrices of these adapters, by the layers' paths. They are
-    evaluated. The first adapter has index
-    1."""
+    """Install and evaluate adapters by layer path, from index 1."""
     modules = dict(model.named_modules())
     current, stacks = current_adapters(model), dict[str, StackedAdapters | None]()
     for path in dict.fromkeys(path for adapter in adapters for path in adapter):
@@ -119,8 +112,8 @@ def install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> None
 
 
 def dtype_of(layer: nn.Module) -> mx.Dtype:
-    """Type of the matrices of a layer's adapters. Scales of mxfp4, mxfp8 and nvfp4 are numbers of 8
-    bits of their own, which no product takes."""
+    """Return the dtype of a layer's matrices. 8-bit scales of mxfp4, mxfp8 and nvfp4 are no dtype
+    for products."""
     found: mx.Dtype = (
         layer.scales.dtype if isinstance(layer, nn.QuantizedLinear) else layer.weight.dtype
     )
@@ -153,7 +146,7 @@ def with_adapters(layer: nn.Module, made: StackedAdapters | None) -> nn.Module:
 
 
 def part_of(layer: Any, index: int) -> LowRank | None:
-    """The matrices of one adapter in a layer; None: it does not adapt the layer."""
+    """None: the adapter has no part in the layer."""
     found: StackedAdapters | None = getattr(layer, "adapters", None)
     if found is None or index > len(found.ranks) or not (rank := found.ranks[index - 1]):
         return None
@@ -166,8 +159,7 @@ def stacked(
     sizes: tuple[int, int],
     dtype: mx.Dtype,
 ) -> StackedAdapters:
-    """Stack the matrices of adapters, the first of which gets index 1, lazily. None: an adapter
-    that does not adapt the layer."""
+    """Stack lazily, from index 1. None: no part."""
     (inputs, outputs), rank = (
         sizes,
         padded_rank(max(part.a.shape[1] for part in parts if part is not None)),
@@ -186,18 +178,15 @@ def stacked(
 
 
 def padded_rank(rank: int) -> int:
-    """The rank to which matrices are padded."""
     return -(-rank // RANK_STEP) * RANK_STEP
 
 
 def stacked_bytes(layer: nn.Module, adapters: int, rank: int) -> int:
-    """Bytes of the stacked matrices of so many adapters in a layer, the greatest rank of which is
-    this."""
+    """Bytes of a layer's stack, where `rank` is the greatest."""
     return (1 + adapters) * sum(sizes_of(layer)) * padded_rank(rank) * dtype_of(layer).size
 
 
 def bytes_to_install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> int:
-    """Bytes that `install` adds to a model."""
     modules, ranks = dict(model.named_modules()), dict[str, int]()
     for path, part in (found for adapter in adapters for found in adapter.items()):
         ranks[path] = max(ranks.get(path, 0), part.a.shape[1])
@@ -205,24 +194,23 @@ def bytes_to_install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """The layers with adapters, by their paths."""
+    """By path."""
     return {path: layer for path, layer in model.named_modules() if type(layer) in KINDS.values()}
 
 
 def adapter_bytes(model: nn.Module) -> int:
-    """Bytes of the matrices of all adapters, padded to the greatest rank of each layer."""
+    """Bytes with padding."""
     return sum(layer.adapters.nbytes for layer in adapted_layers(model).values())
 
 
 class TriedAdapters(RowAdapters):
-    """Adapters of a pass that is built to see which layers run, and over what."""
+    """Records the layers that a trial pass reaches."""
 
     WIDTH = 3
 
     def __init__(self, current: CurrentAdapters, rows: int) -> None:
         super().__init__(current, np.ones(rows, np.int32), gathered=True)
         self.seen: set[int] = set()
-        """Ids of the matrices that were read."""
 
     def product(self, x: mx.array, a: mx.array, b: mx.array) -> mx.array:
         rows = len(self._rows)
@@ -233,9 +221,8 @@ class TriedAdapters(RowAdapters):
 
 
 def layers_not_reached(model: nn.Module, rows: int) -> list[str]:
-    """Build a pass over `rows` rows with adapters; evaluate nothing. Returns the paths of layers
-    whose adapters took no part, because the model reads their weights in another way. May raise
-    whatever a model's code raises."""
+    """Build a pass over `rows` rows, without evaluation. Returns paths of layers whose adapters
+    took no part. May raise any exception of a model."""
     tried = TriedAdapters(current_adapters(model), rows)
     with applied(tried):
         model(mx.zeros((rows, TriedAdapters.WIDTH), mx.int32), cache=make_prompt_cache(model))

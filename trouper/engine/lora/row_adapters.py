@@ -1,20 +1,12 @@
-"""The adapter of each row of a pass, and the low-rank products of its layers.
+"""The adapter of each row of a pass, and the low-rank products.
 
-A layer adds x A B to what the base computes, where A (inputs, rank) and B (rank, outputs) are those
-of the row's adapter. The matrices of all adapters are stacked; index 0 has zeros, for rows without
-an adapter in a pass where others have one.
+A layer adds x A B, with A (inputs, rank) and B (rank, outputs) of the row's adapter; index 0 has
+zeros. Rows of one adapter share two products. Mixed rows have `mx.gather_mm`, like Punica and
+S-LoRA, which reads matrices in place.
 
-Rows of one adapter share two ordinary products. Rows of several get theirs by `mx.gather_mm`, as
-the gathered products of Punica and S-LoRA do: it reads each row's matrices where they are. On a CPU
-this is faster than to copy the matrices of each row and multiply a batch (by a quarter, 16 rows of
-rank 8 and 16 beside the layers of SmolLM2-135M), and than to split the rows by adapter (three
-times).
-
-On CUDA the matrices of each row are copied: MLX's gathered product of more than 64 float32 vectors
-by one matrix asks for more shared memory than a block may have, so that the launch fails; and rows
-of recurrent models that drafted went on from wrong states with it, or with the product of one
-adapter, on an H100 (MLX 0.32.4; tests/engine/test_adapters.py, qwen3_5). Which of them is wrong
-there is not known.
+CUDA copies each row's matrices instead: MLX's gathered product of more than 64 float32 vectors
+exceeds a block's shared memory, and drafting rows of recurrent models went on from wrong states,
+cause unknown (H100, MLX 0.32.4; tests/engine/test_adapters.py, qwen3_5).
 """
 
 from __future__ import annotations
@@ -37,58 +29,51 @@ Indices = NDArray[np.int32]
 
 @attrs.define(eq=False)
 class CurrentAdapters:
-    """The adapters of the pass that is being built, for the layers of one model. None: no row has
-    one."""
+    """The adapters of the pass under construction. None: no row has one."""
 
     adapters: RowAdapters | None = None
     rows: Mapping[RowId, int] = attrs.field(factory=dict)
-    """Index of the adapter of each row that has one."""
     version: int = 0
-    """Number of times that the model's adapters were exchanged. Compiled passes of another version
-    have other matrices."""
+    """Number of exchanges; compiled passes of another version have other matrices."""
 
     def is_used(self, index: int) -> bool:
-        """Whether a row has this adapter."""
         return index in self.rows.values()
 
 
 class RowAdapters:
-    """Indices (n,) of the adapters of a pass's rows, 0 for a row without one."""
+    """Adapter indices (n,) of a pass's rows; 0: none."""
 
     def __init__(self, current: CurrentAdapters, rows: Indices, *, gathered: bool = False) -> None:
-        """`gathered`: also rows of one adapter get theirs by index, so that passes of other
-        adapters have the same graph."""
+        """`gathered`: index rows of one adapter, too, for one graph for all adapters."""
         self._current, self._rows, self._gathered = current, rows, gathered
         alike = bool((rows == rows[0]).all())
         self.single = int(rows[0]) if alike and not gathered else None
-        """The adapter of all rows; None: they are looked up by index."""
+        """The adapter of all rows; None: by index."""
 
     @property
     def version(self) -> int:
-        """Version of the matrices."""
         return self._current.version
 
     @cached_property
     def indices(self) -> mx.array:
-        """(n,) uint32."""
         return mx.array(self._rows.astype(np.uint32))
 
     def traced(self, indices: mx.array) -> RowAdapters:
-        """The adapters in a pass that is traced, where `indices` is an input."""
+        """Adapters of a traced pass with `indices` as input."""
         found = RowAdapters(self._current, self._rows, gathered=True)
         found.__dict__["indices"] = indices
         return found
 
     def picked(self, rows: Indices | None) -> RowAdapters | None:
-        """The adapters of some rows of the pass; None: of all."""
+        """None: all rows."""
         indices = self._rows if rows is None else self._rows[rows]
         return (
             RowAdapters(self._current, indices, gathered=self._gathered) if indices.any() else None
         )
 
     def product(self, x: mx.array, a: mx.array, b: mx.array) -> mx.array:
-        """What is added for x (n, ..., inputs), whose first axis may also be all tokens of all
-        rows. a: (adapters, inputs, rank), b: (adapters, rank, outputs)."""
+        """Return x A B for x (n, ..., inputs); the first axis may be all tokens of all rows. a:
+        (adapters, inputs, rank), b: (adapters, rank, outputs)."""
         if self.single is not None and not device.runs_cuda_kernels():
             return (x @ a[self.single]) @ b[self.single]
         indices = self.indices
@@ -105,8 +90,6 @@ class RowAdapters:
 
 
 class AdapterRows:
-    """Which rows have an adapter."""
-
     def __init__(self, model: nn.Module) -> None:
         self._current = current_adapters(model)
         self._rows: dict[RowId, int] = {}
@@ -121,8 +104,7 @@ class AdapterRows:
             self._rows.pop(row, None)
 
     def of(self, rows: Sequence[RowId], *, gathered: bool = False) -> RowAdapters | None:
-        """The adapters of a pass over these rows; None: no row has one, and the pass is that of the
-        base."""
+        """None: no row has an adapter, and the pass is the base's."""
         if not self._rows or self._rows.keys().isdisjoint(rows):
             return None
         return RowAdapters(
@@ -133,8 +115,7 @@ class AdapterRows:
 
 
 def current_adapters(model: nn.Module) -> CurrentAdapters:
-    """What the layers of this model look at. It belongs to the model as long as the model
-    exists."""
+    """The adapters that the model's layers read, for the model's lifetime."""
     found: CurrentAdapters | None = getattr(model, "current_adapters", None)
     if found is None:
         model.current_adapters = found = CurrentAdapters()
@@ -143,7 +124,7 @@ def current_adapters(model: nn.Module) -> CurrentAdapters:
 
 @contextmanager
 def applied(adapters: RowAdapters | None) -> Iterator[None]:
-    """Apply these adapters while a pass is built."""
+    """Apply adapters while a pass is built."""
     if adapters is None:
         yield
         return

@@ -1,8 +1,5 @@
-"""Tools of the messages API that the client runs and whose input the API defines, and those that
-nobody runs here.
-
-Source of the inputs: Anthropic's documentation of the bash, text editor and memory tools.
-"""
+"""Tools with inputs that Anthropic's documentation defines (bash, text editor, memory). Tools of
+Anthropic's servers are skipped."""
 
 from __future__ import annotations
 
@@ -61,14 +58,12 @@ INPUTS: dict[str, tuple[str, Json, list[str]]] = {
         ["command"],
     ),
 }
-"""By the name of a type without its date: description, properties and those required."""
+"""By type without date: description, properties, required properties."""
 READ = ("name", "cache_control")
-"""What is read of such a tool."""
 
 
 def client_tools_adapted(value: Json, skip: Skip) -> Json:
-    """Return the body with tools as the client's own: those whose input the API defines get it, and
-    those that nobody runs here are left out and named."""
+    """Give client tools the API's inputs; skip and name server tools."""
     value = _choice_adapted(value)
     tools = value.get("tools")
     if not isinstance(tools, list):
@@ -108,14 +103,12 @@ def _adapted(tool: Any, skip: Skip) -> Any:
 
 
 def _searches(tool: Any) -> bool:
-    """Whether a tool is a search for tools that Anthropic's servers run."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return isinstance(kind, str) and kind.startswith("tool_search_tool")
 
 
 def _loaded(tool: Any, skip: Skip) -> Any:
-    """Return a tool as one that is always loaded: without the search, the model would never hear of
-    it."""
+    """No model would find a deferred tool without Anthropic's search."""
     if not isinstance(tool, dict) or "defer_loading" not in tool:
         return tool
     if tool["defer_loading"]:
@@ -133,7 +126,7 @@ def _of_openai(function: Json) -> Json:
 
 
 def _choice_adapted(value: Json) -> Json:
-    """Read a choice that is written as OpenAI's API has it."""
+    """Read a choice in OpenAI's format."""
     choice = value.get("tool_choice")
     if isinstance(choice, str) and choice in CHOICES:
         kind = "any" if CHOICES[choice] == "required" else CHOICES[choice]

@@ -17,14 +17,12 @@ TYPES = {
     504: "timeout_error",
 }
 CODES = {"thread": "thread_unsupported_request"}
-"""Codes by which clients learn that a parameter is not supported, and repeat their request without
-it."""
+"""Codes after which clients repeat a request without the parameter."""
 TOO_LONG = "prompt is too long: "
-"""The beginning of the API's own message; agents search for it, and shorten their conversation."""
+"""Anthropic's wording, after which agents shorten the conversation."""
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether clients of this path expect errors in Anthropic's format."""
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
@@ -33,7 +31,7 @@ def anthropic_error(problem: Problem, request_id: str) -> Json:
     if problem.code == "context_length_exceeded":
         message = TOO_LONG + message
     elif problem.param is not None and problem.param not in message:
-        message = f"{problem.param}: {message}"  # This format has no other field for it.
+        message = f"{problem.param}: {message}"  # The format has no field for a parameter.
     kind = TYPES.get(
         problem.status, "api_error" if problem.status >= 499 else "invalid_request_error"
     )

@@ -1,4 +1,4 @@
-"""Formatting of answers as messages, complete and as events."""
+"""Answers as messages, complete and as events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ encode = msgspec.json.encode
 
 
 def typed_event(body: Json) -> bytes:
-    """Format a server-sent event with its type as its name, as clients of this API expect it."""
     return named_event(body["type"], body)
 
 
@@ -39,8 +38,7 @@ PING = typed_event({"type": "ping"})
 
 
 def usage_body(usage: Usage) -> Json:
-    """Format the usage. Cached tokens do not count as input. Caching is not charged, so no token
-    counts as cache creation."""
+    """Cached tokens are no input tokens. No token counts as cache creation."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -51,22 +49,15 @@ def usage_body(usage: Usage) -> Json:
 
 
 class Blocks:
-    """Content blocks of an answer: the events of a stream, and in `content` the sum of these
-    events.
-
-    Whitespace between blocks belongs to no text: a text block begins with a visible character, and
-    none holds only whitespace, unless the answer is nothing else.
-    """
+    """Content blocks of an answer, as events and in `content`. A text block begins with a visible
+    character unless the answer is only whitespace."""
 
     def __init__(self, *, omitted: bool) -> None:
         self._omitted = omitted
         self._open: Literal["text", "thinking", "call"] | None = None
         self._parts: list[str] = []
-        """The text of the open block."""
         self._held: list[str] = []
-        """Whitespace that may yet begin a text."""
         self._call: Json = {}
-        """The block of the open call, without its input."""
         self.content: list[Json] = []
         self.calls = 0
 
@@ -168,8 +159,6 @@ def _thinking(text: str, signature: str) -> Json:
 
 
 def _object(arguments: str) -> Json:
-    """Decode the arguments of a call. In this dialect they are an object, whatever the schema of
-    the tool is."""
     try:
         value: Any = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -178,9 +167,8 @@ def _object(arguments: str) -> Json:
 
 
 class MessageDialect:
-    """Formats one answer. `parser` parses it; None if everything in it is text. `cut`: it may have
-    fewer tokens than were requested, because the context ends there. `silent`: only the prompt was
-    to be computed."""
+    """`parser`: None if all is text. `cut`: the context may end before the requested length.
+    `silent`: only the prompt was requested."""
 
     def __init__(
         self,
@@ -210,8 +198,6 @@ class MessageDialect:
         )
 
     def opening(self, _index: int, answer: Answer) -> bytes:
-        """Format the first event. The usage of cached tokens is not known yet; the last event
-        reports it again."""
         return typed_event({"type": "message_start", "message": self._message(usage_of(answer))})
 
     def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:

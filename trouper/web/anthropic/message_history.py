@@ -1,4 +1,4 @@
-"""Messages of a request: their types, and their conversion to messages for the chat template."""
+"""Messages of a request, and the messages that chat templates get."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trouper.web.output.tool_forms import ToolForm
 
 
 class TextBlock(SentBack, tag="text", frozen=True):
-    """Text. Caching needs no marks: what prompts share is found anyway."""
+    """Text. Caching needs no marks."""
 
     refused: ClassVar[Refused] = {"citations": ([],)}
     text: str
@@ -31,8 +31,6 @@ class TextBlock(SentBack, tag="text", frozen=True):
 
 
 def _input_adapted(value: Json, skip: Skip) -> Json:
-    """Read an input as an object, as converters from other APIs leave it: absent, or as JSON
-    text."""
     given = value.get("input")
     if given is None:
         return value | {"input": {}}
@@ -61,14 +59,12 @@ class ThinkingBlock(SentBack, tag="thinking", frozen=True):
 
 
 class RedactedThinkingBlock(SentBack, tag="redacted_thinking", frozen=True):
-    """Thinking that nobody can read; it changes nothing."""
+    """Thinking that nobody can read; ignored."""
 
     data: str
 
 
 def _only(*kinds: str) -> Meta:
-    """Return metadata of a block of these types."""
-
     def explain(value: Any, path: str) -> None:
         if isinstance(value, dict) and value.get("type") not in kinds:
             detail = (
@@ -80,15 +76,14 @@ def _only(*kinds: str) -> Meta:
 
 
 class ImageBlock(SentBack, tag="image", frozen=True):
-    """An image. The model reads text only, so a placeholder stands for it."""
+    """An image. The model reads text only; a placeholder stands for the image."""
 
     source: Ignored = None
     cache_control: Ignored = None
 
 
 class ToolReferenceBlock(SentBack, tag="tool_reference", frozen=True):
-    """A tool that the client's own search has found, among those with `defer_loading`: it is
-    described here."""
+    """A tool with `defer_loading` that the client's own search has found."""
 
     tool_name: str
     cache_control: Ignored = None
@@ -124,7 +119,7 @@ AssistantBlock = TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBloc
 
 
 class UserTurn(SentBack, tag_field="role", tag="user", frozen=True):
-    """What the user says, and results of calls."""
+    """A turn of the user, with results of calls."""
 
     content: Annotated[
         str | list[Annotated[UserBlock, _only("text", "image", "tool_result")]], NO_BLOCKS
@@ -152,9 +147,8 @@ class SystemTurn(SentBack, tag_field="role", tag="system", frozen=True):
 ConversationTurn = UserTurn | AssistantTurn | SystemTurn
 Turns = Annotated[list[ConversationTurn], Meta(min_length=1, max_length=MAX_MESSAGES)]
 NOT_FOR_MODELS = "x-anthropic-"
-"""The beginning of a system block that clients mean for the API, not for the model. One of them has
-a hash that changes with every request, so with it no prompt would share a prefix with the one
-before: https://github.com/vllm-project/vllm/pull/36829."""
+"""System blocks for the API only. One has a hash that changes at each request and would end prefix
+sharing: https://github.com/vllm-project/vllm/pull/36829."""
 
 
 def conversation_of(
@@ -162,8 +156,7 @@ def conversation_of(
     messages: Sequence[ConversationTurn],
     tools: Tools = NO_TOOLS,
 ) -> tuple[Json, ...]:
-    """Convert the messages. `tools`: those that are offered now, by whose names the model knows its
-    earlier calls."""
+    """`tools`: offered tools, by whose names the model knows earlier calls."""
     turns = _system(system)
     names = CalledNames(tools)
     for message in messages:
@@ -172,7 +165,7 @@ def conversation_of(
 
 
 def continues(turns: Sequence[Json]) -> bool:
-    """Whether the answer continues the last message. Raises `RequestFailed` (400)."""
+    """Raises `RequestFailed` (400)."""
     if turns[-1]["role"] != "assistant":
         return False
     if turns[-1].get("tool_calls"):
@@ -190,15 +183,13 @@ def _system(system: str | Sequence[TextBlock] | None) -> list[Json]:
 
 
 class CalledNames:
-    """The model's names of the tools that were called so far, by the id of the call: a result has
-    only the id."""
+    """The model's names by call id: results have only the id."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self.by_id: dict[str, str] = {}
 
     def call(self, block: ToolUseBlock) -> Json:
-        """Return a call as templates expect it."""
         name = self.by_id[block.id] = self._tools.called(ToolForm(block.name))
         return {
             "id": block.id,
@@ -207,7 +198,6 @@ class CalledNames:
         }
 
     def described(self, block: ToolReferenceBlock) -> str:
-        """Return what the model reads of a tool that was found."""
         name = self._tools.called(ToolForm(block.tool_name))
         tool = next(
             (tool for tool in self._tools.offered if tool["function"]["name"] == name), None
@@ -218,7 +208,6 @@ class CalledNames:
 
 
 def _turns(message: ConversationTurn, names: CalledNames) -> list[Json]:
-    """Convert a message to turns."""
     if isinstance(message, AssistantTurn):
         return [
             _answer(
@@ -244,7 +233,6 @@ def _text(block: TextBlock | ImageBlock) -> str:
 
 
 def ignored_of(messages: Sequence[ConversationTurn]) -> tuple[str, ...]:
-    """Return the types of blocks that a placeholder stands for."""
     turns = [message.content for message in messages if isinstance(message, UserTurn)]
     blocks = [block for content in turns if isinstance(content, list) for block in content]
     results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
@@ -287,8 +275,7 @@ def _result(block: ToolResultBlock, names: CalledNames) -> Json:
 
 
 def _combined(turns: Sequence[Json]) -> list[Json]:
-    """Merge neighbouring messages of one role, as the API defines it: some templates refuse two
-    user turns in a row."""
+    """Some templates refuse two user turns in a row."""
     combined: list[Json] = []
     for turn in turns:
         if turn["role"] != "tool" and combined and combined[-1]["role"] == turn["role"]:

@@ -1,4 +1,4 @@
-"""Anthropic's answers as JSON Schema. Tests compare the schemas with the answers that are sent."""
+"""Anthropic's answers as JSON Schema."""
 
 from __future__ import annotations
 

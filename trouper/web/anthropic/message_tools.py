@@ -40,7 +40,6 @@ InputSchema = Annotated[
 
 
 def _tool_adapted(value: Json, _: Skip) -> Json:
-    """Read an input schema without a type as that of an object, which every input is."""
     schema = value.get("input_schema")
     if not isinstance(schema, dict) or "type" in schema or "$ref" in schema:
         return value
@@ -48,8 +47,7 @@ def _tool_adapted(value: Json, _: Skip) -> Json:
 
 
 def check_plain_name(value: Json, path: str) -> None:
-    """Refuse, in a strict reading, names that Anthropic's API refuses. Raises `RequestFailed`
-    (400)."""
+    """Anthropic refuses these names. Raises `RequestFailed` (400)."""
     name = value.get("name")
     if isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
         path = f"{path}.name"
@@ -59,7 +57,7 @@ def check_plain_name(value: Json, path: str) -> None:
 
 
 class CustomTool(Body, tag="custom", frozen=True):
-    """A tool of the client. A forced call follows its schema whether `strict` is set or not."""
+    """A tool of the client. A forced call follows its schema with or without `strict`."""
 
     may_lack_tag: ClassVar[bool] = True
     unknown_may_be_null: ClassVar[bool] = True
@@ -78,7 +76,7 @@ class CustomTool(Body, tag="custom", frozen=True):
     eager_input_streaming: Ignored = None
 
     def offer(self, path: str) -> ToolOffer:
-        """Return the tool as a function. Raises `RequestFailed` (400)."""
+        """Raises `RequestFailed` (400)."""
         if not _takes_an_object(self.input_schema):
             path = f"{path}.input_schema"
             raise bad_request(NOT_AN_OBJECT.format(path=path), path, "invalid_type")
@@ -91,8 +89,7 @@ class CustomTool(Body, tag="custom", frozen=True):
 
 
 def _takes_an_object(schema: Json) -> bool:
-    """Whether the root of the schema is an object. The root of a recursive pydantic model is a
-    reference without a type."""
+    """Recursive pydantic models have a reference without a type at the root."""
     return bool(schema["type"] == "object") if "type" in schema else "$ref" in schema
 
 
@@ -137,8 +134,7 @@ CustomTools = Annotated[
 
 
 def tools_of(tools: Sequence[CustomTool] | None, choice: ToolChoiceObject | None) -> Tools:
-    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the
-    parameter."""
+    """Raises `RequestFailed` (400)."""
     offered = Tools.of(
         [tool.offer(f"tools.{index}") for index, tool in enumerate(tools or ())],
         several=isinstance(choice, NoneChoice)

@@ -12,7 +12,6 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
-from trouper.web.anthropic import schemas
 from trouper.web.anthropic.client_tools import client_tools_adapted
 from trouper.web.anthropic.message_history import (
     TextContent,
@@ -38,7 +37,7 @@ from trouper.web.http.field_types import (
 )
 from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body, Report, refuse, structure
-from trouper.web.http.request_schema import HARMLESS, Json, Refused
+from trouper.web.http.request_schema import HARMLESS, Json, Refused, needs
 from trouper.web.http.request_seed import drawn_seed
 from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import (
@@ -52,6 +51,13 @@ from trouper.web.openai.response_format import schema_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 
+_FORCED: Json = {
+    "type": "object",
+    "properties": {"type": {"enum": ["any", "tool"]}},
+    "required": ["type"],
+}
+FORCED_NEEDS_TOOLS = needs("tool_choice", _FORCED, "tools", {"type": "array", "minItems": 1})
+"""JSON Schema of a check in `message_tools.tools_of`."""
 REFUSED: Refused = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
@@ -66,9 +72,7 @@ REFUSED: Refused = {
     "user_profile_id": (),
     "workspace_id": (),
 }
-"""Unsupported parameters of the API, and the values of each that request nothing."""
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""Efforts by the names of those chat templates that read one."""
 OutputEffort = Literal["low", "medium", "high", "xhigh", "max"]
 CLEAR_THINKING = "clear_thinking_20251015"
 KEEPS_ALL = ("all", {"type": "all"})
@@ -127,7 +131,7 @@ class OutputConfig(Body, kw_only=True, frozen=True):
 
 
 class Metadata(Body, frozen=True):
-    """Changes nothing: users are not told apart."""
+    """Ignored."""
 
     user_id: Annotated[str, HARMLESS] | None = None
 
@@ -137,13 +141,12 @@ class KeepAll(Body, tag="all", frozen=True):
 
 
 class ClearThinking(Body, tag=CLEAR_THINKING, frozen=True):
-    """An edit that keeps all thinking, which happens anyway; agents request it."""
+    """An edit that keeps all thinking, as the server always does."""
 
     keep: Literal["all"] | KeepAll
 
 
 def _edits_adapted(value: Json, skip: Skip) -> Json:
-    """Leave out edits that would shorten the conversation: it is read as it was sent."""
     edits = value.get("edits")
     if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
         return value
@@ -158,7 +161,7 @@ def _edits_adapted(value: Json, skip: Skip) -> Json:
 
 
 class ContextManagement(Body, frozen=True):
-    """Changes nothing: to keep all thinking is what happens anyway."""
+    """Ignored: the server keeps all thinking."""
 
     adapt: ClassVar[Adapt | None] = _edits_adapted
     edits: list[Annotated[ClearThinking, explains(explain_edit)]] | None = None
@@ -168,14 +171,13 @@ StopSequences = Annotated[list[StopString], explains(explain_stop_sequences, max
 
 
 def _adapted(value: Json, skip: Skip) -> Json:
-    """Convert forms of other servers. The API's temperatures end at 1, above which others go on."""
     value = sampling_adapted(value, ALIASES, ("max_tokens",), skip)
     value = with_thinking(value, value.pop("enable_thinking", None), skip)
     value = blocks_adapted(client_tools_adapted(value, skip), skip)
     if isinstance(value.get("stop_sequences"), str):
         value["stop_sequences"] = [value["stop_sequences"]]
     if type(value.get("top_k")) is int and value["top_k"] < 0:
-        value["top_k"] = 0  # All tokens, as other servers write it.
+        value["top_k"] = 0  # Other servers' form of all tokens.
     temperature = value.get("temperature")
     if isinstance(temperature, int | float) and 1 < temperature <= 2:
         value["temperature"] = 1.0
@@ -184,13 +186,13 @@ def _adapted(value: Json, skip: Skip) -> Json:
 
 
 class CountRequest(FurtherSampling, kw_only=True, frozen=True):
-    """A conversation whose tokens are counted. Only some of the fields change the count."""
+    """A conversation whose tokens are counted."""
 
     refused: ClassVar[Refused] = REFUSED
     essential: ClassVar[frozenset[str]] = ESSENTIAL
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     adapt: ClassVar[Adapt | None] = _adapted
-    rules: ClassVar[tuple[Json, ...]] = (schemas.FORCED_NEEDS_TOOLS,)
+    rules: ClassVar[tuple[Json, ...]] = (FORCED_NEEDS_TOOLS,)
     messages: Turns
     model: Model | None = None
     max_tokens: Count | None = None
@@ -220,8 +222,7 @@ class CountRequest(FurtherSampling, kw_only=True, frozen=True):
 
     @property
     def parsed_tools(self) -> Tools:
-        """Return the offered and the forced tools. Like the properties below, raises
-        `RequestFailed` (400)."""
+        """Raises `RequestFailed` (400), as the properties below."""
         return tools_of(self.tools, self.tool_choice)
 
     @property
@@ -241,8 +242,6 @@ class MessagesRequest(CountRequest, kw_only=True, frozen=True):
 
 @attrs.frozen
 class Output:
-    """The format of the answer, and its effort."""
-
     effort: str | None = None
     grammar: Grammar | None = None
 
@@ -269,7 +268,7 @@ def _sampling(request: MessagesRequest, default_seed: int | None) -> Sampling:
 def messages_to_generate(
     request: MessagesRequest, request_id: str, default_seed: int | None
 ) -> Generate:
-    """Build the request for the runtime. Raises `RequestFailed` (400) naming the parameter."""
+    """Raises `RequestFailed` (400)."""
     if request.min_tokens > request.max_tokens:
         raise combination(
             f"min_tokens must be at most max_tokens, which is {request.max_tokens}", "min_tokens"
@@ -278,8 +277,7 @@ def messages_to_generate(
         request_id=request_id,
         prompt=prompt_of(request),
         sampling=_sampling(request, default_seed),
-        # With max_tokens 0 only the prompt is to be computed; one token is generated after it, and
-        # not shown.
+        # With max_tokens 0 one token is generated and not shown.
         max_tokens=request.max_tokens or 1,
         # Agents request as many tokens as the largest models can generate.
         as_room_allows=True,
@@ -293,7 +291,6 @@ def messages_to_generate(
 
 
 def prompt_of(request: CountRequest) -> ChatPrompt:
-    """Build the prompt. Raises `RequestFailed` (400) naming the parameter."""
     tools, thinking, output = request.parsed_tools, request.parsed_thinking, request.parsed_output
     _check_together(tools, thinking, output)
     messages = conversation_of(request.system, request.messages, tools)
@@ -310,8 +307,7 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
 
 
 def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
-    """Refuse combinations with a grammar, which applies from the first token on, so nothing else
-    can come before."""
+    """A grammar leaves no room for thinking or calls."""
     if output.grammar is not None and tools.forced:
         raise combination(
             f"{output.grammar.param} cannot be combined with a forced tool", "tool_choice"

@@ -1,9 +1,5 @@
-"""Blocks of earlier turns that come from tools of Anthropic's servers, and documents, for lenient
-readings.
-
-What holds text is read as text. The rest is left out and named: one such block would otherwise make
-every later request of its conversation fail.
-"""
+"""Blocks of Anthropic's server tools, and documents, for lenient readings. All but text is skipped,
+because an error would fail every later request of a conversation."""
 
 from __future__ import annotations
 
@@ -17,14 +13,11 @@ KNOWN = {
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
     "system": ("text",),
 }
-"""Types of blocks that are read, by role."""
 WITHIN = ("text", "image", "tool_reference")
-"""Types of blocks in the result of a call."""
 UNREADABLE = "[a document that this text-only model cannot read]"
 
 
 def blocks_adapted(value: Json, skip: Skip) -> Json:
-    """Return the body with the blocks that are read."""
     return messages_adapted(value, lambda message: _message(message, skip))
 
 
@@ -47,7 +40,6 @@ def _message(message: Any, skip: Skip) -> Any:
 
 
 def _is_plain(block: Any, known: tuple[str, ...]) -> bool:
-    """Whether a block needs no conversion, as most do."""
     if not isinstance(block, dict):
         return True
     kind = block.get("type")
@@ -73,7 +65,6 @@ def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any
 
 
 def _text_of(kind: str, block: Json) -> str | None:
-    """Return the text of a block that holds some; None if it holds none."""
     source = block.get("source")
     if kind == "document" and isinstance(source, dict):
         if source.get("type") == "text" and isinstance(source.get("data"), str):

@@ -23,8 +23,6 @@ from trouper.web.tool_support import without_tools
 
 
 class Anthropic:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 

@@ -1,4 +1,4 @@
-"""The `thinking` parameter of a request, and the signature of a thinking block."""
+"""The `thinking` parameter, and signatures of thinking blocks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ CARRIES = "trouper.thinking:"
 
 @attrs.frozen
 class Thinking:
-    """The thinking that a request asks for. A request that does not ask gets none where the
-    template can prevent it, since such clients expect the answer in the first block. A request that
-    disables it gets none."""
+    """Without a request the template disables thinking where possible: clients expect the answer in
+    the first block."""
 
     enabled: bool = False
     budget: int | None = None
-    """Maximum number of thinking tokens: none at all if thinking is disabled, unlimited if the
-    model decides."""
+    """Maximum of thinking tokens: 0 if disabled, None if the model decides."""
     omitted: bool = False
-    """Whether the text of the thinking is left out of the answer."""
 
 
 def explain_budget(value: object, path: str) -> None:
@@ -47,7 +44,7 @@ class _Shown(Body, frozen=True):
 
 
 class EnabledThinking(_Shown, tag="enabled", kw_only=True, frozen=True):
-    """Thinking with a budget. Its minimum is the API's."""
+    """Thinking with a budget. The minimum is Anthropic's."""
 
     budget_tokens: Annotated[int, explains(explain_budget, ge=1024, le=HUGE)]
 
@@ -64,7 +61,7 @@ ThinkingParameter = EnabledThinking | AdaptiveThinking | DisabledThinking
 
 
 def thinking_of(requested: ThinkingParameter | None, max_tokens: int | None) -> Thinking:
-    """Return the thinking. Raises `RequestFailed` (400) naming the parameter."""
+    """Raises `RequestFailed` (400)."""
     if requested is None:
         return Thinking()
     if isinstance(requested, DisabledThinking):
@@ -77,16 +74,14 @@ def thinking_of(requested: ThinkingParameter | None, max_tokens: int | None) -> 
 
 
 def signature_of(text: str, *, omitted: bool) -> str:
-    """Return the signature of a thinking block, which clients expect and send back. For thinking
-    that was left out, it is all that the next turn has."""
+    """Return the signature, which clients send back, with the text of omitted thinking."""
     if omitted:
         return CARRIES + b64encode(text.encode()).decode()
     return sha256(text.encode()).hexdigest()
 
 
 def thought(text: str, signature: str | None) -> str:
-    """Return the text of a thinking block of the history. The signature of another server carries
-    no information."""
+    """Signatures of other servers are ignored."""
     if text or signature is None or not signature.startswith(CARRIES):
         return text
     try:

@@ -1,8 +1,4 @@
-"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them: its parameters, answers
-and errors.
-
-A key needs the right `admin` for them, and a model of its list.
-"""
+"""POST /v1/load_lora_adapter and /v1/unload_lora_adapter in vLLM's format."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from trouper.web.service import Service
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 AdapterPath = Annotated[str, Meta(min_length=1, max_length=4096)]
-"""As long as a path may be on Linux."""
+"""Linux's PATH_MAX."""
 ENDPOINT = partial(
     Endpoint,
     tag="Models",
@@ -50,8 +46,6 @@ class UnloadAdapterRequest(Body, kw_only=True, frozen=True):
 
 
 class AdapterOperations:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
         started_with = [
@@ -60,7 +54,6 @@ class AdapterOperations:
             for directory in entry.adapter_directories
         ]
         self._directories = (*service.settings.adapters_from, *started_with)
-        """Adapters are loaded from these, and from below them."""
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (
@@ -110,13 +103,12 @@ class AdapterOperations:
         return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     def _entry(self, model: str | None) -> ModelEntry:
-        """Return the model. Raises `RequestFailed` (404), also for a model that the key may not
-        use."""
+        """Raises `RequestFailed` (404), also for a model outside of the key's list."""
         return self._service.listed(None if model is None else self._service.resolved(model))
 
     async def _directory(self, path: str) -> str:
-        """Return the directory that a path means. Raises `RequestFailed` (403) for one that was not
-        named, be it there or not."""
+        """Raises `RequestFailed` (403) for any path outside of the directories, even one that does
+        not exist."""
         directory = await trio.to_thread.run_sync(within, path, self._directories)
         if directory is None:
             message = (
@@ -143,7 +135,7 @@ class AdapterOperations:
             await entry.runtime.unload_adapter(name)
 
     def _require_name(self, name: str) -> None:
-        """Check that requests can name an adapter so. Raises `RequestFailed` (400)."""
+        """Raises `RequestFailed` (400)."""
         if not name.strip() or ":" in name or "=" in name:
             what = (
                 f"lora_name {name!r} cannot be requested; give a name without a colon and an "

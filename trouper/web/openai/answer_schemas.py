@@ -1,4 +1,4 @@
-"""OpenAI's answers as JSON Schema. Tests compare the schemas with the answers that are sent."""
+"""OpenAI's answers as JSON Schema."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ COMPLETION_LOGPROBS = closed(
 FUNCTION = closed({"name": TEXT, "arguments": TEXT}, "name", "arguments")
 CALL: Json = {"id": TEXT, "type": {"const": "function"}, "function": FUNCTION}
 CALL_PART = closed({"name": TEXT, "arguments": TEXT}, "arguments")
-"""Of a chunk: the first of a call has its id, type and name, and those behind it more of its
-arguments."""
+"""A call's first chunk has id, type and name; later chunks have arguments."""
 MESSAGE = closed(
     {
         "role": {"const": "assistant"},
@@ -130,7 +129,6 @@ def completion_choice(reason: Json, *required: str) -> Json:
 
 
 def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
-    """Properties of every object that `Envelope.around` makes."""
     shared: Json = {
         "id": TEXT,
         "object": {"const": kind},

@@ -59,8 +59,7 @@ REFUSED: Refused = {
 }
 ALIASES = {**length_aliases("max_tokens", "max_output_tokens"), **SAMPLING, **STRUCTURES, **BUDGETS}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-"""Effort of reasoning. `none` disables it; the others are passed to the chat template, which may
-ignore them."""
+"""The chat template may ignore an effort; `none` disables reasoning."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
@@ -102,7 +101,7 @@ class ChatRequest(Parameters, kw_only=True, frozen=True):
 
     @property
     def parsed_tools(self) -> Tools:
-        """Return the offered and the forced tools. Raises `RequestFailed` (400)."""
+        """Raises `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
@@ -113,7 +112,7 @@ def parse_chat(body: dict[str, Any], report: Report = refuse) -> ChatRequest:
 def chat_to_generate(
     request: ChatRequest, request_id: str, default_seed: int | None
 ) -> tuple[Generate, ...]:
-    """Build a request for each choice. Raises `RequestFailed` (400) naming the parameter."""
+    """Raises `RequestFailed` (400)."""
     tools = request.parsed_tools
     kwargs = template_kwargs(request.chat_template_kwargs)
     if tools.described:
@@ -145,8 +144,7 @@ def chat_to_generate(
 
 
 def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
-    """Return the template's arguments about reasoning. An answer that follows a grammar has no room
-    for it. Templates that do not know the arguments ignore them."""
+    """An answer by a grammar has no room for reasoning."""
     effort, kwargs = request.reasoning_effort, {}
     if effort is not None and effort != "none":
         kwargs = {"reasoning_effort": effort, "enable_thinking": True}
@@ -159,8 +157,6 @@ def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
 
 
 def _about_the_end(request: ChatRequest) -> dict[str, Any]:
-    """Whether the prompt ends with the beginning of an answer, or in the middle of the last
-    message."""
     if not request.continue_final_message:
         return (
             {}

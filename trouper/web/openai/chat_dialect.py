@@ -1,4 +1,4 @@
-"""Formatting of chat answers: complete, and in chunks."""
+"""Chat answers, complete and in chunks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ from trouper.web.output.reasoning_tokens import CountingParser
 
 
 class ChatDialect(OpenAiDialect):
-    """chat.completion and chat.completion.chunk. `make_parser` makes a parser for each answer, if
-    an answer may hold more than text."""
-
     def __init__(
         self,
         envelope: Envelope,
@@ -40,7 +37,6 @@ class ChatDialect(OpenAiDialect):
             for kind, field in ((Content, "content"), (Reasoning, "reasoning_content"))
             if kind is Content or make_parser is not None
         }
-        """Bytes before and after the text of an event that carries nothing else."""
 
     def body(self, choices: Sequence[Choice]) -> Json:
         bodies = [self._choice(index, choice) for index, choice in enumerate(choices)]
@@ -87,7 +83,6 @@ class ChatDialect(OpenAiDialect):
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def _parser(self, index: int) -> CountingParser:
-        """Return the parser of one answer."""
         if index not in self._parsers:
             self._parsers[index] = CountingParser(
                 None if self._make_parser is None else self._make_parser()
@@ -158,8 +153,7 @@ class ChatDialect(OpenAiDialect):
         )
 
     def heartbeat(self, index: int, answer: Answer) -> bytes:
-        """Format an empty delta. Some clients restart their timer with each chunk only, not with a
-        comment (LangChain's `stream_chunk_timeout`), and all of them add nothing for it."""
+        """Format an empty delta: LangChain's `stream_chunk_timeout` ignores comments."""
         return self.chunk(self._delta(index, {}), answer)
 
 

@@ -1,5 +1,4 @@
-"""Messages of chat requests: their types, and their conversion to messages for the chat
-template."""
+"""Messages of chat requests, and the messages that chat templates get."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ NOT_TEXT = "{path} must be a string or an array of parts, not {type}"
 
 
 class TextPart(SentBack, tag="text", frozen=True):
-    """Text. Caching needs no marks: what prompts share is found anyway."""
+    """Text. Caching needs no marks."""
 
     text: Text
     cache_control: Ignored = None
@@ -32,7 +31,7 @@ class TextPart(SentBack, tag="text", frozen=True):
 
 
 class ImagePart(SentBack, tag="image_url", frozen=True):
-    """An image. The model reads text only, so a placeholder stands for it."""
+    """An image. The model reads text only; a placeholder stands for the image."""
 
     image_url: Ignored = None
     cache_control: Ignored = None
@@ -56,7 +55,6 @@ def _with_content(value: Json, _: Skip) -> Json:
 
 
 def _answer_adapted(value: Json, _: Skip) -> Json:
-    """Read an answer without content as an empty one, or as what it says of a refusal."""
     if value.get("content") is not None or value.get("tool_calls"):
         return value
     refusal = value.get("refusal")
@@ -82,7 +80,7 @@ class DeveloperMessage(_ChatMessage, tag="developer", frozen=True):
 
 
 class UserMessage(_ChatMessage, tag="user", frozen=True):
-    """What the user says."""
+    """A turn of the user."""
 
 
 class ToolMessage(_ChatMessage, tag="tool", frozen=True):
@@ -113,13 +111,12 @@ ROLES: dict[type, str] = {
     UserMessage: "user",
     ToolMessage: "tool",
 }
-"""Role of each class in templates."""
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def messages_of(messages: Sequence[ChatMessage], tools: Tools = NO_TOOLS) -> tuple[Json, ...]:
-    """Return the messages as templates expect them. `tools`: those that are offered now, by whose
-    names the model knows its earlier calls. Raises `RequestFailed` (400) naming the parameter."""
+    """`tools`: offered tools, by whose names the model knows earlier calls. Raises `RequestFailed`
+    (400)."""
     return tuple(
         _plain(message, f"messages.{index}", tools) for index, message in enumerate(messages)
     )
@@ -150,7 +147,7 @@ def _answer(message: AssistantMessage, path: str, tools: Tools) -> Json:
 
 
 def ignored_of(messages: Sequence[ChatMessage]) -> tuple[str, ...]:
-    """Return the types of parts that a placeholder stands for."""
+    """Types of the parts that placeholders replace."""
     contents = [message.content for message in messages if isinstance(message.content, list)]
     return names_of((part for content in contents for part in content), ImagePart)
 
@@ -167,8 +164,7 @@ def _text(content: str | Sequence[TextPart | ImagePart], path: str) -> str:
 
 
 def checked_text(text: str, path: str, name: str) -> str:
-    """Return the text. A lone surrogate is refused, since it is no text. Raises `RequestFailed`
-    (400)."""
+    """Raises `RequestFailed` (400) for a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -24,7 +24,6 @@ Json = dict[str, Any]
 
 
 def tool_name(longest: int) -> Meta:
-    """Return the metadata of a tool's name. The schema is that of a strict reading."""
     strictly = {"pattern": f"^[A-Za-z0-9_.-]{{1,{longest}}}$"}
     meaning = f"{{path}} must be 1 to {MAX_NAME} characters"
     return says(meaning, min_length=1, max_length=MAX_NAME, extra_json_schema=strictly)
@@ -41,8 +40,7 @@ Arguments = Annotated[
 
 
 def check_plain_name(value: Json, path: str) -> None:
-    """Refuse, in a strict reading, names that OpenAI's API refuses. Raises `RequestFailed`
-    (400)."""
+    """OpenAI refuses these names. Raises `RequestFailed` (400)."""
     name = value.get("name")
     if isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
         path = f"{path}.name"
@@ -71,7 +69,7 @@ class FunctionDefinition(Body, frozen=True):
 
 
 def _nested(value: Json, _: Skip) -> Json:
-    """Read a tool that is written flat, as in the responses API."""
+    """Read a tool in the flat form of the responses API."""
     if "function" in value or not isinstance(value.get("name"), str):
         return value
     inner = {
@@ -114,8 +112,8 @@ class GrammarDefinition(Body, frozen=True):
 
 
 class GrammarFormat(Body, tag="grammar", frozen=True):
-    """Text that matches a grammar. It is enforced where the tool is the only one that may be
-    called, and described to the model elsewhere."""
+    """Text that matches a grammar, enforced where the tool is the only one that may be called, and
+    described to the model elsewhere."""
 
     inner: GrammarDefinition = msgspec.field(name="grammar")
 
@@ -156,9 +154,7 @@ class NamedTool(Body, tag="function", frozen=True):
 
 
 def arguments_adapted(value: Json, skip: Skip) -> Json:
-    """Convert arguments of an earlier call that are no JSON object, as models write them now and
-    then: the template gets their text. Otherwise one bad call would make every later request of its
-    conversation fail."""
+    """One malformed call must not fail every later request of a conversation."""
     given = value.get("arguments")
     if not isinstance(given, str) or not given or isinstance(_decoded(given), dict):
         return value
@@ -276,8 +272,7 @@ def tools_of(
     choice: str | Named | AllowedChatTools | None,
     parallel: bool | None,
 ) -> Tools:
-    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the
-    parameter."""
+    """Raises `RequestFailed` (400)."""
     offered = Tools.of([tool.offer() for tool in tools or ()], several=parallel is not False)
     if choice is None or choice == "auto":
         return offered
@@ -302,8 +297,6 @@ def _named(choice: Named, offered: Tools, path: str) -> Json:
 
 
 def past_calls(calls: Sequence[PastCall | PastCustomCall], path: str, tools: Tools) -> list[Json]:
-    """Return an assistant message's tool_calls as templates expect them: functions, with arguments
-    as an object."""
     return [
         {
             "id": call.id or "",
@@ -323,8 +316,7 @@ def _past_function(call: PastCall | PastCustomCall, path: str, tools: Tools) -> 
 
 
 def arguments_of(value: str | Json | None, path: str) -> Json:
-    """Return the arguments as an object; an earlier answer had them as text. Raises `RequestFailed`
-    (400)."""
+    """Raises `RequestFailed` (400)."""
     if not isinstance(value, str):
         return value or {}
     parsed = _decoded(value or "{}")

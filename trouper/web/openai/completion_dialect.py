@@ -1,25 +1,24 @@
-"""Formatting of completions: complete, and in chunks."""
+"""Completions, complete and in chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
 from trouper.actors.runtime.answer import Answer
+from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.openai.openai_dialect import Envelope, Extras, OpenAiDialect, encode
-from trouper.web.openai.text_offsets import TextOffsets
 from trouper.web.output.dialect import Choice, Json, Usage, total
+
+UTF8 = getincrementaldecoder("utf-8")
 
 
 class CompletionDialect(OpenAiDialect):
-    """text_completion, complete and in chunks, which look alike.
-
-    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`:
-    only the prompt was asked for (max_tokens 0); tokens that were computed after it are not shown.
-    `pick` chooses the returned answers among all that were generated.
-    """
+    """`echo`: the prompt precedes each answer; `scores`: with log-probabilities. `silent`: only the
+    prompt was requested. `pick` chooses the returned answers."""
 
     def __init__(
         self,
@@ -58,7 +57,6 @@ class CompletionDialect(OpenAiDialect):
         return attrs.evolve(usage, completion_tokens=0) if self._silent else usage
 
     def _ended(self, finished: Finished) -> Finished:
-        """Return how the answer ended. Tokens that are not shown do not end it."""
         return Finished("length", 0) if self._silent else finished
 
     def _choice_body(self, index: int, choice: Choice) -> Json:
@@ -85,8 +83,7 @@ class CompletionDialect(OpenAiDialect):
         answer: Sequence[TokenLogprobs | int],
         prompt: Sequence[TokenLogprobs | int] = (),
     ) -> Json:
-        """Format log-probabilities. A bare token is the prompt's first, which has none because
-        nothing comes before it."""
+        """A bare token is the prompt's first, which has no log-probability."""
         tokenizer = self.envelope.tokenizer
         offsets = self._offsets.setdefault(index, TextOffsets(tokenizer))
         begin: list[int] = []
@@ -104,14 +101,11 @@ class CompletionDialect(OpenAiDialect):
         }
 
     def _alternatives(self, at: TokenLogprobs) -> Json:
-        """Return the likeliest tokens, and always the one that was chosen, as OpenAI's API
-        documents it."""
+        """Return the likeliest tokens and the chosen one, as OpenAI's API does."""
         text = self.envelope.tokenizer.token_text
         return {text(token): value for token, value in at.top} | {text(at.token): at.logprob}
 
     def opening(self, index: int, answer: Answer) -> bytes:
-        """Format the prompt, if requested; with log-probabilities its text comes with the first
-        token."""
         text = "" if self._echo is None or self._scores else self._echo(index)
         if not (text or self.extras.token_ids):
             return b""
@@ -133,7 +127,6 @@ class CompletionDialect(OpenAiDialect):
         return pending + self.chunk(choice, answer)
 
     def _prompt(self, index: int, answer: Answer) -> bytes:
-        """Format the prompt with its log-probabilities, once, before the first text."""
         if self._echo is None or not self._scores or index in self._offsets:
             return b""
         seen = self._logprobs(
@@ -149,3 +142,39 @@ class CompletionDialect(OpenAiDialect):
 
 def _token(at: TokenLogprobs | int) -> int:
     return at if isinstance(at, int) else at.token
+
+
+class TextOffsets:
+    """`text_offset` of log-probabilities, in characters, at most the text's length. A token
+    within a character has the character's offset."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = UTF8("replace")
+        self._end = 0
+
+    def of_prompt(self, tokens: Iterable[int], text: str) -> list[int]:
+        """The prompt's text may lack BOS and sentencepiece's space before the first word."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._end)
+            piece = self._decoder.decode(self._tokenizer.token_bytes(token))
+            special = "" if piece else self._special(token)
+            if special and text.startswith(special, self._end):
+                piece = special
+            elif self._end == 0 and piece.startswith(" ") and not text.startswith(" "):
+                piece = piece[1:]
+            self._end = min(self._end + len(piece), len(text))
+        self._end = len(text)
+        self._decoder.reset()
+        return offsets
+
+    def of_answer(self, tokens: Iterable[int]) -> list[int]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._end)
+            self._end += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        return offsets
+
+    def _special(self, token: int) -> str:
+        return "" if self._tokenizer.token_bytes(token) else self._tokenizer.token_text(token)

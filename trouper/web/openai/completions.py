@@ -38,7 +38,7 @@ from trouper.web.output.dialect import Choice
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
-"""Default of max_tokens, which is OpenAI's for this endpoint."""
+"""OpenAI's default."""
 LENGTH_ALIASES = length_aliases("max_tokens", "max_output_tokens", "max_completion_tokens")
 ALIASES = {**LENGTH_ALIASES, **SAMPLING, **STRUCTURES}
 
@@ -68,7 +68,6 @@ class CompletionRequest(Parameters, kw_only=True, frozen=True):
 
     @property
     def candidates(self) -> int:
-        """Number of answers to generate for each prompt; the best `n` of them are returned."""
         return self.n if self.best_of is None else self.best_of
 
 
@@ -79,9 +78,7 @@ def parse_completion(body: dict[str, Any], report: Report = refuse) -> Completio
 def completion_to_generate(
     request: CompletionRequest, request_id: str, default_seed: int | None
 ) -> tuple[Generate, ...]:
-    """Build a request for each candidate of each prompt. Each prompt has a seed of its own unless
-    one was given, because the same prompt twice asks for two answers. Raises `RequestFailed` (400)
-    naming the parameter."""
+    """Equal prompts without a given seed get different seeds. Raises `RequestFailed` (400)."""
     prompts = [
         _gap(prompt, request.suffix) for prompt in prompts_of(request.prompt, "prompt", MAX_PROMPTS)
     ]
@@ -113,7 +110,6 @@ def completion_to_generate(
 
 
 def _gap(prompt: Prompt, suffix: str | None) -> Prompt:
-    """Return the prompt with the gap between it and a suffix."""
     if not suffix:
         return prompt
     assert isinstance(prompt, TextPrompt | TokenPrompt)
@@ -121,8 +117,7 @@ def _gap(prompt: Prompt, suffix: str | None) -> Prompt:
 
 
 def _max_tokens(request: CompletionRequest) -> int | None:
-    """Return the maximum number of tokens. With max_tokens 0 only the prompt is requested; one
-    token is generated after it, and not shown."""
+    """With max_tokens 0, one token is generated and not shown."""
     if request.max_tokens == 0 and request.echo:
         return 1
     if request.max_tokens is not None:
@@ -145,8 +140,7 @@ def _check_candidates(request: CompletionRequest, prompts: int) -> None:
 
 
 def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
-    """Return the `n` most likely candidates per token of each prompt, in the order of their
-    generation."""
+    """Return each prompt's `n` likeliest candidates per token, in order of generation."""
     if request.candidates == request.n:
         return choices
     chosen: list[Choice] = []

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: the request and its answer."""
+"""POST /v1/embeddings: request and answer."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ from trouper.web.http.request_schema import (
 from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
 
 MAX_INPUTS = 2048
-"""Maximum number of inputs, which is OpenAI's."""
+"""OpenAI's maximum."""
 AT_A_TIME = 16
-"""Number of inputs of one request that are submitted at a time, because the queue is shared by all
-clients."""
+"""Inputs of one request in the shared queue."""
 LONG_VECTORS = 2**17
-"""Bytes of vectors beyond which they are encoded in a thread: those of 32 inputs of 1,024 numbers,
-which take 4 ms."""
+"""Beyond so many bytes a thread encodes: 32 inputs of 1,024 numbers take 4 ms."""
 NUMBER_BYTES = 48
-"""Memory of a number of a vector: itself, and twice as JSON."""
+"""Bytes for a number: itself, and twice as JSON."""
 Encoding = Literal["float", "base64"]
 
 
@@ -65,7 +63,7 @@ def parse_embedding(body: Json, report: Report = refuse) -> EmbeddingRequest:
 def embedding_to_generate(
     request: EmbeddingRequest, request_id: str, card: ModelCard
 ) -> tuple[Generate, ...]:
-    """Build a request for each input. Raises `RequestFailed` (400) naming the parameter."""
+    """Raises `RequestFailed` (400)."""
     if card.embedding is None:
         why = f": {card.no_embedding}" if card.no_embedding else ""
         raise bad_request(
@@ -88,7 +86,7 @@ def embedding_to_generate(
 def embeddings_body(
     request: EmbeddingRequest, model: str, vectors: Sequence[bytes], prompt_tokens: int
 ) -> Json:
-    """Format the answer. `vectors`: little-endian float32, of length one."""
+    """`vectors`: little-endian float32, of length one."""
     data = [
         {"object": "embedding", "index": index, "embedding": _shown(request, vector)}
         for index, vector in enumerate(vectors)
@@ -98,8 +96,7 @@ def embeddings_body(
 
 
 def _shown(request: EmbeddingRequest, vector: bytes) -> str | msgspec.Raw:
-    """Encode a vector. Fewer dimensions are the first ones, scaled to length one again, as
-    Matryoshka-trained models expect it. Each vector is encoded by itself: to encode thousands at
+    """Fewer dimensions are rescaled to length one (Matryoshka). Encoding thousands of vectors at
     once would hold the GIL for a second."""
     numbers = np.frombuffer(vector, "<f4")
     if request.dimensions is not None and request.dimensions < len(numbers):

@@ -1,5 +1,4 @@
-"""Errors in OpenAI's format, always with four keys, and the headers of error responses in any
-format."""
+"""Errors in OpenAI's format, and headers of error responses."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
 
 
 def error_response(problem: Problem, body: Any = None) -> Response:
-    """Build an error response. `body` replaces OpenAI's format with another dialect's."""
+    """`body` replaces OpenAI's format."""
     body = error_body(problem) if body is None else body
     response = Response(msgspec.json.encode(body), problem.status, content_type="application/json")
     if problem.retry_after_s is not None:
@@ -36,6 +35,6 @@ def error_response(problem: Problem, body: Any = None) -> Response:
 
 
 def http_problem(status: int, message: str, code: str | None = None) -> Problem:
-    """Return the problem of a request that the HTTP layer itself refuses."""
+    """Return the problem of a request that the HTTP layer refuses."""
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return Problem(status, message, kind, None, code)

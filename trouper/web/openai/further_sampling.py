@@ -1,5 +1,4 @@
-"""The samplers that llama.cpp has beside OpenAI's, by its names: typical_p, XTC and DRY, in every
-dialect."""
+"""llama.cpp's samplers, by llama.cpp's names: typical_p, XTC and DRY."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from trouper.web.http.request_body import Body
 
 MAX_BREAKERS = 16
 Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
-"""One sequence breaker of DRY, as long as llama.cpp reads it."""
+"""Maximum length of llama.cpp."""
 
 
 class FurtherSampling(Body, kw_only=True, frozen=True):
@@ -32,11 +31,10 @@ class FurtherSampling(Body, kw_only=True, frozen=True):
 
 
 OFF = tuple((field.name, field.default) for field in structs.fields(FurtherSampling))
-"""Parameters of a request without any of these, as nearly all are."""
+"""Values of a request without these samplers."""
 
 
 def with_further(sampling: Sampling, request: FurtherSampling) -> Sampling:
-    """Return `sampling`, which has none of these samplers, with those of the request."""
     if all(getattr(request, name) == default for name, default in OFF):
         return sampling
     return attrs.evolve(

@@ -1,4 +1,4 @@
-"""POST /infill, as llama.cpp has it: the request, and its answer, complete and in chunks."""
+"""POST /infill in llama.cpp's format."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ def parse_infill(body: Json, report: Report = refuse) -> InfillRequest:
 def infill_to_generate(
     request: InfillRequest, request_id: str, default_seed: int | None
 ) -> Generate:
-    """Build the request for the runtime. `prompt` is the beginning of the answer: it stands behind
-    the prefix, as in llama.cpp."""
+    """`prompt` is the beginning of the answer, behind the prefix, as in llama.cpp."""
     return Generate(
         request_id=request_id,
         prompt=InfillPrompt(
@@ -64,8 +63,7 @@ def infill_to_generate(
             tuple((file.filename, file.text) for file in request.input_extra or ()),
         ),
         sampling=sampling_of(request, default_seed),
-        # With 0, by which editors have a context computed before they ask, one token is generated,
-        # and not shown.
+        # Editors send 0 to have a context computed early; one token is generated and not shown.
         max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
         as_room_allows=True,
         stop=stops_of(request.stop),
@@ -78,8 +76,8 @@ def infill_to_generate(
 
 
 class InfillDialect:
-    """llama.cpp's form of an answer. Its last event has the counts and no `[DONE]` behind it.
-    `silent`: only the prompt was to be computed."""
+    """The last event has the counts; no `[DONE]` follows. `silent`: only the prompt was
+    requested."""
 
     def __init__(self, model: str, *, silent: bool) -> None:
         self._model, self._silent = model, silent

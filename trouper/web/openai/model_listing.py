@@ -1,5 +1,4 @@
-"""Models as `GET /v1/models` lists them: in one body what OpenAI's clients read and what
-Anthropic's do, whose API has the same path."""
+"""GET /v1/models: one body for OpenAI's and Anthropic's clients."""
 
 from __future__ import annotations
 
@@ -14,9 +13,8 @@ from trouper.web.tool_support import can_call_tools
 
 
 def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
-    """Format a model, or one of its adapters, whose `parent` is the model and whose `root` is its
-    directory, as in vLLM. Fields that are unknown before the model is loaded are left out; where
-    the date is, it is the epoch, as both APIs allow."""
+    """Format a model or an adapter, with `parent` and `root` as in vLLM. Fields unknown before
+    loading are absent; an unknown date is the epoch."""
     name, created = listed.names[0], listed.created
     sizes: dict[str, Any] = {}
     if listed.runtime is not None:
@@ -61,7 +59,7 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
 
 
 def listing_body(entries: Sequence[ModelEntry]) -> dict[str, Any]:
-    """Format all models, which are one page."""
+    """Format all models as one page."""
     listed = [listed_body(entry, adapter) for entry in entries for adapter in ("", *entry.adapters)]
     ends = (
         {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]}

@@ -1,8 +1,5 @@
-"""POST /v1/models/load, unload, sleep, wake and pin, beside those of adapters. An operation goes on
-when its client leaves.
-
-A key needs the right `admin` for them, and a model of its list.
-"""
+"""POST /v1/models/load, unload, sleep, wake and pin. An operation goes on when the client
+leaves."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from trouper.web.streaming.event_log import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 0.2
-"""Interval between events of progress."""
+"""Interval between progress events."""
 HEARTBEAT = b": \n\n"
 PROGRESS = full(
     {"id": TEXT, "state": TEXT, "stage": TEXT, "done": COUNT, "total": COUNT, "unit": TEXT},
@@ -71,8 +68,6 @@ class PinRequest(Body, kw_only=True, frozen=True):
 
 
 class ModelOperations:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -159,7 +154,6 @@ class ModelOperations:
         return as_json(listed_body(self._service.listed(name)))
 
     def _control(self) -> ModelControl:
-        """Return what changes the state of models. Raises `RequestFailed` (409)."""
         control = self._service.models.control
         if control is None:
             message = (
@@ -170,13 +164,11 @@ class ModelOperations:
         return control
 
     def _name(self, body: ModelRequest | PinRequest) -> str:
-        """Return the name of the model. Raises `RequestFailed` (404), also for a model that the key
-        may not use."""
+        """Raises `RequestFailed` (404), also for a model outside of the key's list."""
         name = None if body.model is None else self._service.resolved(body.model)
         return self._service.listed(name).names[0]
 
     async def _already_loaded(self, body: ModelRequest) -> Response:
-        """Answer for the model of an embedding program. Raises `RequestFailed` (404)."""
         operation = Operation(self._name(body))
         operation.done.set()
         return await self._respond(operation, stream=body.stream)
@@ -191,8 +183,7 @@ class ModelOperations:
 
 
 class OperationEvents(PassiveBody):
-    """The events of an operation: `progress` whenever something has changed, then `model` or
-    `error`."""
+    """Events: `progress` at each change, then `model` or `error`."""
 
     def __init__(self, service: Service, operation: Operation) -> None:
         self._service, self._operation = service, operation
@@ -225,8 +216,7 @@ class OperationEvents(PassiveBody):
 
 
 def progress_body(entry: ModelEntry) -> dict[str, Any]:
-    """Format the state of a model, and how far the present stage of loading is, in bytes or
-    steps."""
+    """Loading progress is in bytes or steps."""
     body: dict[str, Any] = {"id": entry.names[0], "state": entry.state}
     if (loading := entry.progress) is None:
         return body

@@ -1,5 +1,4 @@
-"""The format that answers of chat and of completions share: envelope, usage, and the frame of a
-stream."""
+"""The format that chat and completions share: envelope, usage, stream."""
 
 from __future__ import annotations
 
@@ -32,8 +31,6 @@ def usage_body(usage: Usage) -> Json:
 
 @attrs.frozen(kw_only=True)
 class Envelope:
-    """The fields that all objects of one response share."""
-
     id: str
     created: int
     model: str
@@ -59,12 +56,9 @@ class Envelope:
 
 @attrs.frozen
 class Extras:
-    """Additional output that a request asks for."""
-
     stream: StreamOptions
     token_ids: bool
     choices: int
-    """Number of answers that were generated for each prompt."""
 
     @classmethod
     def of(cls, parameters: Parameters, options: StreamOptions, choices: int) -> Extras:
@@ -72,14 +66,12 @@ class Extras:
 
 
 class OpenAiDialect:
-    """The stream format that both endpoints share."""
-
     def __init__(self, kind: str, envelope: Envelope, extras: Extras) -> None:
         self.kind = kind
         self.envelope = envelope
         self.extras = extras
         self.plain = not (extras.token_ids or extras.stream.continuous_usage_stats)
-        """Whether a chunk of text carries nothing but text."""
+        """Whether a chunk of text carries only text."""
 
     def chunk(self, choice: Json, answer: Answer, **more: Any) -> bytes:
         usage = (
@@ -90,16 +82,13 @@ class OpenAiDialect:
         return event(encode(self.envelope.around(self.kind, [choice], usage) | more))
 
     def usage_at(self, _index: int, answer: Answer) -> Usage:
-        """Return the usage of one answer until now."""
         return usage_of(answer)
 
     def counted(self, usage: Usage) -> Usage:
-        """Return the usage as it is reported."""
         return usage
 
     def template(self, choice: Json) -> tuple[bytes, bytes]:
-        r"""Return the bytes before and after the text of an event, so that on the hot path only the
-        text is encoded."""
+        """Return the bytes around an event's text: the hot path encodes only text."""
         before, after = event(encode(self.envelope.around(self.kind, [choice]))).split(encode("\0"))
         return before, after
 
@@ -113,13 +102,12 @@ class OpenAiDialect:
         return event(encode(error_body(problem)))
 
     def heartbeat(self, _index: int, _answer: Answer) -> bytes:
-        """Format a comment: clients of completions count bytes, and benchmarks take each chunk for
-        a token."""
+        """Format a comment: benchmarks count each chunk as a token."""
         return COMMENT
 
 
 def token_text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Return readable text: special tokens by name, invalid UTF-8 as U+FFFD."""
+    """Return special tokens by name, invalid UTF-8 as U+FFFD."""
     data = (
         tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in tokens
     )

@@ -1,8 +1,5 @@
-"""Parts of content in the forms of other APIs, for lenient readings.
-
-What holds text is read as text. For the rest a placeholder stands, and it is named: one such part
-would otherwise make every later request of its conversation fail.
-"""
+"""Content parts of other APIs, for lenient readings. A placeholder stands for all but text, because
+an error would fail every later request of a conversation."""
 
 from __future__ import annotations
 
@@ -15,13 +12,11 @@ from trouper.web.http.leniency import Skip, messages_adapted, safe_name
 from trouper.web.http.request_schema import Json
 
 FILE = "[A file was sent here. This model reads text only.]"
-"""The text that the model reads in the place of a file, a recording or a video."""
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of parts that hold text, and where they hold it."""
+"""Fields of the text, by type."""
 IMAGES = ("image_url", "input_image", "image")
 READ_ROLES = ("user", "tool", None)
-"""Roles of what the model is to read; None: the result of a call. Of an earlier answer, what is no
-text is left out."""
+"""None: the result of a call."""
 
 
 PLACES = {
@@ -29,15 +24,12 @@ PLACES = {
     "function_call_output": "output",
     "custom_tool_call_output": "output",
 }
-"""Types of items that hold parts, and where they hold them."""
 
 
 @attrs.frozen
 class PartTypes:
-    """The types of a dialect."""
-
     known: Collection[str]
-    """Those that it reads in messages of any role."""
+    """Types that messages of any role may have."""
     text: str
     image: str
 
@@ -47,19 +39,15 @@ RESPONSES = PartTypes(
     ("input_text", "output_text", "refusal", "input_image"), "input_text", "input_image"
 )
 RESULTS = PartTypes(("input_text", "input_image"), "input_text", "input_image")
-"""Of results of calls in the responses API."""
 
 
 def parts_adapted(parts: Any, role: object, types: PartTypes, path: str, skip: Skip) -> Any:
-    """Return the parts of a content in types that the dialect reads. What is no list is returned as
-    it is."""
     if not isinstance(parts, list) or all(_is_plain(part, types) for part in parts):
         return parts
     return [adapted for part in parts for adapted in _read(part, role, types, path, skip)]
 
 
 def chat_adapted(value: Json, skip: Skip) -> Json:
-    """Return the body of a chat with parts that are read."""
     return messages_adapted(value, lambda message: _message(message, skip))
 
 
@@ -72,8 +60,6 @@ def _message(message: Any, skip: Skip) -> Any:
 
 
 def item_adapted(item: Any, skip: Skip) -> Any:
-    """Return an item of a responses conversation with parts that are read: a message's, or those of
-    the result of a call."""
     name = PLACES.get(str(item.get("type"))) if isinstance(item, dict) else None
     if name is None or name not in item:
         return item

@@ -1,9 +1,5 @@
-"""Parameters in the forms of other servers (vLLM, SGLang, llama.cpp, Ollama, OpenRouter,
-DashScope), as lenient readings convert them.
-
-`NOT_SKIPPED` has the names whose loss would make an answer wrong: another grammar, another
-template, another model, other input. All other unknown names are read past.
-"""
+"""Parameters of vLLM, SGLang, llama.cpp, Ollama, OpenRouter and DashScope, converted in lenient
+readings. `NOT_SKIPPED` has the names whose loss would make an answer wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from trouper.web.http.field_types import HUGE
 from trouper.web.http.leniency import Json, Skip, known_value, put, renamed
 
 LENGTHS = ("max_new_tokens", "n_predict", "num_predict", "max_gen_len", "max_tokens_to_sample")
-"""Names of the length of an answer that no dialect here has."""
 SAMPLING = {"repeat_penalty": "repetition_penalty", "random_seed": "seed", "stop_sequences": "stop"}
 STRUCTURES = {"regex": "guided_regex", "json_schema": "guided_json"}
 BUDGETS = {
@@ -44,7 +39,6 @@ OPTIONS = frozenset(
         "dry_sequence_breakers",
     }
 )
-"""What is read of Ollama's `options`."""
 NOT_SKIPPED = frozenset(
     {
         "grammar",
@@ -84,27 +78,22 @@ NOT_SKIPPED = frozenset(
         "add_special_tokens",
     }
 )
-"""Parameters of chat, completions and responses that are never read past."""
 STRICTEST = {"max": "xhigh"}
-"""Efforts of reasoning that a dialect lacks, and the nearest that it has."""
 
 
 def length_aliases(target: str, *others: str) -> Mapping[str, str]:
-    """Return the aliases of the field that holds the length of an answer."""
     return dict.fromkeys((*LENGTHS, *others), target)
 
 
 def sampling_adapted(
     value: Json, aliases: Mapping[str, str], lengths: Iterable[str], skip: Skip
 ) -> Json:
-    """Convert what every endpoint that generates shares: nested parameters, names, a length of -1,
-    and options of a stream where there is none."""
     value = renamed(_flat({**value}, skip), aliases, skip)
     for name in lengths:
         if type(value.get(name)) is int and value[name] < 0:
             value[name] = HUGE  # As many as the context holds.
     if value.get("seed") == -1:
-        del value["seed"]  # A new one each time, as llama.cpp's clients mean it.
+        del value["seed"]  # A new seed each time, as in llama.cpp.
     _drop_empty_stops(value, skip)
     if value.get("stream") in (None, False) and value.pop("stream_options", None):
         skip("stream_options")
@@ -115,7 +104,7 @@ def sampling_adapted(
 
 
 def _drop_empty_stops(value: Json, skip: Skip) -> None:
-    """Drop empty stop strings, in place: an empty field of a form says that there are none."""
+    """Forms send an empty field for no stop strings."""
     for name in ("stop", "stop_sequences"):
         given = value.get(name)
         if given == "" or (isinstance(given, list) and "" in given):
@@ -124,8 +113,7 @@ def _drop_empty_stops(value: Json, skip: Skip) -> None:
 
 
 def _flat(value: Json, skip: Skip) -> Json:
-    """Return the object with the parameters of `extra_body` and of Ollama's `options` beside the
-    others, which win."""
+    """`extra_body` and Ollama's `options` rank below the other parameters."""
     for outer, names in (("extra_body", None), ("options", OPTIONS)):
         inner = value.pop(outer, None)
         if not isinstance(inner, dict):
@@ -144,8 +132,7 @@ def _flat(value: Json, skip: Skip) -> Json:
 
 
 def thinking_adapted(value: Json, skip: Skip) -> Json:
-    """Convert `enable_thinking` beside the messages, and `thinking` as an object or a boolean, to a
-    template's variable and a budget."""
+    """Convert to a template variable and a budget."""
     enabled = value.pop("enable_thinking", None)
     thinking = value.pop("thinking", None)
     if isinstance(thinking, dict):
@@ -163,8 +150,7 @@ def thinking_adapted(value: Json, skip: Skip) -> Json:
 
 
 def with_thinking(value: Json, enabled: object, skip: Skip) -> Json:
-    """Return the object with the template's variable. One that the request gives explicitly
-    wins."""
+    """The request's own template variable wins."""
     if enabled is None:
         return value
     given = value.get("chat_template_kwargs")
@@ -175,7 +161,7 @@ def with_thinking(value: Json, enabled: object, skip: Skip) -> Json:
 
 
 def reasoning_adapted(value: Json, efforts: Collection[str], skip: Skip) -> Json:
-    """Convert OpenRouter's `reasoning` of a chat to an effort, one of `efforts`, and a budget."""
+    """Convert OpenRouter's `reasoning` to an effort and a budget."""
     reasoning = value.pop("reasoning", None)
     if isinstance(reasoning, str):
         reasoning = {"effort": reasoning}
@@ -203,9 +189,7 @@ def _switched(value: Json, enabled: object, skip: Skip) -> Json:
 
 
 def format_adapted(given: object, *, flat: bool) -> object:
-    """Convert a format that has its schema where llama.cpp reads it: beside the type, of
-    json_object too. A schema without a name gets one. `flat`: whether the dialect has the schema
-    beside the type itself."""
+    """llama.cpp has the schema beside the type, as the dialect has with `flat`."""
     if not isinstance(given, dict) or given.get("type") not in ("json_object", "json_schema"):
         return given
     schema, named = given.get("schema"), given.get("json_schema")
@@ -222,8 +206,7 @@ def format_adapted(given: object, *, flat: bool) -> object:
 
 
 def _schema_fields(value: Json) -> Json:
-    """Return what is said of a schema, without nulls. `strict` may be a text, as LM Studio's
-    documentation has it."""
+    """`strict` may be text, as in LM Studio's documentation."""
     given = {name: inner for name, inner in value.items() if inner is not None}
     strict = given.get("strict")
     return given | {"strict": strict == "true"} if strict in ("true", "false") else given

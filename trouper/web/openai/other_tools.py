@@ -1,8 +1,5 @@
-"""Tools and choices of tools in the forms of other servers and clients, for lenient readings.
-
-A tool that a server would run itself (a search, an interpreter) is left out and named: nobody runs
-it here, and the model answers without it.
-"""
+"""Tools and choices of other servers, for lenient readings. Tools that a server would run are left
+out and named."""
 
 from __future__ import annotations
 
@@ -13,12 +10,10 @@ from trouper.web.http.leniency import Skip, safe_name
 
 Json = dict[str, Any]
 CHOICES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
-"""Choices without a name, and what they are called here."""
 
 
 def tools_adapted(value: Json, known: Collection[str], skip: Skip) -> Json:
-    """Return the body without the tools of types that are not known. If no tool remains, a choice
-    that requires none is dropped, too."""
+    """A choice that requires a tool is dropped if no tool remains."""
     tools = value.get("tools")
     if not isinstance(tools, list):
         return value
@@ -34,8 +29,7 @@ def tools_adapted(value: Json, known: Collection[str], skip: Skip) -> Json:
 def known_tools(
     tools: list[Any], known: Collection[str], skip: Skip, name: str = "tools"
 ) -> list[Any]:
-    """Return the tools whose type is known, or that are no objects. A function may lack its
-    type."""
+    """A function may lack the type."""
     kept: list[Any] = []
     for tool in tools:
         if not isinstance(tool, dict):
@@ -52,8 +46,7 @@ def known_tools(
 
 
 def choice_adapted(value: Json, *, nested: bool) -> Json:
-    """Return the body with its choice of a tool as the dialect has it. `nested`: whether the name
-    is within an object."""
+    """`nested`: whether the dialect has the name within an object."""
     choice = value.get("tool_choice")
     if isinstance(choice, str):
         return value | {"tool_choice": CHOICES.get(choice, choice)}

@@ -1,4 +1,4 @@
-"""The request parameters that the endpoints share, and their conversion to sampling settings."""
+"""Request parameters that the endpoints share."""
 
 from __future__ import annotations
 
@@ -39,14 +39,13 @@ from trouper.web.openai.response_format import (
 )
 
 MAX_STOPS = 64
-"""Editors and programs for stories send one for each keyword of a language, or each character."""
+"""Editors send one for each keyword or character."""
 MAX_BIASES = 1024
 MAX_CHOICES = 128
 
 
 def explain_stops(value: Any, path: str) -> None:
-    """Raise `RequestFailed` (400): stop strings are one, or up to `MAX_STOPS` of them, none
-    empty."""
+    """Raises `RequestFailed` (400)."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise bad_request(f"{path} must be a string or an array of strings", path, "invalid_type")
@@ -58,7 +57,7 @@ def explain_stops(value: Any, path: str) -> None:
 
 
 def explain_biases(value: Any, path: str) -> None:
-    """Raise `RequestFailed` (400) that names the entry at fault."""
+    """Raises `RequestFailed` (400) that names the entry."""
     if not isinstance(value, dict):
         raise bad_request(f"{path} must be an object, not {json_type(value)}", path, "invalid_type")
     at_most(path, value, MAX_BIASES)
@@ -73,7 +72,7 @@ def explain_biases(value: Any, path: str) -> None:
 
 
 def token_of(key: str, path: str) -> int:
-    """Return the token id of a key. Raises `RequestFailed` (400)."""
+    """Raises `RequestFailed` (400)."""
     if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
         raise bad_request(f"logit_bias keys are token ids, not {key!r}", path, "invalid_value")
     return int(key)
@@ -139,7 +138,7 @@ class Parameters(SamplingParameters, kw_only=True, frozen=True):
 
 
 def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:
-    """Convert the sampling parameters. Raises `RequestFailed` (400) naming the parameter."""
+    """Raises `RequestFailed` (400)."""
     sampling = Sampling(
         temperature=parameters.temperature,
         top_p=parameters.top_p,
@@ -159,7 +158,6 @@ def biases(value: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
 
 
 def stops_of(value: str | list[str] | None) -> tuple[str, ...]:
-    """Return the stop strings, each once."""
     stops = [value] if isinstance(value, str) else value
     return tuple(dict.fromkeys(stops or ()))
 
@@ -173,7 +171,7 @@ def min_tokens_of(parameters: SamplingParameters, max_tokens: int | None) -> int
 
 
 def stream_options(parameters: Parameters) -> StreamOptions:
-    """Return the stream options. Raises `RequestFailed` (400) if there is no stream."""
+    """Raises `RequestFailed` (400) without a stream."""
     if parameters.stream_options is None:
         return StreamOptions()
     if not parameters.stream:
@@ -193,5 +191,5 @@ NOT_SUPPORTED: Refused = {
     "no_stop_trim": (False,),
     "return_hidden_states": (False,),
 }
-"""Parameters that clients send to either endpoint, and the values that request nothing. The last
-two are among those that SGLang's router puts into every request."""
+"""Unsupported parameters, and the values that request nothing. SGLang's router always sends the
+last two."""

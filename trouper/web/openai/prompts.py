@@ -1,4 +1,4 @@
-"""Prompts to continue or embed: text, token ids, or arrays of either."""
+"""Prompts: text, token ids, or arrays of either."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from trouper.web.http.field_types import MAX_TOKENS, TokenId
 from trouper.web.http.request_schema import TEXT, TOKEN, array, either
 
 Prompts = str | list[TokenId | str | list[TokenId]]
-"""msgspec knows no union of two array types, so `prompts_of` checks that ids and texts are not
-mixed."""
+"""msgspec has no union of two array types; `prompts_of` refuses mixed ones."""
 
 
 def prompts_meta(limit: int) -> Meta:
-    """Return metadata of a field of prompts, at most `limit`."""
     ids = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
     schema = either(TEXT, ids, array(either(TEXT, ids), minItems=1, maxItems=limit))
     return Meta(
@@ -27,7 +25,7 @@ def prompts_meta(limit: int) -> Meta:
 
 
 def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
-    """Return the prompts, at most `limit`. Raises `RequestFailed` (400) naming the parameter."""
+    """Return at most `limit` prompts. Raises `RequestFailed` (400)."""
     if isinstance(value, str):
         return (_text(value, name),)
     if not isinstance(value, list) or not value:

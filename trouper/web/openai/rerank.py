@@ -1,8 +1,7 @@
-"""POST /v1/rerank and /v1/score: the requests, the prompts that they become, and their answers.
+"""POST /v1/rerank and /v1/score.
 
-A generative reranker (Qwen3-Reranker and its like) is asked whether a document answers a query. The
-score is the probability of "yes" among "yes" and "no" as its next token. Each pair is a row like
-any other, of one token.
+A generative reranker (Qwen3-Reranker) is asked whether a document answers a query; the score is the
+probability of "yes" among "yes" and "no" as the next token.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from trouper.web.output.dialect import Choice
 
 CHARACTER_BYTES = 4
 MAX_DOCUMENTS = 2048
-"""Maximum number of pairs of one request, as of inputs of embeddings."""
 SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
     "provided. "
     'Note that the answer can only be "yes" or "no".'
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-"""Qwen3-Reranker's own wording; the answer of a model depends on it."""
+"""Qwen3-Reranker's wording."""
 ANSWERS = ("yes", "no")
 
 
@@ -52,8 +50,7 @@ class ScoringParameters(Body, kw_only=True, frozen=True):
         "truncate": (False,),
     }
     essential: ClassVar[frozenset[str]] = frozenset(refused) - {"truncate"}
-    """A pair that is too long is refused by itself; clients of text-embeddings-inference send
-    `truncate` with every request."""
+    """text-embeddings-inference's clients always send `truncate`."""
     model: Model | None = None
     instruction: Text | None = None
     user: Annotated[str, HARMLESS] | None = None
@@ -83,7 +80,6 @@ class RerankRequest(ScoringParameters, kw_only=True, frozen=True):
 
     @property
     def offered(self) -> Sequence[str | Document]:
-        """The documents, whatever they are called."""
         return self.texts or self.documents or ()
 
 
@@ -111,7 +107,6 @@ class Pair:
 
     @property
     def length(self) -> int:
-        """In characters."""
         return len(self.query) + len(self.document)
 
 
@@ -124,8 +119,7 @@ def text_of(document: str | Document) -> str:
 
 
 def pairs_to_score(request: ScoreRequest) -> tuple[Pair, ...]:
-    """Return the pairs: each of `text_1` with that of `text_2` at its place, or one with all of the
-    others. Raises `RequestFailed` (400)."""
+    """Texts pair by index, or one with all others. Raises `RequestFailed` (400)."""
     first = [request.text_1] if isinstance(request.text_1, str) else request.text_1
     second = [request.text_2] if isinstance(request.text_2, str) else request.text_2
     if len(first) == 1:
@@ -140,8 +134,7 @@ def pairs_to_score(request: ScoreRequest) -> tuple[Pair, ...]:
 
 
 def answer_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Return the tokens of "yes" and "no". Raises `RequestFailed` (400) if they are no single
-    tokens."""
+    """Raises `RequestFailed` (400) if "yes" or "no" is no single token."""
     found = [tokenizer.encode(answer, special=False) for answer in ANSWERS]
     if any(len(tokens) != 1 for tokens in found):
         message = 'this model cannot rerank: "yes" and "no" are no single tokens of its vocabulary'
@@ -152,8 +145,7 @@ def answer_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
 def pairs_to_generate(
     pairs: Sequence[Pair], request: ScoringParameters, request_id: str, answers: tuple[int, int]
 ) -> tuple[Generate, ...]:
-    """Build a request of one token for each pair, in Qwen3-Reranker's words and the model's own
-    chat template."""
+    """Build a one-token request for each pair."""
     instruction = INSTRUCTION if request.instruction is None else request.instruction
     return tuple(
         Generate(
@@ -182,13 +174,12 @@ def _question(instruction: str, pair: Pair) -> str:
 
 
 def margin_of(choice: Choice) -> float:
-    """Return by how much the logit of "yes" exceeds that of "no"."""
+    """Return the logit of "yes" minus that of "no"."""
     (_, yes), (_, no) = choice.logprobs[0].top
     return yes - no
 
 
 def score_of(choice: Choice) -> float:
-    """Return the probability of "yes" among "yes" and "no"."""
     return 1 / (1 + math.exp(min(-margin_of(choice), 700)))
 
 
@@ -206,7 +197,7 @@ def usage_body(choices: Sequence[Choice]) -> Json:
 def rerank_body(
     request: RerankRequest, request_id: str, model: str, choices: Sequence[Choice]
 ) -> Json:
-    """Format the answer: the best first, at most `top_n`."""
+    """Format at most `top_n`, the best first."""
     scores = [score_of(choice) for choice in choices]
     results: list[dict[str, Any]] = []
     for index in ranked(choices)[: request.top_n]:
@@ -226,13 +217,11 @@ def rerank_body(
 
 
 def ranked(choices: Sequence[Choice]) -> list[int]:
-    """Return the indices of the pairs, the best first."""
     margins = [margin_of(choice) for choice in choices]
     return sorted(range(len(margins)), key=lambda index: -margins[index])
 
 
 def ranked_texts(request: RerankRequest, choices: Sequence[Choice]) -> list[Json]:
-    """Format the answer as text-embeddings-inference does."""
     score = margin_of if request.raw_scores else score_of
     return [
         {"index": index, "score": score(choices[index])}
@@ -242,11 +231,9 @@ def ranked_texts(request: RerankRequest, choices: Sequence[Choice]) -> list[Json
 
 
 META: Mapping[str, Any] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 0}}
-"""What Cohere's clients read besides; nothing is billed."""
 
 
 def score_body(request_id: str, model: str, created: int, choices: Sequence[Choice]) -> Json:
-    """Format the answer, in the order of the pairs."""
     data = [
         {"index": index, "object": "score", "score": score_of(choice)}
         for index, choice in enumerate(choices)

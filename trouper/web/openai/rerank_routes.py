@@ -1,5 +1,4 @@
-"""The endpoints that score pairs of texts: rerank as Cohere, Jina, vLLM and
-text-embeddings-inference have it, score as vLLM."""
+"""Endpoints that score pairs of texts."""
 
 from __future__ import annotations
 
@@ -19,8 +18,6 @@ from trouper.web.streaming.response_streams import collect_all
 
 
 class Reranking:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -75,9 +72,8 @@ class Reranking:
     async def _choices(
         self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
     ) -> list[Choice]:
-        """Answer the pairs, as many at a time as decode together, because the queue is shared by
-        all clients: equal parts of pairs of like length, which are prefilled in the same passes, as
-        wide as the longest."""
+        """As many pairs at a time as decode together: clients share the queue. Pairs of like length
+        are prefilled together."""
         tokens = rerank.answer_tokens(served.runtime.tokenizer)
         request_id = self._service.request_id
         # Each pair has the whole query, and the instruction.
@@ -99,8 +95,7 @@ class Reranking:
 
 
 def equal_parts(items: Sequence[int], at_most: int) -> Iterator[Sequence[int]]:
-    """Cut into as few parts of at most so many as there must be, none of which is longer than
-    another by more than one."""
+    """Cut into the fewest parts, with lengths that differ by at most one."""
     count = -(-len(items) // at_most)
     ends = [len(items) * part // count for part in range(count + 1)]
     return (items[start:end] for start, end in pairwise(ends))

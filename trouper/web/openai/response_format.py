@@ -1,5 +1,4 @@
-"""Constraints on the format of an answer: OpenAI's response_format, and the extensions that vLLM's
-clients send."""
+"""Constraints on answers: OpenAI's response_format, and vLLM's extensions."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ MAX_OPTIONS = 1024
 
 
 def explain_source(value: Any, path: str) -> None:
-    """Raise `RequestFailed` (400): the source of a regex or a grammar is a string of 1 to
-    `MAX_SOURCE` bytes."""
+    """Raises `RequestFailed` (400) unless the source has 1 to `MAX_SOURCE` bytes."""
     if not isinstance(value, str) or not value:
         raise bad_request(f"{path} must be a string that is not empty", path, "invalid_type")
     _short(value, path)
@@ -58,7 +56,7 @@ SchemaName = Annotated[str, says("{path} must be a string", "missing_required_pa
 
 
 class NamedSchema(Body, frozen=True):
-    """A JSON Schema and its name. The answer follows it whether `strict` is set or not."""
+    """A JSON Schema and its name. The answer follows the schema with or without `strict`."""
 
     name: SchemaName
     description: Text | None = None
@@ -93,7 +91,7 @@ class LarkFormat(Body, tag="grammar", frozen=True):
 
 
 class FlatSchemaFormat(NamedSchema, tag="json_schema", frozen=True):
-    """JSON that follows a schema, as the responses API writes it: its parts stand beside the
+    """JSON that follows a schema, as the responses API writes one: the parts stand beside the
     type."""
 
 
@@ -121,8 +119,7 @@ TextOutputFormat = TextFormat | JsonObjectFormat | FlatSchemaFormat | RegexForma
 
 
 def grammar_of(parameters: Body) -> Grammar | None:
-    """Return the grammar. Whether a schema can be followed is found out later. Raises
-    `RequestFailed` (400) naming the parameter."""
+    """Schemas are checked later. Raises `RequestFailed` (400)."""
     given = [
         grammar
         for name, read in READERS.items()
@@ -137,7 +134,6 @@ def grammar_of(parameters: Body) -> Grammar | None:
 
 
 def format_grammar(value: ResponseFormat | FlatSchemaFormat, name: str) -> Grammar | None:
-    """Return the grammar of a format, which the parameter `name` holds."""
     match value:
         case TextFormat():
             return None
@@ -207,7 +203,6 @@ def _choice(value: list[str], path: str) -> Grammar:
 
 
 def _structured_outputs(value: StructuredOutputs, name: str) -> Grammar | None:
-    """Return the grammar of the one constraint. False and null request none."""
     given = {
         key: constraint
         for key in schemas.CONSTRAINTS

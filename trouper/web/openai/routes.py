@@ -1,4 +1,4 @@
-"""OpenAI's endpoints, and those that vLLM's clients expect beside them."""
+"""OpenAI's endpoints, and those that vLLM's clients expect."""
 
 from __future__ import annotations
 
@@ -44,8 +44,6 @@ from trouper.web.tool_support import without_tools
 
 
 class OpenAi:
-    """The handlers."""
-
     def __init__(self, service: Service) -> None:
         self._service = service
 

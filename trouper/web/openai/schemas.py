@@ -1,5 +1,5 @@
-"""What holds between the fields of a request, as JSON Schema. The functions beside the request
-classes check it."""
+"""Rules between fields of a request as JSON Schema; functions beside the request classes check the
+same."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONTENT_OR_CALLS = either(
 
 
 def nothing_needs_echo(name: str) -> Json:
-    """Return the rule that a length of 0, by any of its names, needs the prompt to be shown."""
+    """A length of 0, by any name, requires echo."""
     return needs(name, {"const": 0}, "echo", {"const": True})
 
 

@@ -25,10 +25,9 @@ NOT_FOR_TEMPLATES = frozenset(
         "return_assistant_tokens_mask",
     }
 )
-"""Names that are arguments of the tokenizer's own call, not variables of a template: padding to
-10^9 tokens would take all memory."""
+"""Arguments of the tokenizer's call, not of templates: padding to 10^9 tokens would exhaust
+memory."""
 ARRAYS = ("tools", "documents")
-"""Variables that transformers itself goes through: arrays of objects."""
 TEMPLATE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NAMES = {"pattern": f"^{TEMPLATE_KEY.pattern}$", "not": {"enum": sorted(NOT_FOR_TEMPLATES)}}
 OBJECTS = {"type": ["array", "null"], "items": {"type": "object"}}
@@ -43,9 +42,7 @@ TemplateKwargs = Annotated[
 
 
 def template_kwargs(value: TemplateKwargs | None) -> dict[str, Any]:
-    """Return the arguments. Raises `RequestFailed` (400) for a name that is no variable of a
-    template, and for tools or documents that are no objects, which would count as a fault of the
-    messages."""
+    """Raises `RequestFailed` (400), also for malformed tools or documents."""
     name = "chat_template_kwargs"
     for key, given in (value or {}).items():
         if not TEMPLATE_KEY.fullmatch(key) or key in NOT_FOR_TEMPLATES:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, as vLLM has them."""
+"""POST /tokenize and /detokenize in vLLM's format."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 
 LONG_TOKENS, LONG_TEXT = 5000, 2**17
-"""Tokens, and bytes of a text, beyond which an answer is made in a thread."""
+"""Larger answers are made in a thread."""
 TEXT_FACTOR = 6
-"""Memory of a text that is sent, as a multiple of its bytes: once as Python has it, and as JSON."""
+"""Bytes of memory per byte of text."""
 
 
 class TokenizeRequest(Body, kw_only=True, frozen=True):
@@ -57,7 +57,7 @@ def parse_detokenize(body: dict[str, Any], report: Report = refuse) -> Detokeniz
 
 
 def prompt_of(request: TokenizeRequest) -> Prompt:
-    """Return the prompt to tokenize. Raises `RequestFailed` (400)."""
+    """Raises `RequestFailed` (400)."""
     if request.prompt is not None:
         if request.chat_template_kwargs is not None:
             raise combination("chat_template_kwargs needs messages", "chat_template_kwargs")
@@ -70,7 +70,7 @@ def prompt_of(request: TokenizeRequest) -> Prompt:
 
 
 def text_bytes_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> int:
-    """Return how long the text of tokens is, before it is made. Raises `RequestFailed` (400)."""
+    """Text length before decoding. Raises `RequestFailed` (400)."""
     for index, token in enumerate(request.tokens):
         if not 0 <= token < vocabulary:
             raise bad_request(

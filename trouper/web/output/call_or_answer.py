@@ -1,10 +1,5 @@
-"""A format of the answer beside what else the model may write: calls of tools, and harmony's
-channels.
-
-A grammar holds from the first token on, so with one of the answer alone the model could call
-nothing: agents that ask for an object in the end offer their tools with it in every turn. And
-gpt-oss, which writes headers of messages, would answer as it was never trained to.
-"""
+"""Grammars of an answer that leave room for tool calls, and for harmony's channels: a grammar holds
+from the first token on."""
 
 from __future__ import annotations
 
@@ -22,19 +17,16 @@ from trouper.web.output.formats.registry import call_format
 from trouper.web.output.tool_calls import Tools
 
 KINDS: tuple[GrammarKind, ...] = ("json_object", "json_schema", "choice")
-"""Grammars that can stand beside a call in another one."""
 ARGUMENTS = {"hermes": "arguments", "longcat": "arguments", "llama3_json": "parameters"}
 """Formats whose calls are objects, and the key of the arguments."""
 HARMONY = ("<|channel|>commentary to=",)
-"""What a call begins with in an answer that does not think."""
 
 
 def with_calls(
     generates: Sequence[Generate], tools: Tools, tokenizer: Tokenizer, report: Report
 ) -> tuple[Generate, ...]:
-    """Return the requests with grammars that calls may take the place of, and that hold for
-    harmony's channel `final` alone. Where the model's calls cannot be told from an answer, none can
-    be made, which is named. Raises `RequestFailed` (400) for that if the server is strict."""
+    """Return requests whose grammars also accept calls. Raises `RequestFailed` (400) in a strict
+    reading if calls cannot be distinguished from an answer."""
     grammar = generates[0].grammar
     if grammar is None or tools.forced or tools.freeform is not None:
         return tuple(generates)
@@ -52,7 +44,6 @@ def with_calls(
 
 
 def _either(grammar: Grammar, tools: Tools, tokenizer: Tokenizer) -> Grammar | None:
-    """Return the grammar of an answer or a call; None if there is none."""
     if grammar.kind not in KINDS or grammar.source == "false":
         return None
     name = tokenizer.tool_parser or ""

@@ -1,4 +1,4 @@
-"""The interface of a dialect, which formats responses, and the types that all dialects share."""
+"""The interface of a dialect, which formats responses."""
 
 from __future__ import annotations
 
@@ -20,30 +20,25 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
-    """Tokens of the completion that are reasoning, where the dialect parses any."""
 
 
 @attrs.frozen
 class Choice:
-    """One complete answer."""
-
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
-    """Log-probabilities of the tokens; () unless requested."""
+    """() unless requested."""
     finished: Finished
     usage: Usage
     prompt_tokens: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Log-probabilities of the prompt's tokens but the first; () unless requested."""
     deltas: tuple[Delta, ...] = ()
-    """The deltas as they were generated, for a dialect that must know which token belongs to which
-    text."""
 
 
 class Dialect(Protocol):
-    """The response format of an endpoint. Stream methods return bytes: complete server-sent events,
-    or b"" for nothing."""
+    """The response format of an endpoint. Stream methods return complete server-sent events, or
+    b""."""
 
     def body(self, choices: Sequence[Choice], /) -> Json:
         """Format a response that is not streamed. Raises `RequestFailed`."""
@@ -52,20 +47,19 @@ class Dialect(Protocol):
         """Format the events before the first text."""
 
     def text(self, index: int, delta: Delta, answer: Answer, /) -> bytes:
-        """Format the events of more text; possibly none yet."""
+        """Format more text, unless the parser holds text back."""
 
     def ending(self, index: int, finished: Finished, answer: Answer, /) -> bytes:
-        """Format the text that was held back, and the end of this answer."""
+        """Format held text and the end of this answer."""
 
     def closing(self, usages: Sequence[Usage], /) -> bytes:
-        """Format the end of the stream, once all its answers have ended."""
+        """Format the end of the stream."""
 
     def failure(self, problem: Problem, /) -> bytes:
-        """Format the end of a stream that failed."""
+        """Format the end of a failed stream."""
 
     def heartbeat(self, index: int, answer: Answer, /) -> bytes:
-        """Format a heartbeat, sent while there is no text to send: an event that resets the timers
-        of clients and changes nothing. `answer` has not ended."""
+        """Format an event that resets clients' timers and changes nothing."""
 
 
 def usage_of(answer: Answer) -> Usage:
@@ -73,8 +67,7 @@ def usage_of(answer: Answer) -> Usage:
 
 
 def total(usages: Sequence[Usage], choices: int) -> Usage:
-    """Sum the usage of a whole response. Each prompt counts once, whatever the number of its
-    choices."""
+    """Sum the usage of a response; each prompt counts once."""
     firsts = usages[::choices]
     return Usage(
         sum(usage.prompt_tokens for usage in firsts),
@@ -85,9 +78,8 @@ def total(usages: Sequence[Usage], choices: int) -> Usage:
 
 
 def event(data: bytes) -> bytes:
-    """Format a server-sent event without a name."""
     return b"data: " + data + b"\n\n"
 
 
 COMMENT = b": keep-alive\n\n"
-"""A comment, which no client takes for an event; an event without data would crash some clients."""
+"""A comment: an event without data would crash some clients."""

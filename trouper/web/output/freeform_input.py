@@ -1,5 +1,4 @@
-"""The input of a custom tool, decoded out of the arguments of the function that stands for it while
-they are generated."""
+"""A custom tool's input, decoded from the arguments of the function that stands for the tool."""
 
 from __future__ import annotations
 
@@ -11,9 +10,7 @@ from trouper.web.output.tool_forms import INPUT
 
 SPACE = " \t\r\n"
 HEAD = '{"' + INPUT + '":"'
-"""What arguments begin with, without whitespace."""
 GAPS = frozenset(("", "{", '{"' + INPUT + '"', '{"' + INPUT + '":'))
-"""Parts of `HEAD` behind which there may be whitespace."""
 UNITS = re.compile(
     r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*'
 )
@@ -21,22 +18,17 @@ UNITS = re.compile(
 
 
 class FreeformInput:
-    """Decodes `{"input": "..."}`. Arguments of any other shape are given at their end: the string
-    that they hold, or their JSON."""
+    """Decodes `{"input": "..."}` as a stream, other arguments at the end."""
 
     def __init__(self) -> None:
         self._head = ""
-        """The part of `HEAD` that was read."""
         self._held: list[str] = []
-        """All arguments, unless they begin with `HEAD`; then the beginning of an escape, if the
-        text ends with one."""
+        """An incomplete escape; all arguments if `HEAD` is missing."""
         self._streams: bool | None = None
         """Whether the arguments begin with `HEAD`; None: unknown."""
         self._ended = False
-        """Whether the text has ended; other arguments may follow."""
 
     def push(self, text: str) -> str:
-        """Feed more of the arguments. Returns the text that is now known."""
         begin = self._text_begins(text) if self._streams is None else 0
         if not self._streams:
             self._held.append(text)
@@ -44,7 +36,6 @@ class FreeformInput:
         return "" if self._ended else self._known("".join((*self._held, text[begin:])))
 
     def _text_begins(self, text: str) -> int:
-        """Return the place behind `HEAD`, if it ends here."""
         for index, char in enumerate(text):
             if char in SPACE and self._head in GAPS:
                 continue
@@ -66,7 +57,6 @@ class FreeformInput:
         return _decoded(units[0])
 
     def end(self) -> str:
-        """Return the rest, once the arguments are complete."""
         return "" if self._streams else _input_of("".join(self._held))
 
 
@@ -79,7 +69,7 @@ def _input_of(arguments: str) -> str:
     try:
         value: Any = json.loads(arguments)
     except (ValueError, RecursionError):
-        return ""  # The answer was cut, or it is nested deeper than Python reads.
+        return ""  # The answer was cut, or nested too deeply for Python.
     if isinstance(value, dict):
         inner = value.get(INPUT, next(iter(value.values())) if len(value) == 1 else value)
         value = "" if not value else inner

@@ -1,5 +1,4 @@
-"""Parsing of an answer into content, reasoning and tool calls. Each dialect formats the result in
-its own way."""
+"""Parsing of an answer into content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -12,12 +11,11 @@ from trouper.web.output.tool_calls import Tools
 
 
 def _unreported(_outcome: str) -> None:
-    """Count nothing."""
+    pass
 
 
 class OutputParser:
-    """Parses one answer, streamed or complete, in the format of the tokenizer's model. Text that
-    looks like a call and is none stays content, and is reported. `thinks`: the prompt has already
+    """Parses one answer. Malformed calls stay content and are reported. `thinks`: the prompt has
     opened the reasoning."""
 
     def __init__(
@@ -27,17 +25,14 @@ class OutputParser:
         self._sink = CallSink(tools, report)
         self._steps = answer_steps(self._source, self._sink, tools, tokenizer, thinks=thinks)
         self.ended_in_call = False
-        """Whether the answer was cut inside of a call, which is then incomplete."""
         self._resume()
 
     @property
     def calls(self) -> int:
-        """Number of calls so far."""
         return self._sink.calls
 
     @property
     def kind(self) -> Kind:
-        """The kind of the next token, as far as is known."""
         return self._sink.kind
 
     def push(self, text: str) -> list[ParsedDelta]:
@@ -46,8 +41,8 @@ class OutputParser:
         return self._sink.take()
 
     def end(self, *, cut: bool = False) -> list[ParsedDelta]:
-        """Return what was held back. `cut`: the answer ended in the middle; a call in it stays
-        incomplete, since a client could take a half for the whole."""
+        """Return held text. `cut`: a last call stays incomplete, because clients would run half a
+        call."""
         self._source.ended, self._source.cut = True, cut
         self._resume()
         parts = self._sink.take()
@@ -57,8 +52,7 @@ class OutputParser:
         return parts
 
     def reason(self, reason: str) -> str:
-        """Return the finish reason, once `end` was called. A call that a stop string has cut is
-        none."""
+        """A call that a stop string has cut is none."""
         return (
             "tool_calls" if self.calls and reason == "stop" and not self.ended_in_call else reason
         )

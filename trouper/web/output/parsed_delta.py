@@ -1,10 +1,6 @@
-"""The parts of an answer that an output parser yields, and that dialects format.
+"""The parts of an answer that an output parser yields.
 
-A call is streamed: `CallStarted` as soon as its tool is known, `CallArguments` as its arguments are
-generated, and `CallEnded`. Calls do not interleave: between the start and the end of a call there
-are only its arguments. The text of all `CallArguments` of a call is the JSON of its arguments,
-complete even where the model's text was not; what cannot be a call of an offered tool never starts
-one and is `Content`.
+Calls do not interleave. The joined arguments are valid JSON even where the model's text was not.
 """
 
 from __future__ import annotations
@@ -20,21 +16,17 @@ from trouper.web.output.tool_forms import ToolForm, ToolKind
 
 @attrs.frozen
 class Content:
-    """More text of the answer."""
-
     text: str
 
 
 @attrs.frozen
 class Reasoning:
-    """More text of the reasoning."""
-
     text: str
 
 
 @attrs.frozen
 class CallStarted:
-    """A call of a tool begins. `index` counts the calls of an answer from 0."""
+    """`index` counts the calls of an answer from 0."""
 
     index: int
     tool: ToolForm
@@ -42,13 +34,12 @@ class CallStarted:
 
     @property
     def name(self) -> str:
-        """The name by which the client knows the tool."""
         return self.tool.name
 
 
 @attrs.frozen
 class CallArguments:
-    """More of the JSON text of a call's arguments; of a custom tool, more of its input."""
+    """JSON text; of a custom tool, input."""
 
     index: int
     text: str
@@ -57,8 +48,6 @@ class CallArguments:
 
 @attrs.frozen
 class CallEnded:
-    """The call is complete."""
-
     index: int
 
 
@@ -67,7 +56,7 @@ ParsedDelta = Content | Reasoning | CallStarted | CallArguments | CallEnded
 
 @attrs.frozen
 class Call:
-    """A complete call: a tool and its arguments as JSON text; of a custom tool, its input."""
+    """`arguments`: JSON text, or a custom tool's input."""
 
     tool: ToolForm
     arguments: str
@@ -80,17 +69,15 @@ class Call:
 
 @attrs.frozen
 class ParsedOutput:
-    """A complete answer after parsing."""
-
     content: str
     reasoning: str
     calls: tuple[Call, ...]
     reason: str
-    """The finish reason: stop, length or tool_calls."""
+    """stop, length or tool_calls."""
 
 
 def merged(deltas: Iterable[ParsedDelta]) -> list[ParsedDelta]:
-    """Join neighbouring parts of one kind, so that they are one event."""
+    """Join neighbouring parts of one kind."""
     parts: list[ParsedDelta] = []
     for _, group in groupby(deltas, _kind):
         first, *others = group
@@ -110,7 +97,6 @@ def _kind(part: ParsedDelta) -> tuple[type, int]:
 
 
 def gathered(deltas: Iterable[ParsedDelta], reason: str) -> ParsedOutput:
-    """Join all deltas of an answer."""
     content: list[str] = []
     reasoning: list[str] = []
     started: list[CallStarted] = []

@@ -1,4 +1,4 @@
-"""The number of tokens of reasoning in an answer, counted in one way for every dialect."""
+"""The number of reasoning tokens in an answer, alike in every dialect."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ from trouper.web.output.parsed_delta import (
 
 
 class CountingParser:
-    """Parses an answer delta by delta, and counts the tokens of its reasoning, markers included.
-    Without a parser all text is content.
-
-    Streamed and complete answers go through it with the same deltas, so their counts agree: deltas
-    that were joined are read one by one.
-    """
+    """Counts reasoning tokens, markers included. Without a parser all text is content. Complete
+    answers are parsed by the same deltas as streams, for equal counts."""
 
     def __init__(self, parser: OutputParser | None) -> None:
         self._parser = parser
@@ -34,12 +30,10 @@ class CountingParser:
 
     @property
     def kind(self) -> str:
-        """The kind of the next token, as far as is known."""
         return "content" if self._parser is None else self._parser.kind
 
     @property
     def plain(self) -> bool:
-        """Whether all text is content."""
         return self._parser is None
 
     def push(self, delta: Delta) -> list[ParsedDelta]:
@@ -60,18 +54,15 @@ class CountingParser:
 
     @property
     def stopped_in_call(self) -> bool:
-        """Whether a stop string has ended the answer inside of a call."""
         return self._stopped and self._parser is not None and self._parser.ended_in_call
 
     def end(self, finished: Finished) -> list[ParsedDelta]:
-        """Return what was held back. A stop string, or a token that was named as a stop, may have
-        cut a call, as the length may."""
+        """Stop strings, stop tokens and the length may cut a call."""
         self._stopped = finished.reason == "stop"
         cut = not self._stopped or finished.matched_stop is not None
         return [] if self._parser is None else self._parser.end(cut=cut)
 
     def reason(self, reason: str) -> str:
-        """Return the finish reason, once `end` was called."""
         return reason if self._parser is None else self._parser.reason(reason)
 
     def parse_all(self, choice: Choice) -> ParsedOutput:
@@ -82,5 +73,4 @@ class CountingParser:
 
 
 def deltas_of(choice: Choice) -> Sequence[Delta]:
-    """Return the deltas of a complete answer."""
     return choice.deltas or (Delta(choice.text, choice.tokens, choice.logprobs),)

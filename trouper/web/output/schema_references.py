@@ -1,11 +1,8 @@
-"""Moving a JSON Schema into another document: every `$ref` is rewritten to the new place of its
-target.
+"""Moves a JSON Schema into another document and rewrites every `$ref`.
 
-`#/$defs/Node` is relative to the root of its document. The parameters of a forced tool are embedded
-below another root, where this pointer has another target or none. A schema is moved as a whole, so
-nothing has to be renamed: the definitions of each tool lie below that tool's own place and cannot
-collide. `$id` and `$anchor` are resolved and removed, since two tools may use the same ones. Rules
-of resolution: JSON Schema 2020-12, 8.2; RFC 6901 for pointers.
+A schema moves as a whole, below the tool's own location: definitions of two tools cannot collide.
+`$id` and `$anchor` are resolved and removed for the same reason. Sources: JSON Schema 2020-12, 8.2;
+RFC 6901.
 """
 
 from __future__ import annotations
@@ -42,32 +39,26 @@ SINGLE = frozenset(
 LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 IDENTIFIERS = ("$id", "$anchor")
 PLAIN = "!$&'()*+,;=:@"
-"""What a URI's fragment may hold beside letters, digits and `-._~` (RFC 3986, 3.5)."""
+"""RFC 3986, 3.5."""
 
 
 class ReferenceUnknown(ValueError):
-    """A reference without a target in its own document."""
-
     def __init__(self, reference: str) -> None:
         super().__init__(f"$ref {reference!r} names nothing in this schema")
 
 
 def moved(schema: Json, location: Pointer = ()) -> Json:
-    """A copy of `schema` with its references rewritten for `location` in another document. Raises
-    `ReferenceUnknown`."""
+    """Return a copy with references rewritten for `location`. Raises `ReferenceUnknown`."""
     return _Document(schema, location).moved()
 
 
 def has_references(encoded: bytes) -> bool:
-    """Whether a schema's JSON text may hold references, or an `$id` that could collide with another
-    schema's."""
+    """Whether JSON text may hold references, or an `$id` that could collide."""
     return b'"$ref"' in encoded or b'"$id"' in encoded
 
 
 @attrs.frozen
 class _Schema:
-    """A schema inside the document, and the base URI of its references."""
-
     value: Any
     location: Pointer
     base: str
@@ -75,8 +66,7 @@ class _Schema:
 
 class _Document:
     def __init__(self, schema: Json, location: Pointer) -> None:
-        # Encoding and decoding copies the schema without Python recursion, since it may be nested
-        # deeply.
+        # Encoding and decoding copies a deeply nested schema without Python recursion.
         self._root: Json = msgspec.json.decode(msgspec.json.encode(schema))
         self._location = location
         self._found: dict[int, _Schema] = {}
@@ -84,8 +74,7 @@ class _Document:
         self._anchors: dict[tuple[str, str], Pointer] = {}
 
     def moved(self) -> Json:
-        """Follow references until no new schema is found: a target may lie below an unknown
-        keyword, as in `#/components/schemas/Node`."""
+        """A target may lie below an unknown keyword, as in `#/components/schemas/Node`."""
         self._explore(_Schema(self._root, (), ""))
         targets: dict[int, Pointer] = {}
         done: set[int] = set()
@@ -106,7 +95,6 @@ class _Document:
         return self._root
 
     def _explore(self, start: _Schema) -> None:
-        """Record this schema and those inside it, with their identifiers."""
         waiting = [start]
         while waiting:
             schema = waiting.pop()
@@ -133,7 +121,7 @@ class _Document:
         return attrs.evolve(schema, base=base)
 
     def _resolved(self, reference: str, base: str) -> Pointer:
-        """Return the location of the target in this document."""
+        """Raises `ReferenceUnknown`."""
         uri, fragment = urldefrag(reference)
         uri = urldefrag(urljoin(base, uri)).url if uri else base
         resource, fragment = self._resources.get(uri), unquote(fragment)
@@ -156,7 +144,7 @@ class _Document:
         return location
 
     def _at(self, location: Pointer) -> Any:
-        """Return the value at `location`. Raises `LookupError`, `ValueError` or `TypeError`."""
+        """Raises `LookupError`, `ValueError` or `TypeError`."""
         found: Any = self._root
         for step in location:
             found = found[int(step) if isinstance(found, list) else step]
@@ -164,8 +152,7 @@ class _Document:
 
 
 def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
-    """Yield the direct subschemas by keyword, with the path to each. Other values are data, as in
-    `const` and `default`."""
+    """Yield direct subschemas with paths."""
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
             yield from (((key, name), part) for name, part in value.items())

@@ -1,8 +1,5 @@
-"""Tools of a chat request: the offered tools, and whether a call is required.
-
-A tool is written as OpenAI's chat API has it, which is what templates and parsers of calls expect:
-{"type": "function", "function": {"name", "description", "parameters"}}.
-"""
+"""Tools of a chat request, in the form of OpenAI's chat API, which templates and parsers expect:
+{"type": "function", "function": {"name", "description", "parameters"}}."""
 
 from __future__ import annotations
 
@@ -28,24 +25,20 @@ Json = dict[str, Any]
 
 @attrs.frozen
 class Tools:
-    """The tools of a request. `forced`: the answer must be a call of one of these, which its
-    grammar guarantees."""
+    """`forced`: the answer must be a call of one of these, by grammar."""
 
     offered: tuple[Json, ...] = ()
     forced: tuple[Json, ...] = ()
     several: bool = True
-    """Whether an answer may have more than one call."""
     forms: Mapping[str, ToolForm] = attrs.field(factory=dict)
-    """What clients call the tools, by the model's names; of those that are not functions with the
-    same name."""
+    """Clients' forms by the model's names, where the two differ."""
     deferred: frozenset[str] = frozenset()
-    """The model's names of tools that may be called, and are described where the conversation names
-    them and not at its beginning: a client that loads tools one by one keeps the prefix of its
-    prompt."""
+    """Names of tools that the prompt describes only where the conversation names one, which keeps
+    the prompt's prefix."""
 
     @classmethod
     def of(cls, offers: Sequence[ToolOffer], *, several: bool = True) -> Tools:
-        """Offer tools. Raises `RequestFailed` (400) if two of them have one name."""
+        """Offer tools. Raises `RequestFailed` (400) for a name used twice."""
         forms = [offer.form for offer in offers]
         if len(set(forms)) != len(forms):
             raise combination("tools: two of them have the same name", "tools")
@@ -61,22 +54,20 @@ class Tools:
 
     @property
     def described(self) -> list[Json]:
-        """The tools for the chat template."""
         return [tool for tool in self.offered if tool["function"]["name"] not in self.deferred]
 
     def form(self, name: str) -> ToolForm:
-        """Return what the client calls the tool that the model calls `name`."""
         return self.forms.get(name) or ToolForm(name)
 
     def called(self, form: ToolForm) -> str:
-        """Return what the model calls the tool of an earlier call, offered or not."""
+        """Return the model's name of an earlier call's tool, offered or not."""
         return next(
             (name for name, mapped in self.forms.items() if mapped == form), form.model_name
         )
 
     def named(self, name: str, path: str, kind: ToolKind | None = None) -> Json:
-        """Return the offered tool of a name, which the parameter at `path` requests. Raises
-        `RequestFailed` (400)."""
+        """Return the offered tool that the parameter at `path` names. Raises `RequestFailed`
+        (400)."""
         for tool in self.offered:
             own: str = tool["function"]["name"]
             form = self.form(own)
@@ -85,7 +76,7 @@ class Tools:
         raise combination(f"{path} names {name!r}, which is not among the tools", path)
 
     def requiring(self, forced: Sequence[Json] | None = None) -> Tools:
-        """Return the tools of which one must be called: these, or any. Raises `RequestFailed`
+        """Return the tools with a call required, of `forced` or of any. Raises `RequestFailed`
         (400)."""
         if not self.offered:
             raise combination(
@@ -94,13 +85,12 @@ class Tools:
         return attrs.evolve(self, forced=self.offered if forced is None else tuple(forced))
 
     def restricted(self, allowed: Sequence[Json]) -> Tools:
-        """Return the tools without those that may not be called: the model sees no others."""
+        """The model sees no other tools."""
         return attrs.evolve(self, offered=tuple(allowed))
 
     @property
     def freeform(self) -> str | None:
-        """The model's name of a custom tool whose input the answer as a whole must be: the only
-        forced one, with a grammar."""
+        """Name of the only forced tool, if custom and with a grammar."""
         if len(self.forced) != 1:
             return None
         name: str = self.forced[0]["function"]["name"]
@@ -123,8 +113,7 @@ NO_TOOLS = Tools()
 
 
 def _call_schema(function: Json, definitions: Json) -> Json:
-    """Return the schema of a call of this function. Parameters with references are put into
-    `definitions`, under the function's name."""
+    """Parameters with references go into `definitions`."""
     name, parameters = function["name"], function.get("parameters") or {"type": "object"}
     if has_references(msgspec.json.encode(parameters)):
         location = ("$defs", name)

@@ -1,2 +1,1 @@
-"""Formats of calls: how families of models write calls of tools into their answers, and coroutines
-that read them."""
+"""Formats of calls by family of models."""

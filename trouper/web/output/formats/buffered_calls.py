@@ -1,4 +1,4 @@
-"""Calls in formats that are read from their whole text: it is collected up to its end marker."""
+"""Calls in formats that are parsed from the whole text up to the end marker."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.text_source import END, Steps, TextSource
 
 ParseCalls = Callable[[str], Sequence[tuple[str, str]]]
-"""From the text between a call's markers to names and arguments as JSON. May raise any
-exception."""
+"""Returns names and arguments as JSON. May raise any exception."""
 
 
 def buffered_section(
     source: TextSource, sink: CallSink, end: str, parse: ParseCalls
 ) -> Steps[bool]:
-    """Read one section. Returns whether its end marker was read. Raises `NotACall`."""
+    """Read one section; True if the end marker was read. Raises `NotACall`."""
     parts: list[str] = []
     while True:
         if end and (yield from source.matches(end)):

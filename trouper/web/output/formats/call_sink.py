@@ -1,4 +1,4 @@
-"""Where parsers of answers put what they find: text, reasoning and calls, in order."""
+"""The sink of parsers: text, reasoning and calls, in order."""
 
 from __future__ import annotations
 
@@ -23,18 +23,15 @@ from trouper.web.output.tool_forms import ToolKind
 
 Kind = Literal["content", "reasoning", "call"]
 Outcome = Literal["repaired", "no_call"]
-"""What became of a call that was not written as its format has it: it was repaired, or it stayed
-text."""
 Report = Callable[[Outcome], None]
 
 
 class NotACall(Exception):
-    """What was read is no call of an offered tool. It stays text."""
+    """The text is no call of an offered tool."""
 
 
 class _Offered:
-    """The offered tools by name. What is found of them is kept: an answer may have thousands of
-    calls."""
+    """The offered tools by name, with a cache of parameter types."""
 
     def __init__(self, tools: Tools) -> None:
         self.functions: Mapping[str, dict[str, Any]] = {
@@ -44,7 +41,7 @@ class _Offered:
 
     @cached_property
     def alike(self) -> Mapping[str, str | None]:
-        """Names by what they are without upper case; None: there are several."""
+        """Names by casefolded form; None if ambiguous."""
         found: dict[str, str | None] = {}
         for name in self.functions:
             found[name.casefold()] = None if name.casefold() in found else name
@@ -57,28 +54,22 @@ class _Offered:
 
 
 class CallSink:
-    """Collects the parsed parts of an answer. Neighbouring parts of one kind are joined."""
+    """Collects the parts of an answer, and joins neighbours of one kind."""
 
     def __init__(self, tools: Tools, report: Report, offered: _Offered | None = None) -> None:
         self._tools, self.report = tools, report
         self._offered = offered or _Offered(tools)
         self.calls = 0
-        """Number of calls so far, with those that are dropped since only one is wanted."""
         self.kind: Kind = "content"
-        """Kind of the text that is being generated."""
         self._parts: list[ParsedDelta] = []
         self._pieces: list[str] = []
-        """Text of the part that is being added to; parts of one kind that follow each other are
-        joined."""
         self._joined: type[Content | Reasoning | CallArguments] = Content
         self._dropped = False
         self._kind: ToolKind = "function"
         self._freeform: FreeformInput | None = None
-        """Decoder of the input of the open call, if its tool is a custom one."""
 
     def tentative(self) -> CallSink:
-        """Return an empty sink for calls that may stay text. Its calls have the model's names and
-        arguments."""
+        """Return an empty sink for calls that may stay text."""
         return CallSink(attrs.evolve(self._tools, forms={}), lambda _outcome: None, self._offered)
 
     def take(self) -> list[ParsedDelta]:
@@ -117,9 +108,8 @@ class CallSink:
         return self.calls - 1 if self._tools.several else 0
 
     def name_of(self, written: str) -> str:
-        """Return the offered tool that is meant. One that differs in upper and lower case alone is
-        meant, too, if it is the only one: models write `bash` for `Bash` and the other way round.
-        Raises `NotACall`."""
+        """Return the offered tool, in any case if unique: models write `bash` for `Bash`. Raises
+        `NotACall`."""
         plain = written.strip().removeprefix("functions.")
         for name in (written, written.strip(), plain):
             if name in self._offered.functions:
@@ -130,11 +120,9 @@ class CallSink:
         return alike
 
     def types_of(self, name: str) -> Mapping[str, SchemaTypes]:
-        """Return the JSON types that each parameter of an offered tool may have."""
         return self._offered.types_of(name)
 
     def start(self, name: str) -> None:
-        """Begin a call; `name` is an offered tool."""
         self._join()
         self._dropped = self.calls > 0 and not self._tools.several
         self.calls += 1
@@ -157,7 +145,6 @@ class CallSink:
             self._parts.append(CallEnded(self._index))
 
     def add_call(self, name: str, arguments: str, *, repaired: bool = False) -> None:
-        """Add a complete call."""
         self.start(name)
         self.arguments(arguments)
         self.end(repaired=repaired)

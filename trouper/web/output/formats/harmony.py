@@ -1,7 +1,7 @@
 """Harmony, the format of gpt-oss: messages with channels and recipients.
 
 Source: https://github.com/openai/harmony (docs/format.md). `analysis` is reasoning, `final` and a
-`commentary` without a recipient are content, and a message to `functions.NAME` is a call.
+`commentary` without a recipient are content, a message to `functions.NAME` is a call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from trouper.web.output.formats.text_source import END, Steps, TextSource
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 THINKING = (f"{CHANNEL}analysis{MESSAGE}", "<|end|>")
-"""Markers around reasoning."""
 MARKERS = (CHANNEL, MESSAGE, START, *ENDS, "<|constrain|>")
 HEADER_BEGINNINGS = (CHANNEL, START, "assistant", " to=", "to=", MESSAGE)
 LONGEST_HEADER = 512
@@ -25,7 +24,6 @@ STOPS = re.compile("<")
 
 
 def harmony_answer(source: TextSource, sink: CallSink, *, thinks: bool) -> Steps[None]:
-    """Read an answer. `thinks`: the prompt has already opened the channel of reasoning."""
     if thinks:
         sink.kind = "reasoning"
         yield from _body(source, sink)
@@ -41,7 +39,7 @@ def harmony_answer(source: TextSource, sink: CallSink, *, thinks: bool) -> Steps
 def _message(source: TextSource, sink: CallSink) -> Steps[None]:
     position = source.position
     if not (yield from source.first_of(HEADER_BEGINNINGS)):
-        source.rewind(0)  # Whitespace in front of text belongs to it.
+        source.rewind(0)  # Whitespace in front belongs to the text.
         sink.content((yield from source.skip()))
         yield from _body(source, sink)
         return
@@ -59,8 +57,7 @@ def _message(source: TextSource, sink: CallSink) -> Steps[None]:
 
 
 def _without_message(source: TextSource, sink: CallSink) -> Steps[None]:
-    """Read a header that never ends in a message: at the end of the answer it is nothing, otherwise
-    text."""
+    """Read a header without a message: text, unless the answer ends."""
     marker = yield from source.first_of(HEADER_BEGINNINGS)
     if marker not in MARKERS:
         sink.content(marker)
@@ -97,8 +94,7 @@ def _call(source: TextSource, sink: CallSink, recipient: str) -> Steps[None]:
 
 
 def _nothing(source: TextSource) -> Steps[None]:
-    """Read the end of a message without text, as some calls without arguments are. Raises
-    `NotACall` if there is text."""
+    """Raises `NotACall` if the message has text."""
     ended = bool((yield from source.first_of(ENDS))) or (
         (yield from source.peek()) == END and not source.cut
     )
@@ -107,7 +103,6 @@ def _nothing(source: TextSource) -> Steps[None]:
 
 
 def _body(source: TextSource, sink: CallSink) -> Steps[None]:
-    """Read a message's text, up to its end or the beginning of another."""
     write = sink.reasoning if sink.kind == "reasoning" else sink.content
     while True:
         source.keep()

@@ -1,5 +1,4 @@
-"""Calls as a header with the tool's name and then the arguments as JSON: DeepSeek V3, Kimi K2,
-Mistral."""
+"""Calls as a header with the tool's name, then arguments as JSON: DeepSeek V3, Kimi K2, Mistral."""
 
 from __future__ import annotations
 
@@ -38,7 +37,6 @@ def _mistral_name(header: str) -> str | None:
 
 
 def _kimi_name(header: str) -> str | None:
-    """Return the name in `functions.NAME:INDEX`."""
     written, marker, behind = header.rpartition(KIMI_ARGUMENTS)
     if not marker or behind.strip():
         return None
@@ -48,14 +46,11 @@ def _kimi_name(header: str) -> str | None:
 
 @attrs.frozen
 class HeaderLayout:
-    """The markers of a format, and what finds the name in a header; None: it is none."""
-
     call_start: str
     name_in: Callable[[str], str | None]
     call_end: str
     section_end: str
     other_end: str = ""
-    """Another form of `section_end`."""
 
 
 DEEPSEEK = HeaderLayout(
@@ -72,7 +67,7 @@ MISTRAL = HeaderLayout("", _mistral_name, "", "")
 
 
 def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[bool]:
-    """Read calls up to the section's end marker. Returns whether it was read. Raises `NotACall`."""
+    """Returns whether the section's end marker was read. Raises `NotACall`."""
     before = sink.calls
     while True:
         yield from source.skip()

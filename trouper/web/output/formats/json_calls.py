@@ -1,9 +1,5 @@
-"""Calls as JSON objects, {"name": ..., "arguments": {...}}: Hermes, Qwen, Llama, Mistral, and
-forced tools.
-
-The arguments are streamed as soon as the name is known. An object whose first key no call has is
-text at once, so that an answer in JSON is not held back.
-"""
+"""Calls as JSON objects, {"name": ..., "arguments": {...}}: Hermes, Qwen, Llama, Mistral, forced
+tools. Arguments stream as soon as the name is known."""
 
 from __future__ import annotations
 
@@ -23,13 +19,12 @@ NAME_KEYS = {"name", "function", "tool_name"}
 ARGUMENT_KEYS = {"arguments", "parameters", "args"}
 OTHER_KEYS = {"id", "type", "index", "tool_call_id"}
 LONGEST_NAME = 256
-"""Characters of a name or a key. A longer one belongs to no call."""
 
 
 @attrs.frozen
 class Ends:
-    """Markers that end calls: `first` comes directly behind the JSON, and between it and the end of
-    the answer there may be all of `rest`. `start`: the marker in front of the next call."""
+    """End markers of calls: `first` follows the JSON, `rest` may follow; `start` precedes the next
+    call."""
 
     first: str = ""
     rest: tuple[str, ...] = ()
@@ -40,8 +35,7 @@ NO_END = Ends()
 
 
 def stream_object(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]:
-    """Read an object as a call's arguments. It ends with its last bracket, or where the call's end
-    marker comes. Returns whether it had to be repaired."""
+    """Read an object as arguments; True if repaired."""
     value, plain = LenientJson(), _plain_text(ends.first[:1])
     while not value.done:
         if value.in_text and (text := source.take(plain)):
@@ -68,13 +62,11 @@ def stream_object(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]
 
 @cache
 def _plain_text(marker: str) -> Pattern[str]:
-    """What a string has as it is, whatever its quotes, up to where a marker may begin."""
     return re.compile(rf"""[^"'\\\x00-\x1f{re.escape(marker)}]+""")
 
 
 def _ends_unclosed(source: TextSource, ends: Ends) -> Steps[bool]:
-    """Whether a call ends in the middle of a string, whose quote is missing: behind its end the
-    answer ends, or another call begins. Reads nothing."""
+    """Whether a call ends within an unclosed string. Reads nothing."""
     if (yield from source.ends_with((ends.first, *ends.rest))):
         return True
     position = source.position
@@ -89,17 +81,14 @@ def _ends_unclosed(source: TextSource, ends: Ends) -> Steps[bool]:
 
 @attrs.define
 class _CallObject:
-    """One call while it is read."""
-
     name: str | None = None
     arguments: str | None = None
-    """Arguments that came before the name, or as a string."""
     repaired: bool = False
     depth: int = 1
 
 
 def read_call(source: TextSource, sink: CallSink, ends: Ends) -> Steps[None]:
-    """Read one call, from its opening bracket on. Raises `NotACall` unless the call has begun."""
+    """Raises `NotACall` unless the call has begun."""
     call = _CallObject()
     yield from source.next()
     while call.depth:
@@ -121,8 +110,6 @@ def read_call(source: TextSource, sink: CallSink, ends: Ends) -> Steps[None]:
 
 
 def _entry(source: TextSource, sink: CallSink, call: _CallObject, ends: Ends) -> Steps[bool]:
-    """Read a key, whose quote was read, and its value. Returns whether the call has begun and its
-    arguments are read."""
     source.rewind(source.position - 1)
     key = yield from _short_string(source)
     yield from source.skip()
@@ -150,8 +137,6 @@ def _entry(source: TextSource, sink: CallSink, call: _CallObject, ends: Ends) ->
 
 
 def _rest(source: TextSource, call: _CallObject) -> Steps[None]:
-    """Read what comes behind the arguments, up to the end of the call; without more than a few
-    short values."""
     while call.depth:
         position = source.position
         yield from source.skip(SPACE + ",")
@@ -192,7 +177,7 @@ def _short_string(source: TextSource) -> Steps[str]:
 
 
 def _any_value(source: TextSource, longest: int | None = None) -> Steps[str]:
-    """Read one value. Returns it as valid JSON. Raises `NotACall` if it does not end."""
+    """Read one value as valid JSON. Raises `NotACall`."""
     value, parts, length = LenientJson(), [], 0
     first = yield from source.peek()
     while True:
@@ -204,7 +189,7 @@ def _any_value(source: TextSource, longest: int | None = None) -> Steps[str]:
         if value.done:
             break
         yield from source.next()
-    if first in "{[\"'":  # A bare word ends before the character that shows its end.
+    if first in "{[\"'":  # A bare word ends before the character that shows the end.
         yield from source.next()
     if not any(parts):
         raise NotACall
@@ -212,8 +197,7 @@ def _any_value(source: TextSource, longest: int | None = None) -> Steps[str]:
 
 
 def _decoded(text: str) -> Any:
-    """Decode valid JSON. Raises `NotACall` if it is nested deeper, or has longer numbers, than
-    Python reads."""
+    """Raises `NotACall` for depth or digits beyond Python's limits."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -221,8 +205,7 @@ def _decoded(text: str) -> Any:
 
 
 def _as_object(text: str) -> tuple[str, bool]:
-    """Return arguments as the JSON of an object: some models write them as a string that holds
-    JSON. Raises `NotACall`."""
+    """Return the JSON of an object, also from a string that holds JSON. Raises `NotACall`."""
     value, repaired = _decoded(text), False
     if isinstance(value, str):
         text, repaired = completed(value)
@@ -235,8 +218,7 @@ def _as_object(text: str) -> tuple[str, bool]:
 
 
 def json_section(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]:
-    """Read calls up to the section's end marker: one object, several, or a list. Returns whether
-    the marker was read."""
+    """Returns whether the section's end marker was read."""
     before = sink.calls
     while True:
         yield from source.skip(SPACE + "[],;")
@@ -259,7 +241,6 @@ def json_section(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]:
 
 
 def _fence(source: TextSource) -> Steps[None]:
-    """Read the opening line of a code block."""
     if not (yield from source.matches("```")):
         raise NotACall
     yield from source.matches("json")

@@ -1,9 +1,7 @@
-"""Normalization of JSON that a model writes, character by character: what is plainly meant becomes
-valid JSON.
+"""Normalization of a model's JSON, character by character; valid JSON stays as written.
 
-Valid JSON comes out as it came in. Repaired are missing or wrong closing brackets, missing and
-superfluous commas, single quotes, bare keys and words, Python's constants, raw control characters
-and quotes inside of strings, and wrong escapes.
+Repaired: missing or wrong closing brackets and commas, single quotes, bare keys and words, Python's
+constants, control characters and quotes inside of strings, wrong escapes.
 """
 
 from __future__ import annotations
@@ -27,22 +25,17 @@ MEANT_WORDS = {
 OPENERS = {"}": "{", "]": "["}
 CLOSERS = {"{": "}", "[": "]"}
 REPLACEMENT = "\\ufffd"
-"""What stands for half of a surrogate pair."""
 
 
 class LenientJson:
-    """One value, fed character by character."""
-
     def __init__(self) -> None:
         self.done = False
-        """Whether the value is complete."""
         self.repaired = False
-        """Whether the text was not valid JSON."""
         self._out: list[str] = []
         self._open: list[str] = []
         self._objects = 0  # How many of `_open` are objects.
         self._state: Callable[[str], None] = self._value
-        # A comma or quote with its whitespace, a bare word, digits of an escape.
+        # A comma or quote with whitespace, a bare word, digits of an escape.
         self._held: list[str] = []
         self._quote = '"'
         self._in_key = False
@@ -54,16 +47,16 @@ class LenientJson:
 
     @property
     def in_text(self) -> bool:
-        """Whether characters without an escape are text as they are, and need not be fed."""
+        """Whether unescaped characters need not be fed."""
         return self._state == self._string and not self._high
 
     def push(self, char: str) -> str:
-        """Feed one character. Returns the valid JSON that is now known."""
+        """Feed one character. Returns the valid JSON known since."""
         self._state(char)
         return self._flushed()
 
     def close(self) -> str:
-        """Complete the value where the text has ended. Returns the rest of it."""
+        """Complete the value. Returns the rest."""
         if self.done:
             return ""
         self.repaired = self.repaired or bool(self._open) or self.in_string
@@ -111,7 +104,6 @@ class LenientJson:
             self._held, self._state = [char], self._bare
 
     def _first(self, char: str) -> None:
-        """What comes behind an opening bracket."""
         if char in SPACE:
             self._write(char)
         elif char in OPENERS:
@@ -122,7 +114,6 @@ class LenientJson:
             self._entry(char)
 
     def _entry(self, char: str) -> None:
-        """Begin an element, or a key."""
         if self._open[-1] == "[":
             self._state = self._value
             self._value(char)
@@ -137,12 +128,10 @@ class LenientJson:
             self._held, self._state = [char], self._bare_key
 
     def _ended(self) -> None:
-        """A value has ended."""
         self.done = not self._open
         self._state = self._after
 
     def _after(self, char: str) -> None:
-        """What comes behind a value."""
         if char in SPACE:
             self._write(char)
         elif char == ",":
@@ -286,8 +275,7 @@ class LenientJson:
             self._write(REPLACEMENT)
 
     def _after_quote(self, char: str) -> None:
-        """A quote ends its string if what follows may follow a string. Otherwise it was meant to be
-        in the string."""
+        """A quote is text unless the next characters may follow a string."""
         if char in SPACE:
             self._held.append(char)
         elif char in (":=" if self._in_key else ",}]") or char == self._quote:
@@ -309,8 +297,7 @@ class LenientJson:
 
 
 def completed(text: str) -> tuple[str, bool]:
-    """Normalize a text that should be one JSON value. Returns the JSON, and whether it had to be
-    repaired."""
+    """Returns JSON, and whether the text was repaired."""
     value, out = LenientJson(), list[str]()
     for char in text.strip():
         if value.done:

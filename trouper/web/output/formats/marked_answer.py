@@ -1,10 +1,7 @@
-"""Answers in which markers separate reasoning and calls from the content: the formats of all
-families but harmony.
+"""Answers with markers between reasoning, calls and content: all families but harmony.
 
-A section of calls that holds none stays text. A call inside of reasoning is one only if the answer
-ends with it: a model that forgot to close its reasoning means the call (vLLM #35687), one that goes
-on to think was only considering it. Whitespace in front of reasoning and calls, and newlines behind
-them, belong to no text: templates write their own there.
+A section without a call stays text. A call inside of reasoning counts only at the end of the
+answer, where the model forgot to close the reasoning (vLLM #35687).
 """
 
 from __future__ import annotations
@@ -21,24 +18,18 @@ from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
 from trouper.web.output.parsed_delta import gathered
 
 ReadSection = Callable[[TextSource, CallSink], Steps[bool]]
-"""Reads calls behind a start marker. Returns whether their end marker was read. Raises `NotACall`
-unless a call has begun."""
+"""Returns whether the end marker was read. Raises `NotACall` unless a call has begun."""
 
 
 @attrs.frozen
 class CallFormat:
-    """How a family writes calls."""
-
     starts: tuple[str, ...]
-    """Markers in front of calls."""
     section: ReadSection
     end: str = ""
-    """The marker behind calls, which is dropped where a section has ended without it."""
     opening: str = ""
-    """Characters that begin calls, without a marker, at the beginning of the content."""
+    """Characters that begin calls without a marker."""
     bare: tuple[str, ...] = ()
-    """What a call begins with where a model has left out the marker in front of it, as Qwen3-Coder
-    does now and then."""
+    """Beginnings of calls without the start marker, which Qwen3-Coder leaves out at times."""
 
 
 def _no_section(_source: TextSource, _sink: CallSink) -> Steps[bool]:
@@ -47,12 +38,11 @@ def _no_section(_source: TextSource, _sink: CallSink) -> Steps[bool]:
 
 
 NO_CALLS = CallFormat((), _no_section)
-"""Of a model that has learnt no calls, and where no tools are offered."""
 
 
 class MarkedAnswer:
-    """Reads one answer. `thinking`: the markers around reasoning; `answering`: markers around the
-    answer behind it, which are dropped."""
+    """Reads one answer. `thinking`: markers of reasoning; `answering`: markers of the answer,
+    dropped."""
 
     def __init__(
         self,
@@ -65,21 +55,16 @@ class MarkedAnswer:
         self._source, self._sink, self._thinking, self._format = source, sink, thinking, calls
         self._answering = answering
         self._space: list[str] = []
-        """Whitespace that is content only if content follows it."""
+        """Whitespace that counts only if content follows."""
         self._broken = False
-        """Whether a line break is in it."""
+        """Whether `_space` has a line break."""
         self._fresh = True
-        """Whether no content has come since the answer or this part of its content began."""
         self._bare = True
-        """Whether newlines at the beginning belong to the content: nothing is in front of it."""
         self._unclosed = False
-        """Whether a section has ended without its end marker, which may still come."""
         self._reasoned = False
-        """Whether reasoning was in front, and at most whitespace since then."""
 
     @cached_property
     def _firsts(self) -> str:
-        """Characters that may begin something else than text."""
         thinking, calls = self._thinking or (), self._format
         first = {
             marker[0]
@@ -100,19 +85,17 @@ class MarkedAnswer:
 
     @cached_property
     def _words(self) -> Pattern[str]:
-        """Words and the space between them: behind other text, what most tokens are. Space behind
-        the last word may belong to no text."""
+        """Match words and the space between words."""
         text = f"[^{re.escape(self._firsts)}]" if self._firsts else r"[\s\S]"
         return re.compile(f"{text}*[^{re.escape(self._firsts + SPACE)}]")
 
     @cached_property
     def _blanks(self) -> Pattern[str]:
-        """Space that begins nothing else."""
         blanks = "".join(char for char in SPACE if char not in self._firsts)
         return re.compile(f"[{blanks}]+" if blanks else "(?!)")
 
     def read(self, *, thinks: bool) -> Steps[None]:
-        """Read the answer. `thinks`: the prompt has already opened the reasoning."""
+        """`thinks`: the prompt has opened the reasoning."""
         if thinks and self._thinking:
             yield from self._opened_again(self._thinking[0])
             yield from self._reasoning(self._thinking[1])
@@ -120,7 +103,6 @@ class MarkedAnswer:
             pass
 
     def _content_part(self) -> Steps[bool]:
-        """Read a run of content and what follows it. Returns whether there may be more."""
         source = self._source
         self._emit(source.run(self._stops) if self._fresh else source.take(self._words))
         source.keep()
@@ -154,13 +136,11 @@ class MarkedAnswer:
         return True
 
     def _may_open(self, marker: str) -> bool:
-        """Whether the marker opens reasoning here: at the beginning of a line, since within one an
-        answer only says what `<think>` is; of special tokens, which nobody writes, anywhere."""
+        """Text markers open reasoning only at the beginning of a line (an answer may mention
+        `<think>`), special tokens anywhere."""
         return self._fresh or self._broken or "|" in marker
 
     def _calls_begin(self) -> Steps[bool]:
-        """Whether calls come next. Their marker is read; where a model has left it out, nothing
-        is."""
         if (yield from self._source.first_of(self._format.starts)):
             return True
         position = self._source.position
@@ -204,8 +184,8 @@ class MarkedAnswer:
         self._unclosed = not closed and bool(self._format.end)
 
     def _not_called(self, before: int) -> None:
-        """Give back what was read since the last call. The last character is read again, since it
-        may begin a marker."""
+        """Text behind the last call is content; `before`: number of earlier calls. The last
+        character may begin a marker."""
         source = self._source
         if self._sink.calls > before:
             self._taken_space()
@@ -220,8 +200,6 @@ class MarkedAnswer:
     # -- reasoning -------------------------------------------------------------------------------
 
     def _opened_again(self, start: str) -> Steps[None]:
-        """Read the marker of a model that opens the reasoning itself although the prompt has done
-        so."""
         self._sink.kind = "reasoning"
         yield from self._source.skip()
         if not (yield from self._source.matches(start)):
@@ -231,7 +209,7 @@ class MarkedAnswer:
         source, sink = self._source, self._sink
         sink.kind, fresh, before = "reasoning", True, ""
         space: list[str] = []
-        # Two parts of reasoning are given as one: what is between them separates them.
+        # Two parts of reasoning become one, with the text in between as separator.
         if self._reasoned:
             space, fresh = [self._taken_space()], False
         elif self._space and not self._fresh:
@@ -264,8 +242,7 @@ class MarkedAnswer:
         self._reasoned = True
 
     def _reasoning_ends(self, end: str, before: str) -> Steps[bool]:
-        """Read the marker behind reasoning, if it comes next. In backquotes it is a word that the
-        reasoning is about."""
+        """In backquotes the marker is text."""
         if not (yield from self._source.matches(end)):
             return False
         if before == "`" and (yield from self._source.peek()) == "`":
@@ -274,8 +251,6 @@ class MarkedAnswer:
         return True
 
     def _called_in_reasoning(self, end: str) -> Steps[bool]:
-        """Read sections of calls. If the answer ends behind them, they are calls, and True is
-        returned. Otherwise they stay read, as text."""
         source, sink = self._source, self._sink
         source.pinned = True
         considered = sink.tentative()

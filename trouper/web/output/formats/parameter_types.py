@@ -1,4 +1,4 @@
-"""Values of parameters that a model writes as plain text, turned into JSON by the tool's schema."""
+"""Parameter values as plain text, turned into JSON by the tool's schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from trouper.web.output.formats.lenient_json import completed
 
 SchemaTypes = frozenset[str]
 ANY: SchemaTypes = frozenset()
-"""Types of a parameter of which the schema says nothing."""
 TEXT: SchemaTypes = frozenset({"string"})
 KINDS = (
     (bool, "boolean"),
@@ -22,9 +21,8 @@ KINDS = (
     (dict, "object"),
 )
 LONGEST_LITERAL = 10_000
-"""Maximum number of characters that Python's own parser reads, which takes 30 ms for so many."""
+"""Characters that Python's parser reads in 30 ms."""
 DEPTH = 8
-"""References and alternatives that are followed into each other."""
 WORDS = {
     "true": ("boolean", "true"),
     "false": ("boolean", "false"),
@@ -34,7 +32,6 @@ WORDS = {
 
 
 def parameter_types(function: Mapping[str, Any]) -> dict[str, SchemaTypes]:
-    """Return the JSON types that each parameter of a function may have."""
     schema = function.get("parameters")
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
@@ -78,8 +75,8 @@ def _type_of(value: Any) -> str:
 
 
 def converted(text: str, types: SchemaTypes) -> str:
-    """Return the JSON of a value: of a type that the schema has, otherwise the text as a string.
-    Without a schema only objects and arrays are more than text."""
+    """Return JSON of a type of the schema, otherwise a string. Without a schema only objects and
+    arrays are more than text."""
     stripped = text.strip()
     kind, found = WORDS.get(stripped.lower(), ("", ""))
     if kind in types and kind:
@@ -94,7 +91,6 @@ def converted(text: str, types: SchemaTypes) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    """Refuse Python's NaN and infinities, which are no JSON."""
     raise ValueError(name)
 
 

@@ -1,4 +1,4 @@
-"""Output formats by name, as --tool-parser has them, and the parser of an answer in each."""
+"""Output formats by name (--tool-parser)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from trouper.web.output.tool_calls import Tools
 from trouper.web.output.tool_forms import input_as_arguments
 
 NEVER = re.compile("(?!)")
-"""Matches nothing."""
 
 QWEN3_CODER = TagLayout(
     call=("<function=", ">"),
@@ -74,8 +73,7 @@ TOOL_CALL = Ends(QWEN3_CODER.section_end, start=QWEN3_CODER.section_start)
 
 
 def _tool_call_section(source: TextSource, sink: CallSink) -> Steps[bool]:
-    """Read calls behind `<tool_call>`: objects, or Qwen3-Coder's tags. Models of either format
-    write the other one now and then."""
+    """Models mix up objects and Qwen3-Coder's tags."""
     yield from source.skip()
     if (yield from source.peek()) == QWEN3_CODER.call[0][0]:
         return (yield from tagged_section(source, sink, QWEN3_CODER))
@@ -132,7 +130,6 @@ FORMATS: dict[str, CallFormat] = {
 def answer_steps(
     source: TextSource, sink: CallSink, tools: Tools, tokenizer: Tokenizer, *, thinks: bool
 ) -> Steps[None]:
-    """Return the coroutine that reads an answer of the tokenizer's model."""
     if tools.freeform is not None:
         return _freeform(source, sink, tools.freeform)
     if tools.forced:
@@ -145,8 +142,7 @@ def answer_steps(
 
 
 def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
-    """Return how the tokenizer's model writes calls. A format that is not in `FORMATS` is read once
-    its calls are complete."""
+    """Formats outside of `FORMATS` are parsed from complete calls."""
     name, markers = tokenizer.tool_parser, tokenizer.calling
     if name is None or (name not in FORMATS and markers is None):
         return NO_CALLS
@@ -159,7 +155,6 @@ def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
 
 
 def _freeform(source: TextSource, sink: CallSink, name: str) -> Steps[None]:
-    """Read an answer that is the input of a custom tool, by its grammar."""
     sink.kind = "call"
     sink.start(name)
     sink.arguments(input_as_arguments("")[:-2])
@@ -171,7 +166,6 @@ def _freeform(source: TextSource, sink: CallSink, name: str) -> Steps[None]:
 
 
 def _forced(source: TextSource, sink: CallSink) -> Steps[None]:
-    """Read an answer that a grammar has made a call."""
     sink.kind = "call"
     try:
         yield from json_section(source, sink, NO_END)

@@ -1,7 +1,6 @@
 """Calls as tags around names and values: Qwen3-Coder and Qwen3.5, GLM, MiniMax, DeepSeek V3.2.
 
-A value has no quotes: it is text, or what the tool's schema makes of the text. Values that can only
-be strings are streamed as they come.
+A value has no quotes; the tool's schema decides between text and JSON.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ STOPS = re.compile(r"[\n<]")
 Others = Callable[[str], bool]
 """Whether a parameter of this name may yet come."""
 as_json = json.JSONEncoder(ensure_ascii=False).encode
-"""`json.dumps` would make an encoder for each token."""
 
 
 @attrs.frozen(kw_only=True)
 class TagLayout:
-    """The tags of a format. `call` and `key` are what is before and behind a name."""
+    """The tags of a format. `call` and `key` surround a name."""
 
     call: tuple[str, str]
-    """("", "") where the name is the first line of the section, which then has one call."""
+    """("", "") where the first line names the only call."""
     call_end: str = ""
     key: tuple[str, str]
     value_start: str = ""
@@ -38,17 +36,14 @@ class TagLayout:
     section_start: str
     section_end: str
     lines: bool = False
-    """Whether values stand on lines of their own: the line breaks around them do not belong to
-    them."""
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What may be behind a value that has no end of its own."""
         return tuple(filter(None, (self.call_end, self.section_end)))
 
 
 def tagged_section(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
-    """Read calls up to the section's end marker. Returns whether it was read. Raises `NotACall`."""
+    """Returns whether the section's end marker was read. Raises `NotACall`."""
     before = sink.calls
     while True:
         yield from source.skip()
@@ -106,8 +101,7 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
 
 
 def _object(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
-    """Read arguments that a model has written as an object in place of tags, and the end of the
-    call."""
+    """Read arguments that a model has written as an object in place of tags."""
     yield from stream_object(source, sink, Ends(layout.ends[0], layout.ends))
     yield from source.skip()
     yield from source.matches(layout.call_end)
@@ -115,8 +109,6 @@ def _object(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None
 
 
 def _call_end(source: TextSource, layout: TagLayout) -> Steps[bool]:
-    """Read the end of a call. Returns whether it has one: without an end tag, all but the end of an
-    answer that was cut."""
     if layout.call_end:
         return (yield from source.matches(layout.call_end))
     return (yield from source.peek()) != END or not source.cut
@@ -142,8 +134,7 @@ def _first_word(source: TextSource) -> Steps[str]:
 def _value(
     source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaTypes, others: Others
 ) -> Steps[bool]:
-    """Read a value and its end. Returns whether it had one. `others`: parameters that may yet
-    come."""
+    """`others`: parameters that may yet come. Returns whether the end was read."""
     if types == TEXT:
         sink.arguments('"')
         closed = yield from _text(
@@ -159,8 +150,7 @@ def _value(
 
 
 def _next_begins(source: TextSource, layout: TagLayout, others: Others) -> Steps[bool]:
-    """Whether the tag of one of these parameters comes next, on a line of its own or not. Reads
-    nothing."""
+    """Whether the tag of one of `others` comes next."""
     position = source.position
     header: str | None = None
     if (yield from source.first_of((f"\n{layout.key[0]}", layout.key[0]))):
@@ -171,7 +161,6 @@ def _next_begins(source: TextSource, layout: TagLayout, others: Others) -> Steps
 
 
 def _next_call_begins(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
-    """Whether the end of this call and the beginning of another one come next. Reads nothing."""
     position = source.position
     try:
         return (yield from _another_call(source, sink, layout))
@@ -182,8 +171,7 @@ def _next_call_begins(source: TextSource, sink: CallSink, layout: TagLayout) -> 
 
 
 def _another_call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
-    """Read the ends of a call and the beginning of another one. Returns whether both are there.
-    Raises `NotACall` for a tool that is not offered."""
+    """Returns whether another call begins. Raises `NotACall` for a tool that is not offered."""
     if layout.lines:
         yield from source.matches("\n")
     ended = bool(layout.call_end) and (yield from source.matches(layout.call_end))
@@ -213,9 +201,7 @@ def _text(
     others: Others,
     write: Callable[[str], None],
 ) -> Steps[bool]:
-    """Read the text of a value, and its end. A value also ends, with `False`, where another
-    parameter or another call begins, and where only ends of calls are between it and the end of the
-    answer."""
+    """Returns False where another parameter or call begins, or the answer ends."""
     if layout.lines:
         yield from source.matches("\n")
     value_ends = (

@@ -1,8 +1,6 @@
-"""The text of an answer as a coroutine reads it: while the text is generated, character by
-character.
+"""The text of an answer, read by coroutines character by character while tokens arrive.
 
-Parsers of answers are generators that yield when they need more text. They see single characters
-and never where the text was cut, so a streamed answer and a complete one give the same result by
+No parser sees where the text was cut, which makes streamed and complete answers parse alike by
 construction.
 """
 
@@ -16,35 +14,23 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
-"""A coroutine that yields when it needs more text."""
 END = ""
-"""What `next` returns at the end of the answer."""
 SPACE = " \t\r\n"
 
 
 class TextSource:
-    """Text that was generated and is not yet read. What was read since the last `keep` can be read
-    again.
-
-    Positions count from the beginning of the answer. Each character that comes is copied a bounded
-    number of times, however much was read and may be read again."""
+    """Unread text, and text since the last `keep`, which `rewind` returns to. Each character is
+    copied a bounded number of times."""
 
     def __init__(self) -> None:
         self._text, self._at, self._begin, self._kept = "", 0, 0, 0
-        """The newest text, what was read of it, and the positions of its beginning and of the last
-        `keep`."""
+        """The newest text, characters read, positions of `_text` and of the last `keep`."""
         self._earlier: list[str] = []
-        """What is between the last `keep` and the newest text, if anything."""
         self.pinned = False
-        """Whether `keep` forgets nothing, since all may be read again."""
         self.ended = False
-        """Whether no more text will come."""
         self.cut = False
-        """Whether the answer ended in the middle, at its length or by an abort: then nothing is
-        completed."""
+        """Whether the answer was cut by length or abort: parsers then complete nothing."""
         self._goes_on: tuple[tuple[str, ...], int] = (), 0
-        """What `ends_with` has searched, and up to where it was in vain: each place in between
-        would give the same answer."""
 
     def feed(self, text: str) -> None:
         at, first = self._at, max(0, self._kept - self._begin)
@@ -53,7 +39,7 @@ class TextSource:
         self._text, self._begin, self._at = self._text[at:] + text, self._begin + at, 0
 
     def keep(self) -> None:
-        """Forget what was read: it can neither be read again nor be given by `kept`."""
+        """Forget the text read so far."""
         if not self.pinned:
             self._kept = self._begin + self._at
             if self._earlier:
@@ -61,16 +47,14 @@ class TextSource:
 
     @property
     def kept(self) -> str:
-        """What was read since the last `keep`."""
         return "".join(self._earlier) + self._text[max(0, self._kept - self._begin) : self._at]
 
     @property
     def position(self) -> int:
-        """Number of characters that were read since the last `keep`; for `rewind`."""
+        """Characters read since the last `keep`."""
         return self._begin + self._at - self._kept
 
     def rewind(self, position: int) -> None:
-        """Read again from an earlier `position`."""
         target, again = self._kept + position, [self._text]
         while target < self._begin:
             piece = self._earlier.pop()
@@ -101,13 +85,13 @@ class TextSource:
         return self._text[self._at]
 
     def run(self, stops: Pattern[str]) -> str:
-        """Read what is there, up to the first match of `stops`; perhaps nothing."""
+        """Read available text up to the first match of `stops`."""
         found = stops.search(self._text, self._at)
         start, self._at = self._at, found.start() if found else len(self._text)
         return self._text[start : self._at]
 
     def take(self, pattern: Pattern[str]) -> str:
-        """Read what `pattern` matches here; perhaps nothing."""
+        """Read the match of `pattern` here, if any."""
         found = pattern.match(self._text, self._at)
         if found is None:
             return ""
@@ -116,11 +100,10 @@ class TextSource:
 
     @property
     def is_dry(self) -> bool:
-        """Whether all that has come was read, and more will come."""
+        """Whether all available text is read, and more will come."""
         return self._at == len(self._text) and not self.ended
 
     def skip(self, characters: str = SPACE) -> Steps[str]:
-        """Read these characters as long as they come. Returns them."""
         skipped, several = [], _several(characters)
         while True:
             skipped.append(self.take(several))
@@ -129,12 +112,11 @@ class TextSource:
             yield
 
     def drop(self) -> Steps[None]:
-        """Read all that comes, such as half a tag where an answer was cut."""
         while (yield from self.next()) != END:
             self.keep()
 
     def matches(self, text: str) -> Steps[bool]:
-        """Read `text` if it comes next; otherwise read nothing."""
+        """Read `text` if next."""
         while not self._text.startswith(text, self._at):
             here = self._text[self._at : self._at + len(text)]
             if self.ended or len(here) == len(text) or not text.startswith(here):
@@ -144,15 +126,14 @@ class TextSource:
         return True
 
     def first_of(self, texts: tuple[str, ...]) -> Steps[str]:
-        """Read the first of `texts` that comes next. Returns "" and reads nothing if none does."""
+        """Read the first of `texts` that is next; "" if none is."""
         for text in texts:
             if text and (yield from self.matches(text)):
                 return text
         return ""
 
     def ends_with(self, texts: tuple[str, ...]) -> Steps[bool]:
-        """Whether only whitespace and `texts` are between here and the end of the answer. Reads
-        nothing."""
+        """Whether only whitespace and `texts` remain. Reads nothing."""
         if self._goes_on[0] == texts and self._begin + self._at < self._goes_on[1]:
             return False
         position = self.position
@@ -170,8 +151,8 @@ class TextSource:
     def until(
         self, text: str, longest: int, stops: Pattern[str] | None = None
     ) -> Steps[str | None]:
-        """Read up to and with `text`. Returns what is before it; None, with nothing read, if it
-        does not come within `longest` characters, or if what is before it matches `stops`."""
+        """Read up to and with `text`; return the text before. None, with nothing read, beyond
+        `longest` characters or for a match of `stops`."""
         while True:
             last, come = self._at + longest, len(self._text)
             found = self._text.find(text, self._at, last + len(text))
