@@ -18,7 +18,7 @@ forbids drafts for ever."""
 
 # -- acceptance ----------------------------------------------------------------------------------
 
-DECAY = 0.85
+DECAY = 0.9
 """Decay of the counts of accepted and rejected tokens with each draft."""
 UNKNOWN = (3.0, 1.0)
 """Counts of accepted and rejected tokens of a proposer without any drafts yet."""
@@ -26,9 +26,11 @@ RETRY = (0.9, 0.3)
 """Counts after a rest: few enough that two rejected drafts begin the next rest."""
 MIN_ACCEPTANCE = 0.25
 """Acceptance below which a row rests: a draft would bring a third of a token at most."""
+TRUSTED_DRAFTS = 8
+"""Number of drafts in sequence after which earlier failures of a row no longer count."""
 IDLE_STEPS = 16
 """Number of steps without a draft or a repetition after which a row drafts no n-grams, and the
-first rest of a draft model or a head."""
+first rest of a row."""
 MAX_CAUTION = 16
 """Maximum factor of the match, or of the rest, after which a row with rejected drafts tries
 again."""
@@ -65,10 +67,16 @@ class Record:
     finds: float = 1.0
     """Moving average of how often the proposer has a draft when the row may draft."""
     caution: int = 1
-    """Factor of `min_match` (n-grams) or of `IDLE_STEPS` (a draft model or a head) that a row needs
-    before it drafts again. Doubles with each failure."""
+    """Factor of `min_match` that a row needs before it drafts n-grams. Doubles when drafts were
+    rejected."""
+    rest_steps: int = IDLE_STEPS
+    """Number of steps without a draft after which a row begins anew. Doubles with each rest."""
+    num_drafts: int = 0
+    """Number of drafts since the last rest."""
     drafted_at: int = 0
     """Step of the last draft."""
+    matched: int = 0
+    """The longest match so far, to its half: evidence twice as good lets the row begin anew."""
     active_until: int = 0
     """Step until which the row drafts n-grams."""
     undrafted: int = 0
@@ -78,10 +86,10 @@ class Record:
     def active(self, step: int) -> bool:
         """Whether the row may draft. A row begins anew after a rest, be it that drafts were
         rejected or that they did not pay."""
-        if step - self.drafted_at >= self.caution * IDLE_STEPS:
-            if self.name != "ngram" and self.acceptance.rate >= MIN_ACCEPTANCE:
-                self.caution = min(2 * self.caution, MAX_CAUTION)
+        if step - self.drafted_at >= self.rest_steps:
+            self.rest_steps = min(2 * self.rest_steps, MAX_CAUTION * IDLE_STEPS)
             self.acceptance, self.drafted_at = Acceptance(*RETRY), step
+            self.num_drafts = 0
         return step < self.active_until if self.name == "ngram" else not self.resting
 
     @property
@@ -92,8 +100,10 @@ class Record:
     def repeats(self, matched: int, step: int) -> None:
         """The row's last `matched` tokens occur earlier in its text."""
         if matched >= self.min_match * self.caution:
-            if self.acceptance.rate < MIN_ACCEPTANCE:
-                self.acceptance = Acceptance(*RETRY)
+            if matched >= 2 * self.matched:
+                if self.acceptance.rate < Acceptance(*RETRY).rate:
+                    self.acceptance = Acceptance(*RETRY)
+                self.matched = matched
             self.active_until = step + IDLE_STEPS
 
     def learn(self, drafted: int, accepted: int, step: int) -> None:
@@ -103,12 +113,13 @@ class Record:
         if not drafted:
             return
         self.acceptance.add(accepted, int(accepted < drafted))
+        self.num_drafts += 1
         self.drafted_at, self.active_until = step, step + IDLE_STEPS
         if self.acceptance.rate < MIN_ACCEPTANCE:
             self.caution = min(2 * self.caution, MAX_CAUTION)
             self.active_until = step
-        elif self.acceptance.rate > 0.5:
-            self.caution = 1
+        elif self.num_drafts > TRUSTED_DRAFTS:
+            self.caution, self.rest_steps = 1, IDLE_STEPS
 
 
 Records = Mapping[ProposerName, Record]
