@@ -90,7 +90,7 @@ def test_scaling_of_rope_needs_somebody_who_scales(change: dict[str, Any], key: 
     assert unread(STARCODER | change)[key]
 
 
-def test_a_part_for_text_is_looked_at_and_one_for_images_is_not() -> None:
+def test_keys_for_text_count_and_keys_for_images_do_not() -> None:
     planted = {"final_logit_softcapping": 30.0}
     assert unread(LLAMA | {"vision_config": planted}) == {}
     assert unread(LLAMA | {"text_config": planted}) == {"final_logit_softcapping": True}

@@ -144,9 +144,11 @@ def test_reasoning_is_no_part_of_the_answer(name: str, seed: int) -> None:
     tokenizer = FormatTokenizer(None, name, THINKING[name])
     reading = OutputParser(Tools(()), tokenizer, thinks=False)
     pieces = [text] if not seed else pieces_of(text, Random(seed))
-    parts = joined([delta for piece in pieces for delta in reading.push(piece)] + reading.end())
-    kinds = dict(parts)
-    assert [kind for kind, _ in parts] == ["Reasoning", "Content"]
+    pieces_read = joined(
+        [delta for piece in pieces for delta in reading.push(piece)] + reading.end()
+    )
+    kinds = dict(pieces_read)
+    assert [kind for kind, _ in pieces_read] == ["Reasoning", "Content"]
     assert (kinds["Reasoning"], kinds["Content"].strip()) == (reasoning, "Hello!")
 
 

@@ -206,11 +206,11 @@ async def test_a_request_that_nobody_has_read_yet_is_not_lost() -> None:
 @asynccontextmanager
 async def crowd(count: int, request: bytes) -> AsyncIterator[tuple[list[str], str, int]]:
     """Make so many connections with this request, before the server accepts any. Yields the paths
-    that its app is asked, and the server's address."""
-    asked = list[str]()
+    that its app is requested, and the server's address."""
+    requested = list[str]()
 
     async def answer(scope: Any, _receive: Any, send: Any, *_: Any) -> None:
-        asked.append(scope["path"])
+        requested.append(scope["path"])
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
@@ -223,7 +223,7 @@ async def crowd(count: int, request: bytes) -> AsyncIterator[tuple[list[str], st
             client.sendall(request)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.accept, listener, nursery)
-            yield asked, host, port
+            yield requested, host, port
             nursery.cancel_scope.cancel()
 
 
@@ -233,11 +233,11 @@ async def test_a_probe_behind_a_crowd_is_answered_before_it(
 ) -> None:
     """Also where others of the crowd ask the same."""
     monkeypatch.setattr(server, "CROWD", 8)
-    async with crowd(96, get(path)) as (asked, host, port):
+    async with crowd(96, get(path)) as (requested, host, port):
         async with await trio.open_tcp_stream(host, port) as probe:
             await probe.send_all(get("/livez"))
             assert (await receive_all(probe)).startswith(b"HTTP/1.1 20")
-        assert len(asked) <= 48
+        assert len(requested) <= 48
 
 
 @pytest.mark.parametrize(

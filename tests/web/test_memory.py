@@ -26,17 +26,17 @@ async def several(served: Served, count: int) -> None:
 async def test_memory_is_given_back_once_for_those_that_end_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: list[None] = []
-    monkeypatch.setattr(heap, "give_back", lambda: given.append(None))
+    trims: list[None] = []
+    monkeypatch.setattr(heap, "give_back", lambda: trims.append(None))
     async with serving(FakeEngine()) as served:
         for _ in range(3):
             await ask(served, {"prompt": "x" * 1000})
         await several(served, 3)
-        await eventually(lambda: bool(given))
-        assert len(given) <= 3
-        before = len(given)
+        await eventually(lambda: bool(trims))
+        assert len(trims) <= 3
+        before = len(trims)
         await several(served, 1)
-        await eventually(lambda: len(given) > before)
+        await eventually(lambda: len(trims) > before)
 
 
 async def test_what_has_come_of_a_refused_body_is_freed_and_given_back(
@@ -44,14 +44,14 @@ async def test_what_has_come_of_a_refused_body_is_freed_and_given_back(
 ) -> None:
     """Whatever refers to it yet: the exception of Quart's limit and the body refer to each
     other."""
-    given, bodies = list[None](), list[PacedBody]()
+    trims, bodies = list[None](), list[PacedBody]()
 
     class Noted(PacedBody):
         def __init__(self, *sizes: int | None) -> None:
             super().__init__(*sizes)
             bodies.append(self)
 
-    monkeypatch.setattr(heap, "give_back", lambda: given.append(None))
+    monkeypatch.setattr(heap, "give_back", lambda: trims.append(None))
     monkeypatch.setattr(PacedRequest, "body_class", Noted)
     async with serving(FakeEngine(), max_body_bytes=2 * MB) as served:
         whole = post("/v1/completions", b"x" * 3 * MB)
@@ -59,7 +59,7 @@ async def test_what_has_come_of_a_refused_body_is_freed_and_given_back(
         head, _, body = request.partition(b"\r\n\r\n")
         chunked = b"%s\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (head, len(body), body)
         assert (await exchange(served, chunked))[0] == 413
-        await eventually(lambda: bool(given))
+        await eventually(lambda: bool(trims))
     [noted] = bodies
     assert not noted._data
 

@@ -44,8 +44,8 @@ def scaled_dot_product_attention(
     dim). `options`: scale, mask and sinks, which some models give by position."""
     options |= zip(OPTIONS, args, strict=False)
     mask = options.pop("mask", None)
-    if (window := getattr(_both_sides, "window", CAUSAL)) is not CAUSAL:
-        mask = _window_mask(queries.shape[2], window) if isinstance(mask, mx.array) else None
+    if (both_sides := getattr(_passes, "both_sides", None)) is not None:
+        mask = both_sides(queries.shape[2]) if isinstance(mask, mx.array) else None
     if not isinstance(keys, Parts):
         if (calls := getattr(_recording, "calls", None)) is not None:
             arrays = [
@@ -111,26 +111,23 @@ class AttentionCall:
     options: dict[str, Any]
 
 
-CAUSAL = object()
-_both_sides = threading.local()
+_passes = threading.local()
 
 
 @contextmanager
 def bidirectional(window: int | None) -> Iterator[None]:
     """Let tokens of passes on this thread attend to those behind them, too. `window`: maximum
     distance in layers with a window, exclusive; their masks are arrays."""
-    _both_sides.window = window
+
+    def both_sides(width: int) -> mx.array | None:
+        at = mx.arange(width)
+        return None if window is None else mx.abs(at[:, None] - at[None]) < window
+
+    _passes.both_sides = both_sides
     try:
         yield
     finally:
-        del _both_sides.window
-
-
-def _window_mask(width: int, window: int | None) -> mx.array | None:
-    if window is None:
-        return None
-    at = mx.arange(width)
-    return mx.abs(at[:, None] - at[None]) < window
+        del _passes.both_sides
 
 
 _recording = threading.local()

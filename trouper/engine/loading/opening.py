@@ -86,8 +86,8 @@ class Opening:
         """The first class is a function."""
         kind, arguments = self._get_classes(config)
 
-        def make(given: Any) -> nn.Module:
-            model: nn.Module = kind(given)
+        def make(args: Any) -> nn.Module:
+            model: nn.Module = kind(args)
             sanitize = getattr(model, "sanitize", None)
 
             def sanitized(weights: Weights) -> Weights:
