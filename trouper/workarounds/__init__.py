@@ -1,8 +1,7 @@
-"""Workarounds for faults of dependencies, one a module, whose head says what is wrong, where, since
-which version, and what switching off costs.
+"""Workarounds for faults of dependencies, each in a module whose head describes the fault.
 
-`TROUPER_WITHOUT=NAME,NAME` switches workarounds off, `all` each of them. For each, a test fails
-once the dependency is mended.
+`TROUPER_WITHOUT=NAME,NAME` switches workarounds off, `all` each of them. A test of each fails once
+the dependency is mended.
 """
 
 # The modules import no other room of the package, which each room may import.
@@ -25,12 +24,12 @@ def list_names() -> list[str]:
 
 
 def is_active(name: str) -> bool:
-    """Whether a workaround is switched on. `name`: also `__name__` of the module."""
+    """`name`: of the workaround, or `__name__` of its module."""
     return _switched_off().isdisjoint({ALL, name.rpartition(".")[2]})
 
 
 def summarize(name: str) -> str:
-    """The first line of the module's head, without an import."""
+    """The head's first line, without an import."""
     source = Path(__file__).with_name(f"{name}.py").read_text("utf-8")
     return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
 

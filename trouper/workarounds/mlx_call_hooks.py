@@ -1,6 +1,6 @@
 """MLX's modules have no hooks around their calls, which drafts over recurrent states need.
 
-Fault: calls that change a recurrent state must be recorded, but `nn.Module` has no hook.
+Fault: `nn.Module` has no hook to record calls.
 Seen: MLX 0.32.4.
 Upstream: by design.
 Without: no drafts for models with recurrent states.
@@ -20,7 +20,7 @@ import mlx.nn as nn
 from trouper import workarounds
 
 Hook = Callable[[Any, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
-"""From a module's class, the module, and arguments to the call's result."""
+"""From (class, module, arguments) to the call's result."""
 
 
 @contextmanager

@@ -23,10 +23,7 @@ CALL = resource.RLIMIT_NOFILE, (LARGE_MODEL_FILES, 4096)
 
 @cache
 def keep_limit() -> None:
-    """Let the import of mlx-lm only ever raise the soft limit. Must precede that import.
-
-    `resource.setrlimit` is replaced until mlx-lm's call.
-    """
+    """Let the import of mlx-lm, which must follow, only ever raise the soft limit."""
     if "mlx_lm.utils" in sys.modules or not workarounds.is_active(__name__):
         return
     setrlimit = resource.setrlimit

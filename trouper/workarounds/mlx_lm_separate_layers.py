@@ -1,6 +1,6 @@
 """mlx-lm multiplies by the matrices of queries, keys and values one by one, which get one input.
 
-Fault: a fast GPU is bound by launches; five products a layer could be two.
+Fault: five products a layer could be two launches.
 Seen: mlx-lm 0.32.2.
 Upstream: by design.
 Without: more time to launch a decode step on CUDA (docs/performance.md).
@@ -30,12 +30,12 @@ FORMAT = ("bits", "group_size", "mode")
 MERGED = "merged"
 """Key in a layer's `__dict__` of (group, index)."""
 Multiply = Callable[[Any, mx.array, tuple[int, ...]], Sequence[mx.array] | None]
-"""From the merged layer, an input and sizes to results; None: each layer multiplies by itself."""
+"""From (merged layer, input, sizes) to results; None: layers multiply by themselves."""
 
 
 @attrs.define(eq=False)
 class MergedLayers:
-    """A group of layers: their matrices only, since references to layers would be cycles."""
+    """A group's matrices, without layers, whose references would be cycles."""
 
     layer: nn.Module
     sizes: tuple[int, ...]
@@ -46,12 +46,12 @@ class MergedLayers:
     """Whether layers multiply by themselves, since inputs differed."""
     _input: mx.array | None = None
     _results: dict[int, mx.array] = attrs.field(factory=dict)
-    """By index, results for `_input` that no layer has taken yet."""
+    """Results for `_input` that no layer has taken, by index."""
 
     def result(
         self, index: int, weight: mx.array, x: mx.array, multiply: Multiply
     ) -> mx.array | None:
-        """The result of the layer with matrix `weight`; None: the layer multiplies by itself."""
+        """None: the layer with matrix `weight` multiplies by itself."""
         if self.apart or self._parts[index] is not weight:
             return None
         if self._input is not x:
@@ -69,8 +69,7 @@ class MergedLayers:
 
 
 def merge(model: nn.Module, kinds: Sequence[type[nn.Module]], block: int) -> None:
-    """Merge layers of these kinds, lazily. `block`: number of outputs that a kernel computes at
-    once."""
+    """Merge layers of these kinds, lazily. `block`: outputs that a kernel computes at once."""
     for _, module in model.named_modules() if workarounds.is_active(__name__) else ():
         for names in NAMES:
             layers = [module.get(name) for name in names]
@@ -93,7 +92,7 @@ def result(layer: Any, x: mx.array, multiply: Multiply) -> mx.array | None:
 
 
 def _alike(layers: Sequence[Any], block: int) -> bool:
-    """Whether only weights and numbers of outputs differ, and no kernel block spans two layers."""
+    """Whether layers differ in weights and sizes alone, and no block spans two."""
     forms = {_form(layer) for layer in layers}
     return len(forms) == 1 and all(layer.weight.shape[0] % block == 0 for layer in layers[:-1])
 

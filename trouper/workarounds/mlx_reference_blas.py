@@ -1,7 +1,7 @@
 """MLX's Linux CPU wheel multiplies by the reference BLAS, which is many times slower than OpenBLAS.
 
-Fault: the wheel links libblas. scipy-openblas32 chooses kernels for the processor, but prefixes its
-symbols; aliases without the prefix are made here.
+Fault: the wheel links libblas. OpenBLAS's symbols have a prefix in scipy-openblas32; aliases are
+made here.
 Seen: MLX 0.32.4, scipy-openblas32 0.3.34.
 Upstream: no report is known; none was searched for.
 Without: float32 products of a CPU take many times as long (docs/workarounds.md).
@@ -33,7 +33,7 @@ from trouper.workarounds import openblas_vector_products
 log = logging.getLogger("trouper")
 SGEMM = "cblas_sgemm"
 FUNCTIONS = (SGEMM, "cblas_dgemm", "cblas_cgemm")
-"""All BLAS imports of libmlx.so. LAPACK stays: a forward pass never calls LAPACK."""
+"""All BLAS imports of libmlx.so. A forward pass never calls LAPACK."""
 HEADER, SEGMENT, ENTRY, SYMBOL = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ", "<QQ", "<IBBHQQ"
 ELF64_LITTLE = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
 SHARED_OBJECT, READ_WRITE, LARGEST_PAGE = 3, 6, 65536
@@ -44,10 +44,10 @@ GLOBAL_FUNCTION, SHN_ABS = 0x12, 0xFFF1
 
 @cache
 def load_fast() -> Path | None:
-    """Let MLX find OpenBLAS, if installed. OPENBLAS_NUM_THREADS sets its number of threads.
+    """Let MLX find OpenBLAS, if installed. OPENBLAS_NUM_THREADS sets its threads.
 
-    Returns the library, also to later calls; None where MLX keeps its own BLAS: another build, or
-    MLX was imported before.
+    Returns the library, also later; None where MLX keeps its own BLAS: another build, or an earlier
+    import.
     """
     library = _find_library()
     if library is None or "mlx.core" in sys.modules or not workarounds.is_active(__name__):
@@ -77,8 +77,7 @@ def _find_library() -> Path | None:
 
 
 def publish(addresses: Mapping[str, int], like: Path) -> None:
-    """Define the names globally in this process. `like`: a library for this machine. Raises
-    OSError."""
+    """Define the names in this process. `like`: a library for this machine. Raises OSError."""
     descriptor = os.memfd_create("names")
     try:
         os.write(descriptor, image(addresses, like.read_bytes()[:20]))
@@ -88,8 +87,7 @@ def publish(addresses: Mapping[str, int], like: Path) -> None:
 
 
 def image(addresses: Mapping[str, int], like: bytes) -> bytes:
-    """Build the ELF file. `like`: first bytes, with the machine number, of an ELF file of this
-    machine."""
+    """Build the ELF file. `like`: the beginning of an ELF file of this machine."""
     if like[:7] != ELF64_LITTLE[:7]:
         raise OSError("not a little-endian 64-bit ELF file")
     (machine,) = struct.unpack_from("<H", like, 18)
@@ -136,7 +134,7 @@ def _symbols(addresses: Mapping[str, int]) -> tuple[bytes, bytes]:
 
 
 def _one_bucket(symbols: int) -> bytes:
-    """Build a hash table with one bucket: a linked list, which needs no hash."""
+    """A hash table with one bucket: a linked list without a hash."""
     following = [0, *range(2, symbols), 0]
     return struct.pack(f"<{3 + symbols}I", 1, symbols, 1, *following)
 

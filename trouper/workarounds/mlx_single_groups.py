@@ -1,8 +1,8 @@
 """MLX multiplies quantized layers that have one group a row wrongly, on Hopper.
 
-Fault: `supports_qmm_sm90` (mlx/backend/cuda/quantized/qmm/qmm.cu) chooses a kernel for affine 4 or
-8 bits whose products of two or more rows are wrong where group_size equals k.
-Seen: MLX 0.32.4, H200: rows of 64 inputs, float32 and bfloat16, 4 and 8 bits, 2 to 16 rows.
+Fault: where group_size is k, `supports_qmm_sm90` (mlx/backend/cuda/quantized/qmm/qmm.cu) allows a
+kernel with wrong products of two or more rows.
+Seen: MLX 0.32.4, H200: 64 inputs, affine, 4 and 8 bits.
 Upstream: no report is known; none was searched for.
 Without: wrong tokens on Hopper, for example with low-rank projections.
 """

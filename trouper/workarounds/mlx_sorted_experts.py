@@ -1,10 +1,10 @@
 """MLX multiplies by sorted experts wrongly on CUDA where rows are laid out in another order.
 
-Fault: `mx.gather_mm(..., sorted_indices=True)` takes the distance between rows of `x` (rows, 1,
-dim) from the stride of the axis of size 1, where any stride is legal (`ensure_batch_contiguous` in
+Fault: `mx.gather_mm(..., sorted_indices=True)` takes the distance of rows (rows, 1, dim) from the
+stride of the axis of size 1, which is arbitrary (`ensure_batch_contiguous` in
 mlx/backend/cuda/matmul.cpp).
 Seen: MLX 0.32.4.
-Upstream: https://github.com/ml-explore/mlx/issues/4253 (pull request 3960: mended for Metal alone).
+Upstream: https://github.com/ml-explore/mlx/issues/4253 (pull request 3960: Metal alone).
 Without: wrong tokens of gpt_oss on CUDA now and then.
 """
 
@@ -30,14 +30,13 @@ class RowMajorExperts(nn.Module):
         self.experts = experts
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """x (rows, 1, inputs) or (batch, length, 1, 1, inputs); outputs of the same rank."""
+        """x (rows, 1, inputs) or (batch, length, 1, 1, inputs); outputs of that rank."""
         output: mx.array = self.experts(x, indices, sorted_indices=sorted_indices)
         return row_major(output) if sorted_indices else output
 
 
 def row_major(x: mx.array) -> mx.array:
-    """Return a view with row-major strides. `mx.contiguous` would keep a row-contiguous array's
-    strides."""
+    """A view with row-major strides; `mx.contiguous` keeps a row-contiguous array's."""
     return mx.unflatten(mx.flatten(x), 0, x.shape)
 
 

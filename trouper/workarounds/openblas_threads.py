@@ -1,6 +1,6 @@
 """OpenBLAS gives each of its threads an equal share, so one busy core delays all of them.
 
-Fault: the number of threads is fixed at the start. One core with other work delays each product.
+Fault: the number of threads is fixed at the start.
 Seen: scipy-openblas32 0.3.34.
 Upstream: by design (OPENBLAS_NUM_THREADS).
 Without: decode steps use all threads, and are slower beside other work.
@@ -21,13 +21,13 @@ import attrs
 from trouper import workarounds
 
 SAMPLES, TRIAL = 7, 4
-"""Steps per median. A trial's first step is ignored: sleeping threads wake up there."""
+"""Steps per median. Sleeping threads wake up in a trial's first step, which is ignored."""
 EQUAL = 1.03
-"""Maximum ratio of equal times. Fewer threads then win: cores are free for the event loop."""
+"""Maximum ratio of equal times. Fewer threads then leave cores to the event loop."""
 BETTER = 0.95
 """Maximum ratio of times for more threads."""
 CHANGED = 1.25
-"""Ratio of times that shows another load of the machine."""
+"""Ratio of times under another load."""
 FIRST_PAUSE, MAX_PAUSE = 64, 2048
 """Steps between trials, doubled after each without a change."""
 
@@ -89,9 +89,9 @@ class ThreadTuner:
 
 
 class BlasThreads:
-    """Sets OpenBLAS's number of threads for each step, if OpenBLAS has several.
+    """Sets OpenBLAS's threads for each step.
 
-    The number is the process's: models that step at the same time may share one choice.
+    The number is the process's: models may share one choice.
     """
 
     def __init__(self, library: Path | None) -> None:
@@ -102,12 +102,12 @@ class BlasThreads:
         self._tuners: dict[int, ThreadTuner] = {}
 
     def begin(self, rows: int) -> None:
-        """Set the number for a step of `rows` decoding rows; 0: another step, on all threads."""
+        """Set the number for `rows` decoding rows; 0: all threads."""
         if self._blas is not None and self.would_change(rows):
             self._blas.scipy_openblas_set_num_threads(self._number(rows))
 
     def would_change(self, rows: int) -> bool:
-        """Whether `begin` would set another number. No product may run meanwhile."""
+        """Whether `begin` would set another number, while no product may run."""
         if self._blas is None or self._max_threads == 1:
             return False
         return bool(self._number(rows) != self._blas.scipy_openblas_get_num_threads())

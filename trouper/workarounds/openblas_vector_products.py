@@ -1,7 +1,7 @@
 """OpenBLAS multiplies one row on x86-64 as a matrix, which takes about twice as long as a vector.
 
-Fault: MLX calls `cblas_sgemm` for one row. OpenBLAS forwards such calls to `cblas_sgemv` on 64-bit
-Arm alone (GEMM_GEMV_FORWARD in Makefile.system).
+Fault: OpenBLAS forwards `cblas_sgemm` of one row to `cblas_sgemv` on 64-bit Arm alone
+(GEMM_GEMV_FORWARD in Makefile.system).
 Seen: scipy-openblas32 0.3.34.
 Upstream: no report is known; none was searched for.
 Without: one stream on an x86-64 CPU decodes at about half the speed (docs/workarounds.md).
@@ -96,10 +96,8 @@ Product = ctypes.CFUNCTYPE(None, *ARGUMENTS)
 
 
 def forward(sgemm: int, sgemv: int, *, machine: str = platform.machine()) -> int:
-    """Return the address of a `cblas_sgemm` that calls `sgemv` for one row or two.
-
-    Returns `sgemm` on other processors, without executable mappings, and if results are wrong.
-    """
+    """The address of a `cblas_sgemm` that calls `sgemv` for one row or two; `sgemm` where none
+    works."""
     is_x86 = machine == "x86_64" and struct.calcsize("P") == 8
     if not is_x86 or not workarounds.is_active(__name__):
         return sgemm
