@@ -27,16 +27,16 @@ _FORMER_NAMES = {
     "MemoryFacts": "MemoryStats",
     "run_fleet": "run_models",
 }
-"""Names of earlier versions. They can still be imported, and are not listed."""
+"""Names of earlier versions, importable but unlisted."""
 
 
 if not TYPE_CHECKING:  # To a checker every name would exist.
 
     def __getattr__(name: str) -> Any:
-        """Import the public names when the first is used (PEP 562).
+        """Import public names at the first use (PEP 562): the import takes a second, also for help
+        and completion.
 
-        The import takes a second, which the help of a command and each completion would add.
-        `from trouper import MODULE` asks here, too, before the module is imported.
+        `from trouper import MODULE` asks here, too.
         """
         if find_spec(f"trouper.{name}") is None:
             from trouper import public_names

@@ -1,9 +1,7 @@
-"""Time for which this process was awake, for time limits. A process that was stopped (SIGSTOP, a
-frozen container, a laptop asleep) was not late meanwhile: whoever looks at the time often sees a
-jump, which does not count.
+"""Time awake of this process, for time limits. A stopped process (SIGSTOP, a frozen container,
+sleep) was not late: jumps between looks do not count.
 
-`WakingClock` is a clock for `trio.run`, so that no deadline of a program passes while it is
-stopped. What blocks the event loop for longer than MAX_GAP_S stops all tasks as well, and does not
+`WakingClock` gives `trio.run` such deadlines. A block of the event loop beyond MAX_GAP_S does not
 count either.
 """
 
@@ -15,19 +13,18 @@ from collections.abc import Callable
 import trio.abc
 
 LOOK_S = 0.5
-"""Longest sleep of the event loop, after which it looks at the time."""
+"""Longest sleep of the event loop between looks at the time."""
 MAX_GAP_S = 1.0
-"""Time between two looks beyond which the process was stopped."""
+"""Between two looks; beyond, the process was stopped."""
 
 
 class WakingTime:
-    """A monotonic time in seconds. It must be looked at every LOOK_S while it counts."""
+    """A monotonic time in seconds, with a look every LOOK_S while counting."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._source, self._seen_at, self._stopped_s = source, source(), 0.0
 
     def now(self) -> float:
-        """Look at the time."""
         at = self._source()
         gap, self._seen_at = at - self._seen_at, at
         if gap > MAX_GAP_S:
@@ -36,13 +33,13 @@ class WakingTime:
 
 
 class WakingClock(trio.abc.Clock):
-    """The clock of an event loop, which looks at it before and after each sleep."""
+    """An event loop's clock that looks before and after each sleep."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._time = WakingTime(source)
 
     def start_clock(self) -> None:
-        """Begin. A gap before it does no harm, since no deadline is set yet."""
+        """Begin: no deadline is set yet."""
 
     def current_time(self) -> float:
         return self._time.now()
