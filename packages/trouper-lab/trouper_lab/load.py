@@ -1,6 +1,6 @@
-"""Streams that run at once, their timing, and the figures computed from that.
+"""Concurrent streams, timings, and figures.
 
-A stream does as little as possible while it runs: it shares the machine with the server.
+Streams do little while running: servers share the machine.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ VOCABULARY = [
 
 @attrs.define
 class Stream:
-    """One request and its timing, in seconds of `time.perf_counter`."""
+    """A request and its timing, in seconds of `time.perf_counter`."""
 
     sent: float = 0.0
     times: list[float] = attrs.field(factory=list)
-    """Arrival times of text. A piece has several tokens where drafts were accepted or the client
-    was late."""
+    """Arrivals of text. A piece may have several tokens."""
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -75,15 +74,13 @@ class Question:
     prompt: str
     max_tokens: int
     drafts: bool = False
-    """Whether drafts are allowed. Random words and their continuations repeat more than text does:
-    with drafts the figures would be too good."""
+    """Whether drafts are allowed. Random words repeat more than text, which flatters drafts."""
     salt: str = attrs.field(factory=lambda: secrets.token_hex(8))
-    """Salt of the prefix cache. By default each question has its own: nothing is cached, not even
-    on disk."""
+    """Of the prefix cache: by default nothing is cached."""
 
 
 def random_words(count: int) -> str:
-    """Return random words, of about 1.3 tokens each."""
+    """Random words, of about 1.3 tokens."""
     return " ".join(random.choices(VOCABULARY, k=count))
 
 
@@ -102,8 +99,7 @@ async def run_streams(where: Where, questions: Sequence[Question]) -> list[Strea
 
 
 async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -> None:
-    """Stream one answer. Each answer has all requested tokens: an early end would make others look
-    faster."""
+    """Stream an answer of all requested tokens: early ends would flatter others."""
     body = {
         "prompt": question.prompt,
         "max_tokens": question.max_tokens,
@@ -138,7 +134,7 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
 
 
 def _take(chunk: dict[str, Any], stream: Stream) -> bool:
-    """Count a chunk, and return whether it has text."""
+    """Count a chunk; whether the chunk has text."""
     count(chunk, stream)
     return any(choice.get("text") for choice in chunk["choices"])
 
@@ -148,40 +144,38 @@ PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 
 @attrs.frozen(kw_only=True)
 class LoadFigures:
-    """Figures of one number of concurrent streams, over all rounds."""
+    """Of one number of streams, over all rounds."""
 
     streams: int
     rounds: int
     tokens_per_s: float
-    """Tokens per second from the first request to the last token, prefill included; the median of
-    the rounds."""
+    """From the first request to the last token, with prefill; median of rounds."""
     decode_tokens_per_s: float
-    """Tokens per second while all streams of a round decode; the median of the rounds. 0: they
-    never all did."""
+    """While all streams decode; median of rounds. 0: streams never overlapped."""
     per_stream_tokens_per_s: float
-    """Tokens per second of one stream between its first and its last token; the median."""
+    """Between a stream's first and last token; median."""
     ttft_s: dict[int, float]
-    """Seconds to the first token by percentile, like the fields that follow."""
+    """Seconds to the first token by percentile, like the following fields."""
     gap_s: dict[int, float]
-    """Seconds between two pieces of text of one stream."""
+    """Between pieces of a stream."""
     prompt_tokens: int
     tokens: int
 
 
 @attrs.frozen(kw_only=True)
 class PrefixFigures:
-    """Seconds to the first token of one long prompt; medians."""
+    """Median seconds to a long prompt's first token."""
 
     prompt_tokens: int
     cold_s: float
     again_s: float
-    """Seconds for the same prompt once more."""
+    """The same prompt again."""
     extended_s: float
-    """Seconds for the same prompt followed by another question."""
+    """The prompt with another question."""
     short_s: float
-    """Seconds for a prompt of a few tokens: no cache can be faster than that."""
+    """A short prompt: a lower bound."""
     cached_tokens: int
-    """Cached tokens of the prompt that was sent again."""
+    """Of the repeated prompt."""
 
 
 def load_of(rounds: Sequence[Sequence[Stream]]) -> LoadFigures:
@@ -207,8 +201,8 @@ def throughput(streams: Sequence[Stream]) -> float:
 
 
 def decode_rate(streams: Sequence[Stream]) -> float:
-    """Return the rate from the last first token to the first last token. A piece counts as the
-    average number of tokens of its stream's pieces."""
+    """From the last first token to the first last token; pieces count as their stream's average
+    tokens."""
     begin, end = (
         max(stream.times[0] for stream in streams),
         min(stream.times[-1] for stream in streams),
@@ -228,7 +222,7 @@ def own_rate(stream: Stream) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[int, float]:
-    """Return percentiles, each a value that occurred (nearest rank); none without values."""
+    """Percentiles by nearest rank; none without values."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return (
@@ -239,7 +233,7 @@ def percentiles(values: Sequence[float]) -> dict[int, float]:
 
 
 ProgressCallback = Callable[[str], None]
-"""Called with a description of the current measurement, for the user who waits."""
+"""Called with the current measurement."""
 SHORT_WORDS = 3
 PATIENT = (
     "--queue-timeout-s",
@@ -247,7 +241,7 @@ PATIENT = (
     "--token-timeout-s",
     "--request-timeout-s",
 )
-"""Limits that a server under measurement goes without: a slow machine is measured, not refused."""
+"""Limits that are off: slow machines are measured, not refused."""
 WARM_UP_TOKENS = 8
 
 
@@ -262,15 +256,14 @@ class BenchOptions:
 
     @property
     def parts(self) -> int:
-        """The number of measurements, which is how often the progress callback is called."""
+        """Calls of the progress callback."""
         return len(self.streams) * (self.rounds + 1) + self.rounds
 
 
 def measure_load(
     where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback
 ) -> LoadFigures:
-    """Measure one load. A first round is not counted: kernels compile, and the server learns the
-    device's speed."""
+    """Measure one load after an uncounted round, for compilation and the server's learning."""
     show_progress(f"{streams} at once, warming up")
     run_load(
         where,
@@ -297,7 +290,7 @@ def measure_load(
 def measure_prefix(
     where: Where, options: BenchOptions, show_progress: ProgressCallback
 ) -> PrefixFigures:
-    """Measure the prefix cache, one request at a time; each round has a prompt of its own."""
+    """Measure the prefix cache by single requests; each round has a new prompt."""
     seen: dict[str, list[Stream]] = {"cold": [], "again": [], "extended": [], "short": []}
     for number in range(options.rounds):
         show_progress(f"the prefix cache, round {number + 1} of {options.rounds}")
@@ -321,7 +314,7 @@ def measure_prefix(
 
 
 def run_load(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Run the requests. Raises the first of `AnswerFailed`, `NotTrouper`, or httpx2's errors."""
+    """Raises the first of `AnswerFailed`, `NotTrouper`, or httpx2's errors."""
     try:
         return trio.run(run_streams, where, questions)
     except BaseExceptionGroup as group:

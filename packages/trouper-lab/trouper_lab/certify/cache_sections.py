@@ -1,4 +1,4 @@
-"""Sections about the cache: its savings, its content after kill -9, and its bound of memory."""
+"""Sections about the cache: savings, content after kill -9, memory bound."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from trouper_lab.certify.server_runs import ServerFailed, ServerRun
 from trouper_lab.load import random_words
 
 POLL_S, REST_S = 0.05, 3.0
-"""Interval of looks at /health; what has not changed for so long rests."""
+"""Interval of /health, and duration that counts as rest."""
 KILL_AFTER_S = (1.5, 0.6)
-"""Seconds after which a server is killed, by round."""
+"""By round."""
 
 
 def restoring(run: SectionRun) -> None:
@@ -74,7 +74,7 @@ def restoring(run: SectionRun) -> None:
 
 
 def _timed(server: ServerRun, question: ProbeQuestion) -> tuple[float, ProbeAnswer]:
-    """Return the seconds of an answer of one token."""
+    """Seconds, and an answer of one token."""
     body = question.body("restoring")
     began = time.perf_counter()
     answer = server.complete(body)
@@ -82,7 +82,6 @@ def _timed(server: ServerRun, question: ProbeQuestion) -> tuple[float, ProbeAnsw
 
 
 def _report_restoring(run: SectionRun, found: dict[str, list[tuple[float, ProbeAnswer]]]) -> None:
-    """Report what was reached."""
     result = run.result
     if "from memory" not in found:
         return
@@ -119,8 +118,8 @@ def _report_restoring(run: SectionRun, found: dict[str, list[tuple[float, ProbeA
 
 
 def killing(run: SectionRun) -> None:
-    """A server with an SSD tier is killed while it answers and writes; the next one answers the
-    same, and finds what was stored."""
+    """Kill a server with an SSD tier amid answers and writes; the next answers equally, from stored
+    blocks."""
     require_cache(run)
     directory = run.folder("killing")
     count, rounds = (2, 1) if run.quick else (4, 2)
@@ -190,7 +189,7 @@ def require_cache(run: SectionRun) -> None:
 
 
 def _until_attached(server: ServerRun) -> None:
-    """Wait until /health says that the directory was inspected."""
+    """Wait until /health reports the directory as inspected."""
     while not (found := server.health()["directory"])["attached"] or (
         found["files"] and not found["inspected"]
     ):
@@ -198,7 +197,7 @@ def _until_attached(server: ServerRun) -> None:
 
 
 def _until_written(server: ServerRun) -> None:
-    """Wait until the written bytes rest: the server does not announce the last write."""
+    """Wait until written bytes rest: no last write is announced."""
     before, since = -1, time.monotonic()
     while time.monotonic() - since < REST_S:
         written = server.health()["directory"]["written_bytes"]
@@ -210,18 +209,15 @@ def _until_written(server: ServerRun) -> None:
 SAMPLE_S = 0.05
 MAX_PROMPT_TOKENS, PROMPT_STEP = 4096, 16
 MIN_ROOM = 32
-"""The limit exceeds the bytes of the entering rows by this part at least: a row enters only if a
-64th of the limit stays free."""
+"""A row enters only if a 64th of the limit stays free."""
 MAX_TRIES = 3
-"""Attempts until a row was preempted: on a fast device one request may end before another
-arrives."""
+"""Attempts to see a preemption: fast requests may not overlap."""
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 @attrs.frozen(kw_only=True)
 class GrowingRows:
-    """Requests of one length. All rows fit the limit when they enter, but not half of an answer
-    later."""
+    """Requests of one length whose rows enter, but outgrow the limit by half of an answer."""
 
     count: int
     prompt_tokens: int
@@ -232,8 +228,8 @@ class GrowingRows:
 def growing_rows(
     kv: KvLayout, context_tokens: int, count: int, answer_tokens: int
 ) -> GrowingRows | None:
-    """Find the shortest prompts whose rows outgrow a limit; buffers grow in steps, and most lengths
-    do not. None: rows of this model hold nearly the same bytes at any length."""
+    """The shortest prompts whose rows outgrow a limit: buffers grow in steps. None: rows hardly
+    grow."""
     longest = min(MAX_PROMPT_TOKENS, context_tokens - answer_tokens)
     for tokens in range(PROMPT_STEP, longest + 1, PROMPT_STEP):
         begin = kv.batch_bytes([(tokens, tokens + 1)] * count)
@@ -251,7 +247,7 @@ def growing_rows(
 
 @attrs.define
 class MemorySamples:
-    """Bytes of rows and cached blocks, looked at while requests run."""
+    """Bytes of rows and cached blocks during requests."""
 
     seconds: list[float] = attrs.field(factory=list)
     held_bytes: list[int] = attrs.field(factory=list)
@@ -281,8 +277,7 @@ def _sampled(server: ServerRun) -> Iterator[MemorySamples]:
 
 
 def memory(run: SectionRun) -> None:
-    """Requests that outgrow a limit, on a server with that limit: its bytes, preempted rows, and
-    the answers."""
+    """Requests that outgrow the server's limit: bytes, preempted rows, and answers."""
     require_cache(run)
     count, tokens = (3, 48) if run.quick else (4, 64)
     rows = growing_rows(run.kv, run.model["context_tokens"], count, tokens)
@@ -324,7 +319,7 @@ def memory(run: SectionRun) -> None:
 
 
 def _until_preempted(server: ServerRun, requests: list[ProbeQuestion]) -> list[ProbeAnswer]:
-    """Send all requests at once, again with another salt if no row was preempted."""
+    """Send all requests at once, with new salts until a row is preempted."""
     answers: list[ProbeAnswer] = []
     for number in range(MAX_TRIES):
         bodies = [question.body(f"limit {number}", speculation="off") for question in requests]
@@ -369,7 +364,7 @@ def _report(
 
 
 def _thinned(points: list[tuple[float, float]], count: int = 150) -> list[tuple[float, float]]:
-    """Return at most about so many points, the highest of each stretch."""
+    """At most about so many points, the highest of each stretch."""
     step = max(1, len(points) // count)
     return [
         max(points[index : index + step], key=lambda point: point[1])

@@ -1,5 +1,5 @@
-"""The content of a certificate: sections, promises and figures. The JSON file is this content; the
-page is made from it."""
+"""A certificate: sections, promises and figures, as in the JSON file, from which the page is
+made."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from rich.table import Table
 
 FORMAT = "trouper-certificate/1"
 Status = Literal["held", "broken", "failed", "out of time", "interrupted", "not run"]
-"""out of time: a part was not reached in the section's time, which `problem` names. interrupted:
-the user ended it. not run: there is nothing to measure for this model."""
+"""out of time: `problem` names a part that was not reached. interrupted: by the user. not run:
+nothing to measure for this model."""
 UNFINISHED: dict[str, str] = {
     "failed": "could not be run to the end",
     "out of time": "ran out of time",
     "interrupted": "was interrupted",
 }
-"""Statuses of sections that do not show what they are about."""
+"""Statuses without a verdict."""
 Json = dict[str, Any]
 
 
 @attrs.frozen
 class PromiseResult:
-    """One promise of the documentation, and its measurement. held: None where nothing is
-    promised."""
+    """A promise of the documentation. held: None without a promise."""
 
     text: str
     held: bool | None
@@ -36,8 +35,8 @@ class PromiseResult:
 
 @attrs.define
 class SectionResult:
-    """One section of a certificate. figures: numbers by name, with the unit at the name's end.
-    plots: arguments of the drawing functions."""
+    """figures: numbers by name, which ends with the unit. plots: arguments of the drawing
+    functions."""
 
     name: str
     title: str
@@ -68,14 +67,14 @@ class SectionResult:
 
 
 def promises_of(certificate: Json) -> Iterator[tuple[str, Json]]:
-    """Yield each promise with the name of its section."""
+    """(section name, promise)."""
     for section in certificate["sections"]:
         for promise in section["promises"]:
             yield section["name"], promise
 
 
 def held(certificate: Json) -> bool:
-    """Whether every section that was chosen ran, and every promise of them held."""
+    """Whether every chosen section ran, and every promise held."""
     return all(
         section["status"] != "broken" and section["status"] not in UNFINISHED
         for section in certificate["sections"]
@@ -83,7 +82,7 @@ def held(certificate: Json) -> bool:
 
 
 def subject_of(certificate: Json) -> str:
-    """Name the device and the model in a few words."""
+    """Device and model in a few words."""
     device, model, system = certificate["device"], certificate["model"], certificate["system"]
     computes = model.get("arithmetic", "")
     stored = model.get("stored", "")
@@ -100,7 +99,7 @@ def subject_of(certificate: Json) -> str:
 
 
 def line_of(certificate: Json) -> str:
-    """Sum up a certificate in one plain line."""
+    """A plain line about a certificate."""
     checked = [promise for _, promise in promises_of(certificate) if promise["held"] is not None]
     broken = [
         f"{name}: {promise['text']}"
@@ -131,7 +130,7 @@ def _promises(count: int) -> str:
 
 
 def unfinished_of(certificate: Json) -> dict[str, list[str]]:
-    """Names of sections that do not show what they are about, by status."""
+    """Names of sections without a verdict, by status."""
     found: dict[str, list[str]] = {}
     for section in certificate["sections"]:
         if section["status"] in UNFINISHED:
@@ -141,13 +140,12 @@ def unfinished_of(certificate: Json) -> dict[str, list[str]]:
 
 PART = r"/[^\s/\\:;,'\"`()<>\[\]{}]+"
 PATH = re.compile(rf"(?<![\w.:/-])(?:~(?:{PART})+|(?:{PART}){{2,}})")
-"""An absolute path of several parts, or a path below a home directory; neither /health nor a
-URL."""
+"""An absolute path of several parts, or below a home directory; neither /health nor a URL."""
 
 
 def without_directories(certificate: Json, names: Mapping[str, str]) -> Json:
-    """Replace each absolute path by its last part: errors quote paths, and others read the
-    certificate. `names`: replacements of known directories, which may contain spaces."""
+    """Replace absolute paths, which errors quote, by last parts. `names`: replacements of known
+    directories."""
     known = {path: name for path, name in names.items() if path.startswith("/") and path != "/"}
     changed: Json = _changed(
         certificate, dict(sorted(known.items(), key=lambda item: -len(item[0])))
@@ -174,16 +172,13 @@ WORDS = {True: "held", False: "broken", None: "measured", "": "-"}
 
 @attrs.frozen
 class CertificatePair:
-    """An earlier certificate and a later one."""
-
     first: Json
     second: Json
 
     @property
     def newly_broken(self) -> list[str]:
-        """Promises that held in the first and are broken in the second. Also sections that held in
-        the first and failed in the second, or are broken by a promise that the first does not
-        have."""
+        """Promises that broke since the first certificate, and sections that held and now fail, or
+        break a new promise."""
         before, after = (
             {key: promise["held"] for key, promise in _keyed(each)}
             for each in (self.first, self.second)
@@ -197,7 +192,7 @@ class CertificatePair:
 
     @property
     def not_shown(self) -> list[str]:
-        """Sections that held in the first and are unfinished or absent in the second."""
+        """Sections that held in the first and are now unfinished or absent."""
         return self._held_before("out of time", "interrupted", "not run", "")
 
     def _held_before(self, *statuses: str) -> list[str]:
@@ -210,7 +205,7 @@ class CertificatePair:
         return [name for name in held if after.get(name, "") in statuses]
 
     def tables(self) -> Iterator[Table]:
-        """Yield tables of differences (versions, devices), of promises, and of figures."""
+        """Tables of differences (versions, devices), promises, and figures."""
         about = Table("", "first", "second", box=None, header_style="bold", pad_edge=False)
         for name, *pair in self._about():
             about.add_row(name, *pair)
@@ -245,7 +240,7 @@ class CertificatePair:
                 yield name, one, other
 
     def _figures(self) -> Iterator[tuple[str, float, float]]:
-        """Yield figures that both have."""
+        """Figures of both."""
         known = [
             {
                 f"{s['name']}.{name}": value

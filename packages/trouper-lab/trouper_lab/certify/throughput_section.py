@@ -24,16 +24,14 @@ TROUPER = "Trouper"
 WORDS = 40
 WARM_UP_TOKENS = 8
 ALONGSIDE = 0.25
-"""Two servers run at once and are measured in turns if the weights take at most this part of
-memory."""
+"""Largest part of memory for weights at which two servers run at once."""
 COPY_BYTES = 4_000_000_000
-"""Largest model that is copied in float32 for mlx_lm.server on a CPU, where other types are
-slow."""
+"""Largest model copied in float32 for mlx_lm.server on a CPU."""
 
 
 @attrs.define
 class ServerRates:
-    """Measurements of one server at one number of streams."""
+    """Of one server at one number of streams."""
 
     decode: list[float] = attrs.field(factory=list)
     gaps: list[float] = attrs.field(factory=list)
@@ -47,7 +45,7 @@ class ServerRates:
 
 
 def throughput(run: SectionRun) -> None:
-    """Tokens a second while all streams decode, and the gaps between their tokens."""
+    """Tokens a second while all streams decode, and gaps between tokens."""
     counts, tokens, rounds = (
         ([1, 2], 64, 2) if run.quick else ([1, 4, 8], 32, 2) if run.on_cpu else ([1, 8, 32], 192, 3)
     )
@@ -90,8 +88,7 @@ def _start(
 
 
 def _for_mlx_lm(run: SectionRun) -> str:
-    """Return the directory for mlx_lm.server: on a CPU a copy in float32, in which Trouper
-    computes."""
+    """The directory for mlx_lm.server: on a CPU a copy in float32, Trouper's dtype there."""
     if not run.on_cpu:
         return run.starter.directory
     if run.model["weights_bytes"] > COPY_BYTES:
@@ -118,8 +115,8 @@ def _measure(
     tokens: int,
     rounds: int,
 ) -> None:
-    """Measure the servers in turns, in rounds over the numbers of streams. The first answers are
-    not counted: kernels compile. A round that would not end in time is left out."""
+    """Measure servers in turns over numbers of streams. First answers, with compilation, and rounds
+    beyond the time are left out."""
     for name, server in [*servers.items()]:
         try:
             for streams in counts:
@@ -147,7 +144,7 @@ def _measure(
 
 
 def _reason(server: ServerRun, failed: BaseException) -> str:
-    """Say why a server did not answer: the client's error, and the server's last line."""
+    """The client's error and the server's last line."""
     line = server.last_line()
     return first_line(failed) + (f"; it wrote: {line}" if line else "")
 

@@ -1,8 +1,5 @@
-"""Configs of 27 families of models, as their config.json would say it. Small, and odd where that
-finds faults.
-
-Windows of 16 tokens wrap within every prompt; heads are grouped; layers alternate between kinds.
-"""
+"""Small configs of 27 families, odd where oddness finds faults: short windows wrap, heads are
+grouped, layers alternate."""
 
 from __future__ import annotations
 
