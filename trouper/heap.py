@@ -1,7 +1,6 @@
-"""Options of glibc's malloc, and freed memory that the process keeps.
+"""Options of glibc's malloc, and freed memory.
 
-glibc returns the large buffers that MLX's CPU backend frees to the kernel, and the next step faults
-every page in again.
+glibc returns MLX's large buffers to the kernel, and the next step faults their pages in again.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ OPTIONS = (
 
 
 def keep_large_buffers() -> bool:
-    """Set options that the environment lacks. True if glibc accepted all."""
+    """Set options absent in the environment; whether glibc accepted all."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
@@ -45,8 +44,8 @@ def resident_bytes() -> int:
 
 
 def give_back() -> None:
-    """Return free memory of glibc's heaps, of up to half a gigabyte a thread, to the system. Takes
-    milliseconds, and later page faults: for after something huge."""
+    """Return free memory of glibc's heaps to the system, in milliseconds. Later steps fault pages
+    in: for after something huge."""
     if (trim := _trim()) is not None:
         trim(0)
 

@@ -1,4 +1,4 @@
-"""Main memory for this process: the machine's, or the container's limit."""
+"""Main memory of the machine, or the container's limit."""
 
 from __future__ import annotations
 

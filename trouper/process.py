@@ -12,7 +12,7 @@ def prepare_process() -> None:
 
     Sets variables (TMPDIR, MLX_PTX_CACHE_DIR, MLX's CUDA build; safe values stay) and malloc's
     options, loads a fast BLAS, and keeps the limit on open files. `run_runtime` and `run_models`
-    call `prepare_process`; programs that import MLX earlier must.
+    call `prepare_process`.
     """
     workarounds.warn_of_unknown()
     heap.keep_large_buffers()

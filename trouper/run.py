@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from trouper.engine.host import MlxEngine
 
 FILES_ANSWER_S = 60.0
-"""For the headers of a model's files, also from a slow network."""
+"""For the headers of a model's files."""
 
 
 def mlx_engine() -> type[MlxEngine]:
-    """Prepare the process and import the real engine with MLX, which an embedder's own engine may
-    not need."""
+    """Prepare the process and import the real engine with MLX."""
     prepare_process()
     from trouper.engine.host import MlxEngine
 
@@ -60,8 +59,7 @@ async def run_runtime(
 
 
 def scan_of(sources: Sequence[str]) -> Scan | None:
-    """The scan for models of --models-from, on a thread; None: no sources. Raises
-    `SettingsInvalid`."""
+    """Models of --models-from, found on a thread; None: no sources. Raises `SettingsInvalid`."""
     from trouper.engine.platform import device
 
     if not sources:
@@ -82,8 +80,7 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
 
 
 class WeightSizes:
-    """Bytes and dates of unloaded models. A model whose files hang may block one thread for
-    ever."""
+    """Bytes and dates of unloaded models. Hanging files may block one thread a model."""
 
     def __init__(self) -> None:
         self._threads: defaultdict[str | None, trio.CapacityLimiter] = defaultdict(
@@ -91,8 +88,7 @@ class WeightSizes:
         )
 
     async def measure(self, settings: Settings) -> Measured:
-        """Download missing files and read headers. Raises `ModelUnusable`, also after
-        FILES_ANSWER_S."""
+        """Read headers after downloads. Raises `ModelUnusable`, also after FILES_ANSWER_S."""
         from trouper.engine.loading.model_loading import measured
         from trouper.engine.loading.model_source import may_download
 
@@ -121,9 +117,9 @@ async def run_models(
     """Run a runtime for each model; `nursery.start` returns the `ModelManager` once the first is
     loaded. Ends after `ModelManager.drain`.
 
-    `options`: by model name. `watch`: called on a thread with loading progress. `ranks`: this is
-    rank 0 of several processes for one model, without `logits_processors`. Raises `ModelUnusable`
-    for the first model, and `SettingsInvalid` for a name in `server` without effect.
+    `options`: by model name. `watch`: gets loading progress on a thread. `ranks`: for rank 0 of
+    several processes, without `logits_processors`. Raises `ModelUnusable` for the first model, and
+    `SettingsInvalid` for a name in `server` without effect.
     """
     engine_class = mlx_engine()
     from trouper.engine.platform.device import weights_room

@@ -1,7 +1,7 @@
 """A private directory for temporary files, and for kernels that MLX compiles.
 
-MLX loads kernels by predictable names from $TMPDIR/mlx/VERSION/cpu, or /ptx (MLX_PTX_CACHE_DIR) on
-CUDA: in /tmp another user could plant code. TMPDIR moves below the user's cache unless private.
+MLX loads kernels by predictable names below $TMPDIR, or MLX_PTX_CACHE_DIR: in /tmp another user
+could plant code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ YOUNG_S = 60.0
 
 
 def keep_private() -> None:
-    """Make TMPDIR and MLX_PTX_CACHE_DIR private, for this process and children. Idempotent."""
+    """Make TMPDIR and MLX_PTX_CACHE_DIR private, also for children. Idempotent."""
     if (ptx := os.environ.get(PTX)) and (why := _unsafe(Path(ptx), Path(ptx))):
         log.warning("%s is not used, for it is not private: %s", PTX, why)
         del os.environ[PTX]
@@ -45,7 +45,7 @@ def keep_private() -> None:
 
 
 def _own_directory() -> Path:
-    """The directory below the user's cache, or a new one until this process ends."""
+    """The directory below the user's cache, or a temporary one."""
     try:
         own = default_cache_dir().absolute() / "tmp" / _platform()
         make_private(own)
@@ -66,13 +66,13 @@ def _own_directory() -> Path:
 
 
 def _platform() -> str:
-    """Name the platform of compiled code, since machines may share a home directory."""
+    """The platform of compiled code: machines may share a home directory."""
     libc = os.confstr(LIBC) if LIBC in os.confstr_names else None
     return "-".join(filter(None, (sys.platform, os.uname().machine, libc))).replace(" ", "-")
 
 
 def _unsafe(above: Path, directory: Path) -> str:
-    """Make a directory for code; return why others could write there, or an error, or ""."""
+    """Make a directory for code; return an error, or why others could write there, or ""."""
     try:
         if who := who_may_change(above) if above.exists() else "":
             return who
@@ -89,7 +89,7 @@ def _reason(error: OSError | SettingsInvalid) -> str:
 
 
 def _remove_incomplete(own: Path) -> None:
-    """Remove truncated kernels, which MLX would load and fail for ever."""
+    """Remove truncated kernels, which MLX would never replace."""
     for path in own.glob(f"{FOLDER}/*/cpu/*.so"):
         with suppress(OSError), path.open("rb") as file:
             info = os.fstat(file.fileno())
@@ -99,7 +99,7 @@ def _remove_incomplete(own: Path) -> None:
 
 
 def _is_complete(header: bytes, size: int) -> bool:
-    """Whether 64-bit ELF has its table of sections, at the end. Other formats count as complete."""
+    """Whether 64-bit ELF has its final table of sections; true for other formats."""
     if not header.startswith(b"\x7fELF\x02\x01"):
         return any(header)
     begin, entry, count = struct.unpack_from("<Q10x2H", header, 40)

@@ -1,8 +1,8 @@
-"""Time awake of this process, for time limits. A stopped process (SIGSTOP, a frozen container,
-sleep) was not late: jumps between looks do not count.
+"""Time awake of this process, for time limits: jumps between looks do not count (SIGSTOP, a frozen
+container, sleep).
 
-`WakingClock` gives `trio.run` such deadlines. A block of the event loop beyond MAX_GAP_S does not
-count either.
+`WakingClock` brings deadlines of `trio.run` in line; the event loop's blocks beyond MAX_GAP_S do
+not count either.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 import trio.abc
 
 LOOK_S = 0.5
-"""Longest sleep of the event loop between looks at the time."""
+"""The event loop's longest sleep between looks."""
 MAX_GAP_S = 1.0
 """Between two looks; beyond, the process was stopped."""
 
 
 class WakingTime:
-    """A monotonic time in seconds, with a look every LOOK_S while counting."""
+    """Monotonic seconds, with a look every LOOK_S while counting."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._source, self._seen_at, self._stopped_s = source, source(), 0.0
@@ -33,7 +33,7 @@ class WakingTime:
 
 
 class WakingClock(trio.abc.Clock):
-    """An event loop's clock that looks before and after each sleep."""
+    """An event loop's clock that looks around each sleep."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._time = WakingTime(source)
