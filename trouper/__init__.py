@@ -33,11 +33,8 @@ _FORMER_NAMES = {
 if not TYPE_CHECKING:  # To a checker every name would exist.
 
     def __getattr__(name: str) -> Any:
-        """Import public names at the first use (PEP 562): the import takes a second, also for help
-        and completion.
-
-        `from trouper import MODULE` asks here, too.
-        """
+        """Import public names, or MODULE of `from trouper import MODULE`, at the first use (PEP
+        562): the import takes a second."""
         if find_spec(f"trouper.{name}") is None:
             from trouper import public_names
 

@@ -44,8 +44,7 @@ def resident_bytes() -> int:
 
 
 def give_back() -> None:
-    """Return free memory of glibc's heaps to the system, in milliseconds. Later steps fault pages
-    in: for after something huge."""
+    """Return free memory of glibc's heaps to the system: milliseconds, and later page faults."""
     if (trim := _trim()) is not None:
         trim(0)
 

@@ -1,6 +1,6 @@
-"""Child processes that end with their parent, also by SIGKILL, on Linux and macOS.
+"""Child processes that end with their parent, also by SIGKILL.
 
-The system closes a pipe when the parent dies.
+Children read from a pipe, which the system closes when the parent dies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LAUNCHER = "TROUPER_LAUNCHER"
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield a descriptor that ends with this process, for `pass_fds` and `LAUNCHER`."""
+    """Yield a descriptor that ends with this process."""
     read, write = os.pipe()
     try:
         yield read
@@ -29,8 +29,8 @@ def lifeline() -> Iterator[int]:
 def watch_launcher(
     ended: Callable[[], None], environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Call `ended` on a thread when this process' launcher ends, if named. Children do not inherit
-    the descriptor."""
+    """Call `ended` on a thread when this process' launcher ends. Children do not inherit the
+    descriptor."""
     if launcher := environment.pop(LAUNCHER, ""):
         Thread(target=_watch, args=(int(launcher), ended), name="launcher", daemon=True).start()
 
@@ -42,5 +42,5 @@ def _watch(descriptor: int, ended: Callable[[], None]) -> None:
 
 
 def end_with_launcher() -> None:
-    """End this process with its launcher: for programs without state to close."""
+    """For programs without state to close."""
     watch_launcher(lambda: os.kill(os.getpid(), signal.SIGKILL))

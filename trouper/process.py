@@ -10,9 +10,8 @@ from trouper.workarounds import mlx_lm_open_files, mlx_reference_blas
 def prepare_process() -> None:
     """Prepare this process for the engine, before the first import of MLX and mlx-lm.
 
-    Sets variables (TMPDIR, MLX_PTX_CACHE_DIR, MLX's CUDA build; safe values stay) and malloc's
-    options, loads a fast BLAS, and keeps the limit on open files. `run_runtime` and `run_models`
-    call `prepare_process`.
+    Sets variables (TMPDIR, MLX_PTX_CACHE_DIR, MLX's CUDA build) and malloc's options, loads a fast
+    BLAS, and keeps the limit on open files. `run_runtime` and `run_models` call `prepare_process`.
     """
     workarounds.warn_of_unknown()
     heap.keep_large_buffers()

@@ -1,7 +1,7 @@
 """A private directory for temporary files, and for kernels that MLX compiles.
 
-MLX loads kernels by predictable names below $TMPDIR, or MLX_PTX_CACHE_DIR: in /tmp another user
-could plant code.
+MLX loads kernels by predictable names below $TMPDIR or MLX_PTX_CACHE_DIR, where others could plant
+code.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def _own_directory() -> Path:
 
 
 def _platform() -> str:
-    """The platform of compiled code: machines may share a home directory."""
+    """Machines may share a home directory."""
     libc = os.confstr(LIBC) if LIBC in os.confstr_names else None
     return "-".join(filter(None, (sys.platform, os.uname().machine, libc))).replace(" ", "-")
 
 
 def _unsafe(above: Path, directory: Path) -> str:
-    """Make a directory for code; return an error, or why others could write there, or ""."""
+    """Make a directory for code; return a fault, or ""."""
     try:
         if who := who_may_change(above) if above.exists() else "":
             return who
@@ -89,7 +89,7 @@ def _reason(error: OSError | SettingsInvalid) -> str:
 
 
 def _remove_incomplete(own: Path) -> None:
-    """Remove truncated kernels, which MLX would never replace."""
+    """MLX would never replace truncated kernels."""
     for path in own.glob(f"{FOLDER}/*/cpu/*.so"):
         with suppress(OSError), path.open("rb") as file:
             info = os.fstat(file.fileno())

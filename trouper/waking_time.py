@@ -1,8 +1,7 @@
-"""Time awake of this process, for time limits: jumps between looks do not count (SIGSTOP, a frozen
-container, sleep).
+"""Time awake of this process: jumps between looks do not count (SIGSTOP, a frozen container,
+sleep).
 
-`WakingClock` brings deadlines of `trio.run` in line; the event loop's blocks beyond MAX_GAP_S do
-not count either.
+`WakingClock` is the same time for `trio.run`, without blocks of the event loop beyond MAX_GAP_S.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class WakingTime:
 
 
 class WakingClock(trio.abc.Clock):
-    """An event loop's clock that looks around each sleep."""
+    """Looks around each sleep of the event loop."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._time = WakingTime(source)

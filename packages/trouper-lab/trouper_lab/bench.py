@@ -129,7 +129,7 @@ def bench(
 
 
 def _require_writable(out: Path) -> None:
-    """Refuse an unwritable --out before measuring. Existing content stays."""
+    """Refuse an unwritable --out early. Existing content stays."""
     if not out.name:
         refuse(f"--out {out}: names no file")
     if not is_directory(out.parent):
@@ -148,7 +148,6 @@ def _require_writable(out: Path) -> None:
 
 
 def _files(out: Path) -> tuple[Path, Path]:
-    """For JSON and the page."""
     return out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.html")
 
 
@@ -223,7 +222,6 @@ COLUMNS = (
 @attrs.frozen(kw_only=True)
 class Report:
     about: dict[str, str]
-    """Subject, machine and time, by name."""
     loads: Sequence[LoadFigures]
     prefix: PrefixFigures | None
 

@@ -51,11 +51,11 @@ VOCABULARY = [
 
 @attrs.define
 class Stream:
-    """A request and its timing, in seconds of `time.perf_counter`."""
+    """In seconds of `time.perf_counter`."""
 
     sent: float = 0.0
     times: list[float] = attrs.field(factory=list)
-    """Arrivals of text. A piece may have several tokens."""
+    """Arrivals of text, of one token or several."""
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -74,19 +74,18 @@ class Question:
     prompt: str
     max_tokens: int
     drafts: bool = False
-    """Whether drafts are allowed. Random words repeat more than text, which flatters drafts."""
+    """Random words repeat, which flatters drafts."""
     salt: str = attrs.field(factory=lambda: secrets.token_hex(8))
-    """Of the prefix cache: by default nothing is cached."""
+    """By default nothing is cached."""
 
 
 def random_words(count: int) -> str:
-    """Random words, of about 1.3 tokens."""
+    """Of about 1.3 tokens."""
     return " ".join(random.choices(VOCABULARY, k=count))
 
 
 async def run_streams(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Run all requests concurrently. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a
-    group."""
+    """Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a group."""
     streams = [Stream() for _ in questions]
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with (
@@ -99,7 +98,7 @@ async def run_streams(where: Where, questions: Sequence[Question]) -> list[Strea
 
 
 async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -> None:
-    """Stream an answer of all requested tokens: early ends would flatter others."""
+    """Answers have all requested tokens: early ends flatter others."""
     body = {
         "prompt": question.prompt,
         "max_tokens": question.max_tokens,
@@ -134,7 +133,7 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
 
 
 def _take(chunk: dict[str, Any], stream: Stream) -> bool:
-    """Count a chunk; whether the chunk has text."""
+    """Whether a chunk has text."""
     count(chunk, stream)
     return any(choice.get("text") for choice in chunk["choices"])
 
@@ -144,14 +143,12 @@ PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 
 @attrs.frozen(kw_only=True)
 class LoadFigures:
-    """Of one number of streams, over all rounds."""
-
     streams: int
     rounds: int
     tokens_per_s: float
-    """From the first request to the last token, with prefill; median of rounds."""
+    """With prefill; median of rounds."""
     decode_tokens_per_s: float
-    """While all streams decode; median of rounds. 0: streams never overlapped."""
+    """While all streams decode; 0: never."""
     per_stream_tokens_per_s: float
     """Between a stream's first and last token; median."""
     ttft_s: dict[int, float]
@@ -201,8 +198,7 @@ def throughput(streams: Sequence[Stream]) -> float:
 
 
 def decode_rate(streams: Sequence[Stream]) -> float:
-    """From the last first token to the first last token; pieces count as their stream's average
-    tokens."""
+    """From the last first token to the first last token, with average tokens per piece."""
     begin, end = (
         max(stream.times[0] for stream in streams),
         min(stream.times[-1] for stream in streams),
@@ -222,7 +218,7 @@ def own_rate(stream: Stream) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[int, float]:
-    """Percentiles by nearest rank; none without values."""
+    """By nearest rank."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return (
@@ -233,7 +229,6 @@ def percentiles(values: Sequence[float]) -> dict[int, float]:
 
 
 ProgressCallback = Callable[[str], None]
-"""Called with the current measurement."""
 SHORT_WORDS = 3
 PATIENT = (
     "--queue-timeout-s",
@@ -241,7 +236,7 @@ PATIENT = (
     "--token-timeout-s",
     "--request-timeout-s",
 )
-"""Limits that are off: slow machines are measured, not refused."""
+"""Off: slow machines are measured, not refused."""
 WARM_UP_TOKENS = 8
 
 
@@ -256,14 +251,13 @@ class BenchOptions:
 
     @property
     def parts(self) -> int:
-        """Calls of the progress callback."""
         return len(self.streams) * (self.rounds + 1) + self.rounds
 
 
 def measure_load(
     where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback
 ) -> LoadFigures:
-    """Measure one load after an uncounted round, for compilation and the server's learning."""
+    """The first round is uncounted: kernels compile."""
     show_progress(f"{streams} at once, warming up")
     run_load(
         where,
@@ -290,7 +284,7 @@ def measure_load(
 def measure_prefix(
     where: Where, options: BenchOptions, show_progress: ProgressCallback
 ) -> PrefixFigures:
-    """Measure the prefix cache by single requests; each round has a new prompt."""
+    """Single requests; each round has a new prompt."""
     seen: dict[str, list[Stream]] = {"cold": [], "again": [], "extended": [], "short": []}
     for number in range(options.rounds):
         show_progress(f"the prefix cache, round {number + 1} of {options.rounds}")

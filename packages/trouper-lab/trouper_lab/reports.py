@@ -1,5 +1,4 @@
-"""Reports as NAME.json and NAME.html: the option --out, the page, and plots as SVG, without a
-library."""
+"""Reports as NAME.json and NAME.html, with plots as SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ SUFFIXES = (".json", ".html")
 
 
 class ReportName(click.ParamType[Path]):
-    """A path without .json and .html; in a directory, the command's name."""
+    """Without .json and .html; in a directory, the command's name."""
 
     name = "path"
 
@@ -66,7 +65,7 @@ li span { display: inline-block; width: .8em; height: .8em; margin-right: .4em;
 
 
 def html_page(title: str, body: str) -> str:
-    """A page with a heading. `body`: HTML."""
+    """`body`: HTML."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -94,7 +93,7 @@ Series: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
 
 @attrs.frozen
 class Axis:
-    """A scale from values to coordinates. `marks`: labelled values."""
+    """From values to coordinates. `marks`: labelled values."""
 
     low: float
     high: float
@@ -106,14 +105,14 @@ class Axis:
 
 
 def from_zero(highest: float, label: str) -> Axis:
-    """An axis with about five round marks up to `highest` or above."""
+    """With about five round marks."""
     step = _round_step(highest / 5) if highest > 0 else 0.2
     count = max(1, math.ceil(highest / step - 1e-9))
     return Axis(0.0, step * count, tuple(step * k for k in range(count + 1)), label)
 
 
 def _round_step(smallest: float) -> float:
-    """A step of 1, 2 or 5 times a power of ten."""
+    """1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(smallest))
     return next(
         factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest * (1 - 1e-9)
@@ -123,7 +122,7 @@ def _round_step(smallest: float) -> float:
 def draw_lines(
     title: str, series: Series, x_label: str, y_label: str, *, doubling: bool = False
 ) -> str:
-    """Draw lines with points. `doubling`: a logarithmic x axis."""
+    """`doubling`: a logarithmic x axis."""
     xs = sorted({x for points in series.values() for x, _ in points})
     highest = max((y for points in series.values() for _, y in points), default=0.0)
     y_axis = from_zero(highest, y_label)

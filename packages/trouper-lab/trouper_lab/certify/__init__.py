@@ -1,4 +1,4 @@
-"""`trouper certify`: whether the documentation's promises hold on this device with this model."""
+"""`trouper certify`: whether the documentation's promises hold here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trouper_lab.certify.processes import ChildProcesses, child_processes
 from trouper_lab.reports import ReportName
 
 BROKEN = 1
-"""Exit code for a broken promise or an unfinished section."""
+"""For a broken promise or an unfinished section."""
 
 
 class SectionList(click.ParamType[tuple[str, ...]]):
@@ -144,8 +144,7 @@ def certify(
 
 @contextmanager
 def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
-    """End the section on a signal, everything at a second. Yields the signals. Handlers must not
-    raise amid Trio."""
+    """End the section on a signal, everything at a second. Handlers must not raise amid Trio."""
     came: list[int] = []
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -171,7 +170,6 @@ def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
 
 
 def _command(model: str | None) -> str:
-    """The command to repeat, without the user's directories."""
     words = sys.argv[1:] if len(sys.argv) > 1 and sys.argv[1] == "certify" else ["certify"]
     words = [word for word in words if not word.startswith("--out=")]
     if "--out" in words:
@@ -207,8 +205,6 @@ def _compare(first: Path, second: Path) -> int:
 
 @attrs.define(eq=False)
 class CertifyProgress:
-    """Bars, or lines without a terminal."""
-
     console: Console
     bars: Progress
     sections: Sequence[str]

@@ -1,4 +1,4 @@
-"""Sections about the cache: savings, content after kill -9, memory bound."""
+"""Sections about the cache."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ KILL_AFTER_S = (1.5, 0.6)
 
 
 def restoring(run: SectionRun) -> None:
-    """Time to the first token of a long prompt: computed, from memory, and from disk after a
-    restart."""
+    """First token of a long prompt: computed, from memory, and from disk after a restart."""
     require_cache(run)
     tokens = min(80 if run.quick else 600 if run.on_cpu else 8000, run.model["context_tokens"] // 2)
     rounds = 1 if run.quick else 3
@@ -74,7 +73,6 @@ def restoring(run: SectionRun) -> None:
 
 
 def _timed(server: ServerRun, question: ProbeQuestion) -> tuple[float, ProbeAnswer]:
-    """Seconds, and an answer of one token."""
     body = question.body("restoring")
     began = time.perf_counter()
     answer = server.complete(body)
@@ -118,8 +116,7 @@ def _report_restoring(run: SectionRun, found: dict[str, list[tuple[float, ProbeA
 
 
 def killing(run: SectionRun) -> None:
-    """Kill a server with an SSD tier amid answers and writes; the next answers equally, from stored
-    blocks."""
+    """Kill a server amid answers and writes; the next answers equally, from stored blocks."""
     require_cache(run)
     directory = run.folder("killing")
     count, rounds = (2, 1) if run.quick else (4, 2)
@@ -189,7 +186,6 @@ def require_cache(run: SectionRun) -> None:
 
 
 def _until_attached(server: ServerRun) -> None:
-    """Wait until /health reports the directory as inspected."""
     while not (found := server.health()["directory"])["attached"] or (
         found["files"] and not found["inspected"]
     ):
@@ -211,13 +207,13 @@ MAX_PROMPT_TOKENS, PROMPT_STEP = 4096, 16
 MIN_ROOM = 32
 """A row enters only if a 64th of the limit stays free."""
 MAX_TRIES = 3
-"""Attempts to see a preemption: fast requests may not overlap."""
+"""Fast requests may not overlap."""
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 @attrs.frozen(kw_only=True)
 class GrowingRows:
-    """Requests of one length whose rows enter, but outgrow the limit by half of an answer."""
+    """Requests whose rows enter, but outgrow the limit by half of an answer."""
 
     count: int
     prompt_tokens: int
@@ -228,8 +224,7 @@ class GrowingRows:
 def growing_rows(
     kv: KvLayout, context_tokens: int, count: int, answer_tokens: int
 ) -> GrowingRows | None:
-    """The shortest prompts whose rows outgrow a limit: buffers grow in steps. None: rows hardly
-    grow."""
+    """The shortest prompts whose rows outgrow a limit. None: rows hardly grow."""
     longest = min(MAX_PROMPT_TOKENS, context_tokens - answer_tokens)
     for tokens in range(PROMPT_STEP, longest + 1, PROMPT_STEP):
         begin = kv.batch_bytes([(tokens, tokens + 1)] * count)
@@ -247,8 +242,6 @@ def growing_rows(
 
 @attrs.define
 class MemorySamples:
-    """Bytes of rows and cached blocks during requests."""
-
     seconds: list[float] = attrs.field(factory=list)
     held_bytes: list[int] = attrs.field(factory=list)
 
@@ -277,7 +270,7 @@ def _sampled(server: ServerRun) -> Iterator[MemorySamples]:
 
 
 def memory(run: SectionRun) -> None:
-    """Requests that outgrow the server's limit: bytes, preempted rows, and answers."""
+    """Requests beyond the server's limit: bytes, preempted rows, and answers."""
     require_cache(run)
     count, tokens = (3, 48) if run.quick else (4, 64)
     rows = growing_rows(run.kv, run.model["context_tokens"], count, tokens)
@@ -319,7 +312,7 @@ def memory(run: SectionRun) -> None:
 
 
 def _until_preempted(server: ServerRun, requests: list[ProbeQuestion]) -> list[ProbeAnswer]:
-    """Send all requests at once, with new salts until a row is preempted."""
+    """Send all at once, with new salts until a preemption."""
     answers: list[ProbeAnswer] = []
     for number in range(MAX_TRIES):
         bodies = [question.body(f"limit {number}", speculation="off") for question in requests]
@@ -364,7 +357,7 @@ def _report(
 
 
 def _thinned(points: list[tuple[float, float]], count: int = 150) -> list[tuple[float, float]]:
-    """At most about so many points, the highest of each stretch."""
+    """About `count` points, the highest of each stretch."""
     step = max(1, len(points) // count)
     return [
         max(points[index : index + step], key=lambda point: point[1])

@@ -1,5 +1,4 @@
-"""A certificate: sections, promises and figures, as in the JSON file, from which the page is
-made."""
+"""A certificate: sections, promises and figures, as in the JSON file."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from rich.table import Table
 
 FORMAT = "trouper-certificate/1"
 Status = Literal["held", "broken", "failed", "out of time", "interrupted", "not run"]
-"""out of time: `problem` names a part that was not reached. interrupted: by the user. not run:
-nothing to measure for this model."""
+"""out of time: `problem` names a missed part. not run: nothing to measure."""
 UNFINISHED: dict[str, str] = {
     "failed": "could not be run to the end",
     "out of time": "ran out of time",
@@ -26,7 +24,7 @@ Json = dict[str, Any]
 
 @attrs.frozen
 class PromiseResult:
-    """A promise of the documentation. held: None without a promise."""
+    """held: None without a promise."""
 
     text: str
     held: bool | None
@@ -35,8 +33,7 @@ class PromiseResult:
 
 @attrs.define
 class SectionResult:
-    """figures: numbers by name, which ends with the unit. plots: arguments of the drawing
-    functions."""
+    """figures: names end with units. plots: arguments of drawing functions."""
 
     name: str
     title: str
@@ -74,7 +71,7 @@ def promises_of(certificate: Json) -> Iterator[tuple[str, Json]]:
 
 
 def held(certificate: Json) -> bool:
-    """Whether every chosen section ran, and every promise held."""
+    """Whether every chosen section ran and held."""
     return all(
         section["status"] != "broken" and section["status"] not in UNFINISHED
         for section in certificate["sections"]
@@ -82,7 +79,6 @@ def held(certificate: Json) -> bool:
 
 
 def subject_of(certificate: Json) -> str:
-    """Device and model in a few words."""
     device, model, system = certificate["device"], certificate["model"], certificate["system"]
     computes = model.get("arithmetic", "")
     stored = model.get("stored", "")
@@ -99,7 +95,6 @@ def subject_of(certificate: Json) -> str:
 
 
 def line_of(certificate: Json) -> str:
-    """A plain line about a certificate."""
     checked = [promise for _, promise in promises_of(certificate) if promise["held"] is not None]
     broken = [
         f"{name}: {promise['text']}"
@@ -130,7 +125,7 @@ def _promises(count: int) -> str:
 
 
 def unfinished_of(certificate: Json) -> dict[str, list[str]]:
-    """Names of sections without a verdict, by status."""
+    """Section names by status, without verdicts."""
     found: dict[str, list[str]] = {}
     for section in certificate["sections"]:
         if section["status"] in UNFINISHED:
@@ -140,12 +135,11 @@ def unfinished_of(certificate: Json) -> dict[str, list[str]]:
 
 PART = r"/[^\s/\\:;,'\"`()<>\[\]{}]+"
 PATH = re.compile(rf"(?<![\w.:/-])(?:~(?:{PART})+|(?:{PART}){{2,}})")
-"""An absolute path of several parts, or below a home directory; neither /health nor a URL."""
+"""An absolute path, or below a home directory; neither /health nor a URL."""
 
 
 def without_directories(certificate: Json, names: Mapping[str, str]) -> Json:
-    """Replace absolute paths, which errors quote, by last parts. `names`: replacements of known
-    directories."""
+    """Cut absolute paths, which errors quote, to last parts. `names`: replacements."""
     known = {path: name for path, name in names.items() if path.startswith("/") and path != "/"}
     changed: Json = _changed(
         certificate, dict(sorted(known.items(), key=lambda item: -len(item[0])))
@@ -177,8 +171,7 @@ class CertificatePair:
 
     @property
     def newly_broken(self) -> list[str]:
-        """Promises that broke since the first certificate, and sections that held and now fail, or
-        break a new promise."""
+        """Promises that broke, and sections that held and now fail or break a new promise."""
         before, after = (
             {key: promise["held"] for key, promise in _keyed(each)}
             for each in (self.first, self.second)
@@ -192,12 +185,11 @@ class CertificatePair:
 
     @property
     def not_shown(self) -> list[str]:
-        """Sections that held in the first and are now unfinished or absent."""
+        """Sections that held before and are now unfinished or absent."""
         return self._held_before("out of time", "interrupted", "not run", "")
 
     def _held_before(self, *statuses: str) -> list[str]:
-        """Sections that held in the first and have one of these statuses in the second; "":
-        absent."""
+        """Sections with one of these statuses that held before; "": absent."""
         after = {section["name"]: section["status"] for section in self.second["sections"]}
         held = [
             section["name"] for section in self.first["sections"] if section["status"] == "held"
@@ -205,7 +197,6 @@ class CertificatePair:
         return [name for name in held if after.get(name, "") in statuses]
 
     def tables(self) -> Iterator[Table]:
-        """Tables of differences (versions, devices), promises, and figures."""
         about = Table("", "first", "second", box=None, header_style="bold", pad_edge=False)
         for name, *pair in self._about():
             about.add_row(name, *pair)
@@ -240,7 +231,6 @@ class CertificatePair:
                 yield name, one, other
 
     def _figures(self) -> Iterator[tuple[str, float, float]]:
-        """Figures of both."""
         known = [
             {
                 f"{s['name']}.{name}": value

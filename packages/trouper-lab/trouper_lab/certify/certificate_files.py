@@ -1,4 +1,4 @@
-"""The files of a certificate: JSON, and HTML made from JSON."""
+"""A certificate's files: JSON, and HTML made from JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECTION_NAMES = ("name", "status", "promises", "figures")
 
 
 class NoCertificate(Exception):
-    """No certificate, or an unreadable or unwritable file, which the message names."""
+    """The message names the file."""
 
 
 def paths_of(out: Path) -> list[Path]:
@@ -34,7 +34,7 @@ def paths_of(out: Path) -> list[Path]:
 
 
 def require_writable(out: Path) -> None:
-    """Raises `NoCertificate` early if files cannot be written."""
+    """Raises `NoCertificate`."""
     parent = out.absolute().parent
     if not out.name or not is_directory(parent):
         raise NoCertificate(f"{out}: there is no directory {parent}")

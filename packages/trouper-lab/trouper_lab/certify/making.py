@@ -1,4 +1,4 @@
-"""Makes a certificate: describes device and model, then runs the sections within a time."""
+"""Runs a certificate's sections within a time."""
 
 from __future__ import annotations
 
@@ -56,16 +56,14 @@ SCRATCH, LOCK = "certify-", "lock"
 """Of scratch directories: prefix, and the file that the process locks."""
 YOUNG_S = 60.0
 MINUTES, QUICK_MINUTES, PREPARING = 10.0, 3.0, 3.0
-"""Default bounds (min), and their factor on devices that compile kernels for each shape."""
+"""Default bounds (min), and a factor for compilation."""
 BORROWED = 0.5
-"""Part of later shares that earlier sections may use: first servers may start slowly. Half of each
-share is reserved."""
+"""Part of later shares for earlier sections: servers may start slowly."""
 
 
 @attrs.frozen(kw_only=True)
 class CertifyPlan:
-    """minutes None: the device's default. show: called with a section's name, part done (0 to 1),
-    and next measurement."""
+    """minutes None: the default. show: gets section, part done (0 to 1), and next measurement."""
 
     model: str | None
     minutes: float | None
@@ -76,7 +74,7 @@ class CertifyPlan:
     sections: Mapping[str, SectionEntry] = attrs.field(factory=lambda: SECTIONS)
 
     def limit_s(self, device: Json | None = None) -> float:
-        """In seconds; the longest for an unknown device."""
+        """In seconds."""
         if self.minutes is not None:
             return 60 * self.minutes
         prepares = device is None or device.get("prepares_shapes", False)
@@ -84,7 +82,7 @@ class CertifyPlan:
 
 
 def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
-    """Run the sections. The certificate names failures and unreached sections."""
+    """The certificate names failures and unreached sections."""
     began, load_before = time.monotonic(), _load()
     model = (
         str(Path(plan.model).resolve()) if plan.model and is_directory(plan.model) else plan.model
@@ -126,7 +124,6 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
 
 
 def _names(starter: ServerStarter) -> Mapping[str, str]:
-    """Replacements of directories in errors."""
     models = {
         directory: Path(directory).name for directory in (starter.model or "", starter.directory)
     }
@@ -135,14 +132,14 @@ def _names(starter: ServerStarter) -> Mapping[str, str]:
 
 
 def limit_of(weights: Sequence[float], index: int, total_s: float, left_s: float) -> float:
-    """A section's longest time in seconds within the rest. `total_s`: of all sections."""
+    """A section's longest time in seconds. `total_s`: of all."""
     kept_s = (1 - BORROWED) * total_s * sum(weights[index + 1 :]) / sum(weights)
     return max(left_s - kept_s, 0.0)
 
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """A temporary directory on the SSD tier's disk: /tmp may be memory."""
+    """On the SSD tier's disk: /tmp may be memory."""
     parent = default_cache_dir()
     try:
         make_private(parent)
@@ -158,7 +155,7 @@ def scratch_directory() -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove scratch directories without a lock, of killed certificates."""
+    """Remove unlocked scratch directories, of killed certificates."""
     for path in parent.glob(f"{SCRATCH}*/{LOCK}"):
         with suppress(OSError), path.open() as lock:
             if time.time() - path.stat().st_mtime < YOUNG_S:  # Its process may be about to lock it.
@@ -169,7 +166,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 @attrs.define
 class Described:
-    """problem: why device or model could not be described; sections then have `status`."""
+    """problem: why a description failed; sections then have `status`."""
 
     device: Json = attrs.field(factory=dict)
     model: Json = attrs.field(factory=dict)
@@ -247,8 +244,7 @@ def run_section(
 
 
 def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float) -> None:
-    """Judge a section by time, interruptions and promises. Errors of a stopped section follow from
-    ended processes."""
+    """Errors of a stopped section follow from ended processes."""
     result = run.result
     if stopped == "interrupted" and not finished:
         result.status, result.problem = "interrupted", f"at {run.current!r}"
@@ -265,7 +261,6 @@ def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float)
 
 
 def _name(model: str | None) -> str:
-    """The model's name without the user's directories."""
     return (
         EMBEDDED if model is None else Path(model).resolve().name if is_directory(model) else model
     )
@@ -282,5 +277,4 @@ def _system() -> dict[str, Any]:
 
 
 def _load() -> str:
-    """Of the last minute."""
     return f"{os.getloadavg()[0]:.1f}"

@@ -1,7 +1,6 @@
 """Processes of a certificate: servers, and measurements of the engine.
 
-No process outlives its section or this process. At the section's end HTTP answers and rows fail at
-once, without time limits of their own.
+No process outlives its section: HTTP answers and rows then fail at once.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from trouper.lifeline import LAUNCHER, lifeline
 from trouper_lab.certify.certificate import Json
 
 UNSET = "TROUPER_"
-"""Prefix of variables withheld from children: defaults are certified."""
+"""Withheld from children: defaults are certified."""
 Stopped = Literal["", "out of time", "interrupted"]
 
 
 class SectionStopped(Exception):
-    """The section ran out of time, or was interrupted."""
+    """Out of time, or interrupted."""
 
 
 def last_line(written: str) -> str:
@@ -53,8 +52,7 @@ def last_words(errors: str, code: int) -> str:
 
 @attrs.define(eq=False)
 class ChildProcesses:
-    """Starts and ends processes. end: a descriptor that children watch. stopped: why nothing more
-    may start."""
+    """end: a descriptor that children watch. stopped: why nothing may start."""
 
     end: int
     stopped: Stopped = ""
@@ -71,8 +69,7 @@ class ChildProcesses:
     def start(
         self, command: Sequence[str], environment: dict[str, str], **options: Any
     ) -> subprocess.Popen[str]:
-        """Start a process without Trouper's variables, in its own session without a terminal's
-        Ctrl-C. Raises `SectionStopped`."""
+        """Start a process without Trouper's variables or Ctrl-C. Raises `SectionStopped`."""
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(UNSET)
         }
@@ -93,7 +90,6 @@ class ChildProcesses:
         return process
 
     def ended(self, process: subprocess.Popen[str]) -> None:
-        """Forget a process that ended."""
         with self.lock:
             self.running.discard(process)
 
@@ -103,7 +99,7 @@ class ChildProcesses:
             raise SectionStopped(self.stopped)
 
     def stop(self, reason: Stopped) -> None:
-        """End everything. The first reason counts; interruptions are final."""
+        """The first reason counts; interruptions are final."""
         with self.lock:
             self.stopped = "interrupted" if reason == "interrupted" else self.stopped or reason
             for process in self.running:
@@ -111,8 +107,7 @@ class ChildProcesses:
 
     @contextmanager
     def limited(self, limit_s: float) -> Iterator[None]:
-        """End all processes after `limit_s` seconds. A new limit clears "out of time", but no
-        interruption."""
+        """End all processes after `limit_s` seconds; a new limit clears "out of time"."""
         with self.lock:
             self.stopped = "interrupted" if self.stopped == "interrupted" else ""
         timer = threading.Timer(max(limit_s, 0.0), self.stop, ("out of time",))
@@ -128,17 +123,16 @@ class ChildProcesses:
 
 @contextmanager
 def child_processes() -> Iterator[ChildProcesses]:
-    """Yield a starter of processes that end with this process."""
     with lifeline() as end:
         yield ChildProcesses(end)
 
 
 class ProgramFailed(Exception):
-    """A process failed. The message is its last line."""
+    """The message is the last line."""
 
 
 class CutShort(Exception):
-    """The program ran out of time. Earlier rows are known."""
+    """Out of time. Earlier rows are known."""
 
 
 def program_rows(

@@ -1,4 +1,4 @@
-"""A section's input (model, time, scratch directory), probe questions, and distances of answers."""
+"""A section's input, probe questions, and distances of answers."""
 
 from __future__ import annotations
 
@@ -16,28 +16,25 @@ from trouper_lab.certify.server_runs import ServerRun, ServerStarter
 from trouper_lab.load import VOCABULARY, random_words
 
 NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
-"""A near tie is a lead of at most MIN_NEAR_TIE, or this factor times the lead's change by mlx-lm's
-own loop."""
+"""Near ties: leads up to MIN_NEAR_TIE, or this factor times mlx-lm's own change."""
 
 NOTHING: Mapping[str, str] = {}
 
 
 MARGIN_S = 1.5
-"""Left for a section's report."""
 
 
 class NotApplicable(Exception):
-    """Nothing to measure for this model; the message says why."""
+    """The message says why."""
 
 
 class NothingShown(Exception):
-    """The section's subject, in the message, did not happen, such as a preemption."""
+    """The section's subject, such as a preemption, in the message."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class SectionRun:
-    """A running section. report: called with the part done, 0 to 1, and the next measurement.
-    not_reached: parts without time."""
+    """report: gets the part done, 0 to 1, and next measurement."""
 
     quick: bool
     scratch: Path
@@ -69,7 +66,7 @@ class SectionRun:
 
     @property
     def near_tie(self) -> float:
-        """Lead, in log-probability, within which kernels may choose another token."""
+        """Lead, in log-probability, within which kernels may differ."""
         changes = [
             value
             for value in self.model.get("lead_changes", {}).values()
@@ -86,8 +83,8 @@ class SectionRun:
         rest: str = "",
         more: Mapping[str, str] = NOTHING,
     ) -> Iterator[Json]:
-        """Yield rows of a measurement of the engine within `part` of the remaining time; then
-        `rest` is not reached. `more`: environment variables."""
+        """Yield an engine program's rows within `part` of the time, else miss `rest`. `more`:
+        environment variables."""
         try:
             yield from program_rows(
                 self.starter.children, program, given, part * self.left_s - MARGIN_S, **more
@@ -105,7 +102,7 @@ Section = Callable[[SectionRun], None]
 
 
 def first_line(error: BaseException) -> str:
-    """An error, or a group's first, in one line."""
+    """Of a group the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -117,14 +114,14 @@ LENGTHS = (3, 8, 20, 40, 70, 100, 130, 160)
 
 @attrs.frozen
 class ProbeQuestion:
-    """One request: text or token ids. Greedy without a seed."""
+    """Greedy without a seed."""
 
     prompt: str | tuple[int, ...]
     tokens: int
     seed: int | None = None
 
     def body(self, salt: str, **more: Any) -> Json:
-        """The request. A new `salt` starts cold."""
+        """A new `salt` starts cold."""
         sampling = (
             {"temperature": 0} if self.seed is None else {"temperature": 0.8, "seed": self.seed}
         )
@@ -143,7 +140,7 @@ class ProbeQuestion:
 
 @attrs.frozen
 class ProbeAnswer:
-    """Token ids, log-probabilities, and leads of the best token over the second."""
+    """With leads of the best token over the second."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -172,8 +169,7 @@ def _lead(step: dict[str, float]) -> float:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Answers against answers alone. partings: the other token's lead, for each answer that
-    departs."""
+    """partings: leads of other tokens, by departing answer."""
 
     answers: int
     partings: tuple[float, ...]
@@ -202,7 +198,6 @@ class Comparison:
 
 
 def compared(alone: Sequence[ProbeAnswer], others: Sequence[ProbeAnswer]) -> Comparison:
-    """In pairs."""
     partings, changes = [], [0.0]
     for first, other in zip(alone, others, strict=True):
         pairs = zip(first.tokens, other.tokens, strict=False)
@@ -237,7 +232,7 @@ def questions(
 def probe_question(
     server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int
 ) -> ProbeQuestion:
-    """A question of exactly this many tokens, without a prefix in common with other indices."""
+    """A question of exactly these tokens, without common prefixes."""
     text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
     tokens = server.post("/tokenize", {"prompt": text})["tokens"]
     return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)

@@ -1,4 +1,4 @@
-"""Server processes under measurement: `trouper serve` and mlx_lm.server."""
+"""Server processes under measurement."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ prepare_process()
 from mlx_lm.server import main
 main()
 """
-"""OpenBLAS is loaded before MLX, as in Trouper. The standard library queues 5 connections; Linux
-resets some others."""
+"""OpenBLAS is loaded before MLX, as in Trouper. Linux resets connections beyond 5 queued."""
 
 
 class ServerFailed(Exception):
-    """A server did not start, or refused a request; the message quotes the server."""
+    """The message quotes the server."""
 
 
 @attrs.define(eq=False)
@@ -81,7 +80,6 @@ class ServerRun:
         return self.post("/v1/completions", body)
 
     def complete_all(self, bodies: Sequence[Json]) -> list[Json]:
-        """Concurrently."""
         with ThreadPoolExecutor(len(bodies)) as pool:
             return list(pool.map(self.complete, bodies))
 
@@ -90,7 +88,7 @@ class ServerRun:
         return last_line(self.log.read_text(errors="replace"))[:300]
 
     def kill(self) -> None:
-        """End the process as a crash does."""
+        """Like a crash."""
         self.killed = True
         self.process.kill()
         self.process.wait()
@@ -109,8 +107,7 @@ class ServerRun:
 
 @attrs.define(eq=False)
 class ServerStarter:
-    """Starts servers of one model. commands: for readers. directory: the model's, also of a hub id.
-    crashes: reasons of unexpected ends."""
+    """commands: for readers. directory: the model's, also of a hub id. crashes: unexpected ends."""
 
     model: str | None
     scratch: Path
@@ -122,7 +119,7 @@ class ServerStarter:
 
     @contextmanager
     def trouper(self, *flags: str) -> Iterator[ServerRun]:
-        """Run `trouper serve` with defaults and flags, without the user's settings."""
+        """With defaults and flags, without the user's settings."""
         named = () if self.model is None else ("--model", self.model)
         patient = [part for flag in PATIENT for part in (flag, "0")]
         arguments = ["serve", *named, *flags]
@@ -182,7 +179,7 @@ class ServerStarter:
         return ServerRun(process, "", log, self.children)
 
     def _note_crash(self, server: ServerRun) -> None:
-        """Note why a server is gone; clients see broken connections."""
+        """Note an end that clients see as broken connections."""
         if (
             server.url
             and not server.killed
@@ -203,7 +200,7 @@ class ServerStarter:
 
 
 def _without(text: str, names: Mapping[str, str]) -> str:
-    """Replace the user's directories. A hub id stays."""
+    """A hub id stays."""
     for directory, name in names.items():
         if directory.startswith("/"):
             text = text.replace(directory, name)

@@ -1,5 +1,4 @@
-"""`python -m trouper_lab.engine_programs PROGRAM JSON`: one measurement of `trouper certify`, with
-a JSON row per line of stdout."""
+"""`python -m trouper_lab.engine_programs PROGRAM JSON`: a measurement, with a JSON row per line."""
 
 from __future__ import annotations
 
@@ -83,7 +82,7 @@ def _version(name: str) -> str:
 
 
 def check_families(given: Row) -> Iterator[Row]:
-    """A row for each family, at once. `jobs`: [family, format or "", dtype]."""
+    """`jobs`: [family, format or "", dtype]."""
     for name, quantized, dtype in given["jobs"]:
         yield family_checks.check(name, quantized, dtype)
 
@@ -113,7 +112,6 @@ def describe_model(given: Row) -> Iterator[Row]:
 
 
 def check_model(given: Row) -> Iterator[Row]:
-    """A row for each scenario on the user's model."""
     loaded = _loaded(given)
     yield from family_checks.rows_of(
         subject_of(loaded.model, loaded.card.vocab_size, SEEDS[0], of_device())
@@ -131,7 +129,7 @@ def _stored(config: Row) -> str:
 
 
 def run_bare_loop(given: Row) -> Iterator[Row]:
-    """A row for each number of streams, with MLX's products."""
+    """With MLX's products."""
     loaded = _loaded(given)
     linear_layers.unprepare(loaded.model)
     for rows in given["streams"]:
@@ -154,8 +152,8 @@ PROMPT, SETTLING = 50, 3
 def bare_loop(
     model: nn.Module, rows: int, steps: int, rounds: int, vocabulary: int
 ) -> dict[str, Any]:
-    """Tokens a second of `rows` rows (median of `rounds`), and the gap between tokens. Like a
-    server, launch a step before reading the last."""
+    """Tokens a second (median of `rounds`), and gaps. Like a server, launch a step before reading
+    the last."""
     rates, gaps = [], []
     for seed in range(rounds):
         mx.random.seed(seed)
@@ -179,7 +177,7 @@ def bare_loop(
 
 
 def _cache(model: nn.Module, rows: int) -> list[Any]:
-    """mlx-lm's caches for a batch, if any, else for one row: lengths are equal."""
+    """mlx-lm's caches for a batch, if any, else for one row."""
     caches = make_prompt_cache(model)
     plain = all(type(cache) is KVCache for cache in caches)
     return [BatchKVCache([0] * rows) for _ in caches] if plain else caches
@@ -198,7 +196,6 @@ TOKENIZER_FILES = (
 
 
 def save_copy(loaded: EvaluatedModel, target: Path) -> None:
-    """Save plain weights, config and tokenizer."""
     target.mkdir(parents=True)
     mx.save_safetensors(
         str(target / "model.safetensors"),
@@ -215,15 +212,13 @@ def save_copy(loaded: EvaluatedModel, target: Path) -> None:
 
 
 COMPANY = (2, 8)
-"""Equal rows in a batch."""
 NOISE_PROMPT, DECODED = 40, 24
 
 Floats = NDArray[np.float32]
 
 
 def own_noise(model: nn.Module, vocabulary: int) -> dict[str, Any]:
-    """The largest change of the best token's lead, in log-probability, with equal rows or in one
-    pass, over fixed random text. No server can do better."""
+    """The best token's lead varies by so much (log-probability) with equal rows or in one pass."""
     [text] = random_texts([NOISE_PROMPT + DECODED], vocabulary, 3)
     alone = _decoded(model, text, 1)
     second, best = np.argsort(alone, -1)[:, -2:].T
@@ -238,7 +233,7 @@ def own_noise(model: nn.Module, vocabulary: int) -> dict[str, Any]:
 
 
 def _decoded(model: nn.Module, text: list[int], rows: int) -> Floats:
-    """(DECODED, vocabulary) log-probabilities of the first of equal rows."""
+    """(DECODED, vocabulary) log-probabilities of the first row."""
     cache, found = make_prompt_cache(model), []
     mx.eval(model(mx.array([text[:NOISE_PROMPT]] * rows), cache=cache)[:, -1])
     for token in text[NOISE_PROMPT:]:

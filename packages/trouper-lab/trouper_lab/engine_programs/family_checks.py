@@ -1,4 +1,4 @@
-"""The self-check's scenarios on tiny random models of each family, plain and quantized."""
+"""The self-check's scenarios on tiny random models."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ FORMATS: dict[str, dict[str, Any]] = {
 """Tiny weights are 64 and 128 wide: groups of 32 avoid single groups."""
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 NO_KERNEL = "No implementation for problem shape"
-"""MLX on CUDA lacks kernels for narrow packed products in floating-point formats, or with 16
-columns."""
+"""MLX on CUDA lacks kernels for narrow packed products."""
 
 
 def check(name: str, quantized: str = "", dtype: str = "float32") -> Row:
-    """Check a family: largest error, bound, and differing scenarios. `quantized`: weights stay
-    packed, also on a CPU."""
+    """`quantized`: weights stay packed, also on a CPU."""
     row: Row = {"family": name, "weights": " ".join(part for part in (quantized, dtype) if part)}
     try:
         found = list(scenario_errors(partial(_subject, name, quantized, dtype)))
@@ -57,7 +55,6 @@ def check(name: str, quantized: str = "", dtype: str = "float32") -> Row:
 
 
 def _unknown(problem: str, quantized: str) -> Row:
-    """A row of a model that could not be compared."""
     no_kernel = bool(quantized) and NO_KERNEL in problem
     return {
         "error": None,
@@ -83,20 +80,18 @@ def _subject(name: str, quantized: str, dtype: str, seed: int) -> Subject:
 
 
 def _fits(group: int, _: str, module: nn.Module) -> bool:
-    """Whether groups divide a layer's rows; others stay plain, as in mlx-lm's converter."""
+    """Whether groups divide a layer's rows; others stay plain."""
     return hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0
 
 
 def rows_of(subject: Subject) -> Iterator[Row]:
-    """A row for each scenario of a loaded model."""
     for each in scenario_errors(lambda _: subject):
         yield attrs.asdict(each) | {"held": each.held}
 
 
 @attrs.frozen(kw_only=True)
 class ScenarioError:
-    """error: see `self_check.accuracy`; None: not run, or raised. bound: by rounding. off: the
-    model does not allow the feature."""
+    """error: see `self_check.accuracy`; None: none. bound: by rounding. off: the feature is off."""
 
     feature: str
     scenario: str
@@ -111,8 +106,7 @@ class ScenarioError:
 
 
 def scenario_errors(make: Callable[[int], Subject]) -> Iterator[ScenarioError]:
-    """Yield each scenario. `make`: a subject from a seed. Beyond a bound, the next seed decides:
-    routers may waver between experts."""
+    """`make`: a subject from a seed. Beyond a bound, the next seed decides: routers may waver."""
     first = make(SEEDS[0])
     subjects = {SEEDS[0]: first}
     allowed = rows_for(first.model, first.kv, first.slack, first.shapes, None)[1]

@@ -1,5 +1,4 @@
-"""Small configs of 27 families, odd where oddness finds faults: short windows wrap, heads are
-grouped, layers alternate."""
+"""Small odd configs of 27 families: short windows wrap, heads are grouped, layers alternate."""
 
 from __future__ import annotations
 

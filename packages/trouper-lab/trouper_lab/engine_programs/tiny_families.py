@@ -1,7 +1,7 @@
-"""Tiny random models of 27 families from mlx-lm's classes, without a hub.
+"""Tiny random models of 27 families from mlx-lm's classes.
 
-float32, vocabulary 512, hidden size 64, about 1 MB. Seeds leave at least 3e-3 between the best
-logits along the tests' greedy paths; a correct batch differs by at most 1e-4.
+float32, vocabulary 512, hidden size 64, about 1 MB. Seeds leave 3e-3 between the best logits along
+the tests' greedy paths; batches differ by 1e-4.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SEEDS = {
     "exaone4": 6,
     "bailing_moe_linear": 5,
 }
-"""The seed of 0 to 7 with the largest gap; 0 for others."""
+"""Of 0 to 7 with the largest gap; 0 for others."""
 
 
 def build(name: str, seed: int | None = None, config: Config | None = None) -> nn.Module:
-    """Parameters come from a NumPy seed, equal in each process."""
+    """Parameters come from a NumPy seed."""
     config = deepcopy(config or FAMILIES[name])
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     seed = SEEDS.get(name, 0) if seed is None else seed
@@ -109,7 +109,7 @@ BY_LEAF: dict[str, Draw] = {
 def draw(
     family: str, path: str, shape: Shape, random: np.random.RandomState
 ) -> npt.NDArray[np.float32]:
-    """Draw a parameter, exactly once: the order is the seed's meaning."""
+    """Draw once a parameter: the order is the seed's meaning."""
     values = _recipe(family, path, shape)(random, shape)
     if path.endswith(("model.norm.weight", "language_model.norm.weight")):
         values = values + FINAL_NORM_GAIN.get(family, 1.0) - 1.0
