@@ -29,8 +29,7 @@ def lifeline() -> Iterator[int]:
 def watch_launcher(
     ended: Callable[[], None], environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Call `ended` on a thread when this process' launcher ends. Children do not inherit the
-    descriptor."""
+    """Call `ended` on a thread when the launcher ends. Children do not inherit the descriptor."""
     if launcher := environment.pop(LAUNCHER, ""):
         Thread(target=_watch, args=(int(launcher), ended), name="launcher", daemon=True).start()
 

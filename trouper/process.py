@@ -1,5 +1,3 @@
-"""Settings of the process that MLX and mlx-lm need."""
-
 from __future__ import annotations
 
 from trouper import heap, temporary_directory, workarounds

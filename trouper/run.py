@@ -1,4 +1,4 @@
-"""The runtime as a whole, with the real engine."""
+"""The runtime with the real engine."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ YOUNG_S = 60.0
 
 
 def keep_private() -> None:
-    """Make TMPDIR and MLX_PTX_CACHE_DIR private, also for children. Idempotent."""
+    """Make TMPDIR and MLX_PTX_CACHE_DIR private, also for children."""
     if (ptx := os.environ.get(PTX)) and (why := _unsafe(Path(ptx), Path(ptx))):
         log.warning("%s is not used, for it is not private: %s", PTX, why)
         del os.environ[PTX]
@@ -89,7 +89,7 @@ def _reason(error: OSError | SettingsInvalid) -> str:
 
 
 def _remove_incomplete(own: Path) -> None:
-    """MLX would never replace truncated kernels."""
+    """MLX would load truncated kernels for ever, and fail."""
     for path in own.glob(f"{FOLDER}/*/cpu/*.so"):
         with suppress(OSError), path.open("rb") as file:
             info = os.fstat(file.fileno())

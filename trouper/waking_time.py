@@ -1,7 +1,7 @@
 """Time awake of this process: jumps between looks do not count (SIGSTOP, a frozen container,
 sleep).
 
-`WakingClock` is the same time for `trio.run`, without blocks of the event loop beyond MAX_GAP_S.
+`WakingClock`: the same for `trio.run`, without blocks of the event loop beyond MAX_GAP_S.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class WakingTime:
 
 
 class WakingClock(trio.abc.Clock):
-    """Looks around each sleep of the event loop."""
+    """Looks around each sleep."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._time = WakingTime(source)
 
     def start_clock(self) -> None:
-        """Begin: no deadline is set yet."""
+        """No deadline is set yet."""
 
     def current_time(self) -> float:
         return self._time.now()

@@ -1,4 +1,4 @@
-"""Workarounds for faults of dependencies, each in a module whose head describes the fault.
+"""Workarounds for faults of dependencies.
 
 `TROUPER_WITHOUT=NAME,NAME` switches workarounds off, `all` each of them. A test of each fails once
 the dependency is mended.

@@ -1,7 +1,7 @@
 """mlx-lm sets the limit on open files to 2,048 when it is imported.
 
 Fault: `setrlimit(RLIMIT_NOFILE, (2048, 4096))` in mlx_lm/utils.py raises under a lower hard limit,
-and reduces a higher soft limit.
+and reduces a higher soft one.
 Seen: mlx-lm 0.32.2.
 Upstream: no report is known; none was searched for.
 Without: no start under a hard limit below 4,096; `--max-connections` ends at 2,048.
@@ -23,7 +23,7 @@ CALL = resource.RLIMIT_NOFILE, (LARGE_MODEL_FILES, 4096)
 
 @cache
 def keep_limit() -> None:
-    """Let the import of mlx-lm, which must follow, only ever raise the soft limit."""
+    """Let mlx-lm's later import only raise the soft limit."""
     if "mlx_lm.utils" in sys.modules or not workarounds.is_active(__name__):
         return
     setrlimit = resource.setrlimit

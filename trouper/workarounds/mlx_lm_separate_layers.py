@@ -35,7 +35,7 @@ Multiply = Callable[[Any, mx.array, tuple[int, ...]], Sequence[mx.array] | None]
 
 @attrs.define(eq=False)
 class MergedLayers:
-    """A group's matrices, without layers, whose references would be cycles."""
+    """A group's matrices; references to layers would be cycles."""
 
     layer: nn.Module
     sizes: tuple[int, ...]
@@ -82,7 +82,6 @@ def merge(model: nn.Module, kinds: Sequence[type[nn.Module]], block: int) -> Non
 
 
 def separate(layer: nn.Module) -> None:
-    """Let a layer multiply by itself."""
     layer.__dict__.pop(MERGED, None)
 
 
@@ -122,5 +121,5 @@ def _merge(layers: Sequence[Any]) -> None:
 
 
 def split(array: mx.array, sizes: Sequence[int], axis: int) -> list[mx.array]:
-    """Views of parts of these sizes."""
+    """Views of these sizes."""
     return cast(list[mx.array], mx.split(array, [*accumulate(sizes)][:-1], axis=axis))

@@ -44,10 +44,9 @@ GLOBAL_FUNCTION, SHN_ABS = 0x12, 0xFFF1
 
 @cache
 def load_fast() -> Path | None:
-    """Let MLX find OpenBLAS, if installed. OPENBLAS_NUM_THREADS sets its threads.
+    """Let MLX find OpenBLAS, if installed (threads: OPENBLAS_NUM_THREADS).
 
-    Returns the library, also later; None where MLX keeps its own BLAS: another build, or an earlier
-    import.
+    Returns the library, also later; None for other builds of MLX, or after an import of MLX.
     """
     library = _find_library()
     if library is None or "mlx.core" in sys.modules or not workarounds.is_active(__name__):

@@ -21,9 +21,9 @@ import attrs
 from trouper import workarounds
 
 SAMPLES, TRIAL = 7, 4
-"""Steps per median. Sleeping threads wake up in a trial's first step, which is ignored."""
+"""Steps per median. A trial's first step wakes threads up and is ignored."""
 EQUAL = 1.03
-"""Maximum ratio of equal times. Fewer threads then leave cores to the event loop."""
+"""Maximum ratio of equal times. Fewer threads leave cores to the event loop."""
 BETTER = 0.95
 """Maximum ratio of times for more threads."""
 CHANGED = 1.25
@@ -34,7 +34,7 @@ FIRST_PAUSE, MAX_PAUSE = 64, 2048
 
 @attrs.define
 class ThreadTuner:
-    """Tries half or twice as many threads for steps of one kind."""
+    """Tries half or twice the threads for steps of one kind."""
 
     threads: int
     max_threads: int
@@ -102,7 +102,7 @@ class BlasThreads:
         self._tuners: dict[int, ThreadTuner] = {}
 
     def begin(self, rows: int) -> None:
-        """Set the number for `rows` decoding rows; 0: all threads."""
+        """For `rows` decoding rows; 0: all threads."""
         if self._blas is not None and self.would_change(rows):
             self._blas.scipy_openblas_set_num_threads(self._number(rows))
 

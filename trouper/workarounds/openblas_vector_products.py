@@ -96,8 +96,7 @@ Product = ctypes.CFUNCTYPE(None, *ARGUMENTS)
 
 
 def forward(sgemm: int, sgemv: int, *, machine: str = platform.machine()) -> int:
-    """The address of a `cblas_sgemm` that calls `sgemv` for one row or two; `sgemm` where none
-    works."""
+    """A `cblas_sgemm`'s address that calls `sgemv` for one row or two; else `sgemm`."""
     is_x86 = machine == "x86_64" and struct.calcsize("P") == 8
     if not is_x86 or not workarounds.is_active(__name__):
         return sgemm

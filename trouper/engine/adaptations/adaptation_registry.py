@@ -33,8 +33,6 @@ from trouper.workarounds.mlx_sorted_experts import RowMajorExperts, has_biased_e
 
 @attrs.define(eq=False)
 class Adapted:
-    """Adaptations of one model."""
-
     current: CurrentPass = attrs.field(factory=CurrentPass)
     traits: Traits = USUAL
     history: int | None = None
@@ -64,7 +62,6 @@ class Adaptation:
 
 
 def adapted(model: nn.Module) -> Adapted:
-    """Adapt a model once."""
     found: Adapted | None = getattr(model, "adapted", None)
     if found is None:
         found = Adapted()

@@ -1,9 +1,5 @@
-"""The seam into mlx-lm's attention.
-
-`scaled_dot_product_attention` is replaced in the modules of the model's classes, which import the
-name. Keys of several banks get a call each; other calls pass on (pinned by
-tests/engine/test_banks.py).
-"""
+"""The seam into mlx-lm's attention: `scaled_dot_product_attention` is replaced in the modules that
+import the name (pinned by tests/engine/test_banks.py)."""
 
 from __future__ import annotations
 
@@ -40,7 +36,7 @@ def scaled_dot_product_attention(
     queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **options: Any
 ) -> mx.array:
     """Attention over keys of one bank or several. queries (n, heads, width, dim). `options`: scale,
-    mask, sinks, by name or position."""
+    mask, sinks."""
     options |= zip(OPTIONS, args, strict=False)
     mask = options.pop("mask", None)
     if (both_sides := getattr(_passes, "both_sides", None)) is not None:
@@ -67,8 +63,8 @@ def scaled_dot_product_attention(
 def _attend(
     queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any, **options: Any
 ) -> mx.array:
-    """mlx-lm's attention. On a CPU, decoding over many keys passes a group's query heads as queries
-    of one head, so MLX reads keys once (benchmarks/RESULTS.md)."""
+    """On a CPU with many keys, a group's query heads become queries of one head, so MLX reads keys
+    once (benchmarks/RESULTS.md)."""
     heads = queries.shape[1]
     if isinstance(keys, WholeBuffer):
         if mask is None and supports(queries, keys, values, options):
@@ -91,7 +87,7 @@ def _attend(
 
 
 def _of_groups(mask: Any, options: dict[str, Any]) -> bool:
-    """Whether the heads of a group share all arguments: no sinks, no mask by head."""
+    """Whether a group's heads share all arguments: no sinks, no mask by head."""
     return options.get("sinks") is None and (
         mask is None or (isinstance(mask, mx.array) and mask.shape[-3:-1] in ((), (1,), (1, 1)))
     )
@@ -110,8 +106,8 @@ _passes = threading.local()
 
 @contextmanager
 def bidirectional(window: int | None) -> Iterator[None]:
-    """Let tokens on this thread also attend to later ones. `window`: exclusive maximum distance in
-    layers with a window, whose masks are arrays."""
+    """Let tokens on this thread attend to later ones. `window`: exclusive maximum distance in
+    layers with array masks."""
 
     def both_sides(width: int) -> mx.array | None:
         at = mx.arange(width)
@@ -129,7 +125,7 @@ _recording = threading.local()
 
 @contextmanager
 def recording() -> Iterator[list[AttentionCall]]:
-    """Collect this thread's calls of attention, with lazy arrays."""
+    """Collect this thread's calls, lazily."""
     _recording.calls = calls = list[AttentionCall]()
     try:
         yield calls
@@ -148,7 +144,7 @@ def install(*models: nn.Module | None) -> None:
 
 
 def replace_too(function: Callable[..., Any]) -> None:
-    """Replace another package's function with mlx-lm's semantics for plain and quantized keys."""
+    """Replace another package's function with mlx-lm's semantics."""
     _replaced.add(function)
 
 

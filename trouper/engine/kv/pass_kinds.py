@@ -1,7 +1,7 @@
-"""Kinds of passes that may be compiled: over decoding rows, and over a lone prompt.
+"""Kinds of passes that may be compiled.
 
-Traced regions have arrays alone. Models that need more (windows, rings with drafts, masks) fail
-there, and run uncompiled.
+Traced regions have arrays alone: windows, rings with drafts and masks fail there, and run
+uncompiled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Untraceable(Exception):
 
 
 class PartialRegion(Region):
-    """A traced region, without values that differ within a kind."""
+    """Without values that differ within a kind."""
 
     def __getattr__(self, name: str) -> Any:
         """Called for absent attributes."""
@@ -59,8 +59,7 @@ class TracedPrompt(PartialRegion):
 
 @attrs.frozen(eq=False)
 class Pass:
-    """`regions`: of each bank, and of all rows if there are several. `banks`: the caches of each
-    bank."""
+    """`regions`: of each bank, then of all rows if several. `banks`: the caches of each."""
 
     keeps_shapes: ClassVar[bool]
     """Whether buffers keep shapes."""
@@ -69,7 +68,7 @@ class Pass:
 
     @property
     def kind(self) -> Hashable:
-        """Equal for passes that share a compiled function and the device's preparation."""
+        """Equal for passes with one compiled function."""
         raise NotImplementedError
 
     @property
@@ -78,7 +77,7 @@ class Pass:
         raise NotImplementedError
 
     def inputs(self) -> list[list[Name]]:
-        """Arrays of each region that the pass has read."""
+        """Names of arrays that the pass has read, by region."""
         raise NotImplementedError
 
     def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
@@ -96,7 +95,6 @@ class Pass:
         )
 
     def put(self, buffers: Sequence[list[mx.array]]) -> None:
-        """Set all caches' buffers."""
         for leaf, parts in zip(self.caches, buffers, strict=True):
             leaf.buffers = parts
 

@@ -1,8 +1,8 @@
-"""Calls of recurrent layers, recorded in a pass and repeated over fewer of its tokens.
+"""Calls of recurrent layers, recorded in a pass and repeated over fewer tokens.
 
-Additions to a state follow from a layer's inputs, which are independent of later tokens. A recorded
-call is repeated from the state before the pass; lazily, so only new states are computed. A layer is
-here the innermost module with the cache.
+A layer's inputs are independent of later tokens, and a recorded call is repeated from the state
+before the pass; lazily, so only states are computed. A layer is the innermost module with the
+cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RecurrentCache(ArraysCache):
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.calls: list[RecordedCall] | None = None
-        """Calls of innermost modules, in order; None: not recording."""
+        """Of innermost modules, in order; None: not recording."""
         self.reads_lengths = False
 
     @property
@@ -48,7 +48,7 @@ class RecurrentCache(ArraysCache):
         self._lengths = lengths
 
     def make_mask(self, N: int) -> mx.array | None:  # noqa: N803  The parameter's name is mlx-lm's.
-        """(n, N) bool: tokens without padding. Most models ask, and some ignore the mask."""
+        """(n, N) bool: tokens without padding."""
         reads = self.reads_lengths
         mask: mx.array | None = super().make_mask(N)
         self.reads_lengths = reads
@@ -74,7 +74,7 @@ class RecordedCall:
         return sum(value.nbytes for value in self.arguments.values() if isinstance(value, mx.array))
 
     def repeat(self, states: RecurrentCache, picked: Picked) -> None:
-        """Build the call over some rows' first tokens; changes `states`."""
+        """Build the call over rows' first tokens; changes `states`."""
         arguments = {
             name: picked.of(value) if isinstance(value, mx.array) else value
             for name, value in self.arguments.items()
@@ -89,11 +89,8 @@ class RecordedCall:
 
 @attrs.frozen(eq=False)
 class Picked:
-    """Rows of a recorded pass, and their first tokens. rows: (m,) indices; None: all `num_rows`.
-
-    width: tokens in the repeated call, of `recorded_width`. counts: (m,) of the row's own tokens;
-    None: all.
-    """
+    """rows: (m,) indices in a recorded pass; None: all `num_rows`. width: tokens in the repeated
+    call, of `recorded_width`. counts: (m,) of the row's own tokens; None: all."""
 
     rows: Ints | None
     width: int
@@ -101,7 +98,7 @@ class Picked:
     num_rows: int
     recorded_width: int
     adapters: RowAdapters | None = None
-    """Of these rows, for repeated calls."""
+    """Of these rows."""
 
     def of(self, array: mx.array) -> mx.array:
         """An argument's part: (m, width, ...), or (m, ...) without tokens."""
@@ -119,14 +116,13 @@ class Picked:
 
 
 def _replaced(value: Any, states: RecurrentCache) -> Any:
-    """A repeated call's cache. Attention with state gets unused KV."""
+    """A repeated call's cache. Attention gets unused KV."""
     if isinstance(value, RecurrentCache):
         return states
     return [states if isinstance(each, RecurrentCache) else KVCache() for each in value]
 
 
 def _recording(value: Any) -> list[RecurrentCache]:
-    """Recording caches among a layer's caches."""
     if isinstance(value, RecurrentCache):
         return [value] if value.calls is not None else []
     caches = getattr(value, "caches", ())
@@ -134,7 +130,6 @@ def _recording(value: Any) -> list[RecurrentCache]:
 
 
 def layers_with_cache(model: nn.Module) -> list[nn.Module]:
-    """Modules whose calls get a cache."""
     kinds: list[tuple[nn.Module, Any]] = [
         (module, type(module)) for _, module in model.named_modules()
     ]
@@ -148,12 +143,11 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def recorded_calls(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Record these modules' calls in their caches."""
     return hook_calls(modules, _record)
 
 
 def _record(kind: Any, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Call, and record in each cache without a record by a nested module."""
+    """Call, and record in each cache without a nested module's record."""
     signature = _signature(kind)
     arguments = signature.bind(*args, **options).arguments
     caches = _recording(arguments.get(CACHE))
@@ -168,14 +162,14 @@ def _record(kind: Any, module: nn.Module, args: tuple[Any, ...], options: dict[s
 
 @attrs.frozen(eq=False)
 class RecordedStates:
-    """A cache's states before a pass, (n, ...) each, and the calls since."""
+    """States before a pass, (n, ...) each, and later calls."""
 
     before: list[mx.array]
     calls: list[RecordedCall]
     reads_lengths: bool
 
     def after(self, picked: Picked) -> list[mx.array]:
-        """Build rows' states (m, ...) after their first tokens, possibly none."""
+        """Rows' states (m, ...) after their first tokens, possibly none."""
         states = RecurrentCache(len(self.before))
         states.cache = [picked.rows_of(mx.array(state)) for state in self.before]
         for call in self.calls if picked.width else ():
@@ -192,12 +186,12 @@ class RecordedStates:
 
 
 PADDING_TRACE = 0.05
-"""Relative difference of a state that shows padding. Rounding makes up to 0.004."""
+"""Relative difference that shows padding. Rounding makes up to 0.004."""
 
 
 def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) -> bool:
-    """Try whether padding stays out of states: from zeros, one token with padding against one
-    alone. Waits for the device. nemotron_h reads lengths in its convolution, not in its scan."""
+    """Try whether padding stays out of states: one token from zeros with padding against one alone.
+    Waits for the device. nemotron_h reads lengths, but not in its scan."""
     if not all(layer.reads_lengths for layer in layers):
         return False
     first, one = np.zeros(1, np.int32), np.ones(1, np.int32)
@@ -219,11 +213,10 @@ def _equal(state: mx.array, other: mx.array) -> mx.array:
 
 
 Partition = Callable[[Sequence[int]], list[range]]
-"""From ascending numbers of tokens to passes with padding."""
 
 
 def each_alone(counts: Sequence[int]) -> list[range]:
-    """Passes without padding."""
+    """Partition numbers of tokens into passes without padding."""
     starts = np.unique(counts, return_index=True)[1].tolist()
     return [range(start, stop) for start, stop in pairwise([*starts, len(counts)])]
 

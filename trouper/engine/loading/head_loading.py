@@ -39,14 +39,12 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 LAYER, NORM = "model.layers.0.", "model.norm."
-"""In a model of one layer, as in checkpoints."""
+"""In a model of one layer."""
 EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
 
 
 @attrs.frozen(eq=False)
 class LoadedHead:
-    """A model's head, or the reason for none."""
-
     module: MtpHead | None = None
     reason: str = NO_HEAD
     """"" for a head."""
@@ -54,25 +52,21 @@ class LoadedHead:
 
 @attrs.frozen(eq=False)
 class Drafters:
-    """A model's drafters: draft model, and head."""
-
     draft: Draft | None
     head: LoadedHead
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Drafters with KV in the rows' slots, in order of caches."""
+        """Drafters with KV in slots, in order of caches."""
         draft = None if self.draft is None else self.draft.model
         return [module for module in (draft, self.head.module) if module is not None]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights."""
         return sum(map(bytes_of, self.modules))
 
     def with_held_states(self, kv: KvLayout, draft_tokens: int) -> KvLayout:
-        """Add a row's states for the head besides KV, with drafts of at most `draft_tokens`
-        tokens."""
+        """Add a row's states for the head, with drafts of at most `draft_tokens` tokens."""
         if self.head.module is None or not kv.cached:
             return kv
         positions = max_held_positions(of_device().width(draft_tokens + 1))
@@ -87,8 +81,8 @@ def load_head(
     report: Callable[[str], None],
     watch: LoadWatch,
 ) -> LoadedHead:
-    """Load the head in the target's precision, or none. Raises `ModelUnusable` if the settings
-    demand a head, or weights cannot be read."""
+    """Load the head in the target's precision. Raises `ModelUnusable` if the settings demand an
+    absent head, or weights cannot be read."""
     head = open_head(target, capabilities, settings)
     if head.module is not None:
         name = settings.model or target.directory.name
@@ -100,7 +94,7 @@ def load_head(
 
 
 def open_head(target: Candidate, capabilities: Capabilities, settings: Settings) -> LoadedHead:
-    """Make the head, lazily. Raises `ModelUnusable` if the settings demand a head in vain."""
+    """Make the head, lazily. Raises `ModelUnusable` as `load_head` does."""
     module, reason = _make_head(target, capabilities, settings)
     if module is None and settings.speculation == "mtp":
         raise ModelUnusable(
@@ -163,7 +157,7 @@ def _head(found: HeadWeights, target: Candidate, family: HeadFamily) -> MtpHead:
 
 
 def _single_layer(config: Mapping[str, Any], *, experts: bool) -> Any:
-    """A model of one layer with full attention; its parameters are never evaluated."""
+    """A model of one full-attention layer, whose parameters are never evaluated."""
     changes: dict[str, Any] = {
         "num_hidden_layers": 1,
         "full_attention_interval": 1,
@@ -181,7 +175,7 @@ def _single_layer(config: Mapping[str, Any], *, experts: bool) -> Any:
 
 
 def _sanitized(found: HeadWeights, single: Any) -> Weights:
-    """Apply the family's changes of weights; the head's own norms shift as the final norm."""
+    """Apply the family's changes; norms outside the layer shift as the final norm."""
     given: Weights = {}
     for name, weight in found.weights.items():
         part, _, leaf = name.rpartition(".")
@@ -210,7 +204,7 @@ def _own_norm(name: str) -> bool:
 
 
 def _stacked(weights: Weights) -> Weights:
-    """Stack single experts' weights, as Qwen3.5's code expects."""
+    """Stack single experts, as Qwen3.5's code expects."""
     stacked: Weights = {}
     experts: dict[str, dict[int, mx.array]] = {}
     for name, weight in weights.items():
@@ -225,8 +219,8 @@ def _stacked(weights: Weights) -> Weights:
 
 
 def _named(weights: Weights, *, hidden_first: bool) -> Weights:
-    """Name weights as `MtpHead`, whose projection begins with the embedding: columns of checkpoints
-    with `hidden_first` change halves, also packed weights and scales."""
+    """Name weights as `MtpHead`. `hidden_first`: the projection's halves of columns change places,
+    also of packed weights and scales."""
     named: Weights = {}
     for name, weight in weights.items():
         if name.startswith(NORM):
@@ -241,7 +235,7 @@ def _named(weights: Weights, *, hidden_first: bool) -> Weights:
 
 
 def _quantize(head: MtpHead, weights: Weights) -> None:
-    """Quantize layers with packed weights, whose shapes determine the packing."""
+    """Packing follows from the weights' shapes."""
 
     def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:

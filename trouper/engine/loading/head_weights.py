@@ -1,7 +1,7 @@
-"""Weights of a checkpoint's MTP head, from its files.
+"""Weights of a checkpoint's MTP head.
 
-mlx-lm's models drop the head; DeepSeek's drops no weights unless 61 layers come before. Names and
-the projection's order are the publishers', as in vLLM (`glm4_moe_mtp.py`, `mimo_mtp.py`).
+mlx-lm's models drop heads, DeepSeek's for 61 layers only. Names and the projection's order: vLLM's
+`glm4_moe_mtp.py`, `mimo_mtp.py`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ NAMES = {
     "shared_head.norm": "norm",
     "final_layernorm": "norm",
 }
-"""Names of the head's parts in checkpoints (Qwen, DeepSeek and GLM, MiMo), and in `MtpHead`; others
-are the layer's."""
+"""The head's parts in checkpoints (Qwen, DeepSeek and GLM, MiMo), and in `MtpHead`."""
 SHARED = ("shared_head.head.", "embed_tokens.", "lm_head.")
-"""Copies of the model's embeddings and output layer (DeepSeek-V3's README_WEIGHTS.md)."""
+"""The model's own, copied (DeepSeek-V3's README_WEIGHTS.md)."""
 QWEN = re.compile(
     r"(?:model\.)?(?:language_model\.)?(?:model\.)?mtp\.(?:layers\.(?P<layer>\d+)\.)?(?P<name>.+)"
 )
@@ -47,13 +46,13 @@ MIMO = re.compile(r"model\.mtp_layers\.(?P<layer>\d+)\.(?P<name>.+)")
 UNKNOWN = re.compile(r"(^|\.)mtp(_layers)?\.")
 """In checkpoints of most other families."""
 CONVOLUTION = "conv1d.weight"
-"""Any such weight's form shows mlx-lm a converted checkpoint of Qwen3.5."""
+"""By this weight's form mlx-lm recognises a converted checkpoint of Qwen3.5."""
 
 
 @attrs.frozen
 class HeadFamily:
-    """`pattern`: of weights' names. `behind`: named as layers behind the last. `array_mask`: see
-    `MtpHead`. `hidden_first`: the projection's input begins with the hidden state."""
+    """`pattern`: of names. `behind`: named as layers behind the last. `array_mask`: see `MtpHead`.
+    `hidden_first`: the projection's input begins with the hidden state."""
 
     pattern: re.Pattern[str]
     behind: bool = False
@@ -74,7 +73,7 @@ FAMILIES = {
 
 
 def family_of(config: Mapping[str, Any]) -> HeadFamily | None:
-    """The form of a checkpoint's head; None: unknown."""
+    """None: unknown."""
     if not find_architecture(config).native:
         return None
     kind = str(config["model_type"])
@@ -83,17 +82,17 @@ def family_of(config: Mapping[str, Any]) -> HeadFamily | None:
 
 @attrs.define(eq=False)
 class HeadWeights:
-    """A checkpoint's first head, without prefix; empty: none."""
+    """Without prefix; empty: no head."""
 
     weights: Weights = attrs.field(factory=dict)
     convolution: mx.array | None = None
-    """Of any of the model's layers."""
+    """Of any layer."""
     unknown: bool = False
-    """Whether a head has a form beyond `FAMILIES`."""
+    """Whether a head has an unknown form."""
 
 
 def read_head_weights(directory: Path, config: Mapping[str, Any]) -> HeadWeights:
-    """Read the first head's weights, lazily. Longer drafts apply that head again."""
+    """Read the first head, lazily. Longer drafts repeat that head."""
     family, head = family_of(config), HeadWeights()
     for file in weight_files(directory):
         # The annotations of `mx.load` allow single arrays, which files of other formats hold.
@@ -110,7 +109,7 @@ def read_head_weights(directory: Path, config: Mapping[str, Any]) -> HeadWeights
 
 
 def find_part(name: str, family: HeadFamily, config: Mapping[str, Any]) -> tuple[int, str] | None:
-    """A weight's head index and name there; None: the weight is the model's."""
+    """The head's index and the weight's name there; None: the model's weight."""
     match = family.pattern.fullmatch(name)
     if match is None:
         return None
@@ -120,7 +119,7 @@ def find_part(name: str, family: HeadFamily, config: Mapping[str, Any]) -> tuple
 
 
 class ModelWithoutHead(nn.Module):
-    """A model's children and parameters for `load_model`. Its `sanitize` drops heads' weights."""
+    """A model's parts for `load_model`; `sanitize` drops heads' weights."""
 
     def __init__(self, model: nn.Module, is_of_head: Callable[[str], bool]) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class ModelWithoutHead(nn.Module):
         return sanitized
 
     def take_model(self) -> nn.Module:
-        """The model with the children from `load_model`."""
+        """The model with children from `load_model`."""
         model = self._get_model()
         for name, child in self.items():
             model[name] = child
@@ -144,8 +143,8 @@ class ModelWithoutHead(nn.Module):
 
 
 def classes_without_head(config: dict[str, Any]) -> tuple[Any, Any]:
-    """Classes for `load_model`: `ModelWithoutHead` around the model's class where the family may
-    have heads."""
+    """For `load_model`: `ModelWithoutHead` around the model's class where the family may have
+    heads."""
     kind, arguments = get_classes(config)
     family = family_of(config)
     if family is None:

@@ -11,7 +11,7 @@ THRASHING_CHECK = "MLX_ENABLE_CACHE_THRASHING_CHECK"
 soon cause."""
 SMALL_GRAPHS = {"MLX_MAX_OPS_PER_BUFFER": "20", "MLX_MAX_MB_PER_BUFFER": "100000"}
 """Limits of a CUDA graph. MLX instantiates each new sequence of operations: short ones repeat
-between layers, and cuts by bytes would shift as buffers grow."""
+between layers, and cuts by bytes would shift as buffers grow (benchmarks/RESULTS.md)."""
 
 
 def prepare() -> None:

@@ -32,7 +32,7 @@ WARPS, TILE = 8, 8
 BLOCK_OUTPUTS = 16
 """Outputs of a block."""
 MAX_TILES = 4
-"""Of a block."""
+"""Maximum number of tiles of a block."""
 TRIED_ROWS, TRIED_OUTPUTS, TRIED_INPUTS = 13, 40, 1152
 """Sizes of the trial: tiles, blocks and turns of warps are partial."""
 TRIED_SIZES = (16, 16, 8)

@@ -36,8 +36,7 @@ MAX_BYTES = 2**29
 """Maximum of rows times bytes of plain weights: cuBLAS is worth its launch beyond
 (benchmarks/RESULTS.md)."""
 MAX_SPLIT_ROWS = 512
-"""Maximum of rows for two matrices at once by MLX: activations read parts of a result more slowly.
-"""
+"""Maximum of rows for two matrices at once by MLX: activations read such results more slowly."""
 HELD = "transposed weights"
 """Key in a layer's `__dict__` of its weights and their view."""
 SMALL_BYTES, SMALL_ROWS = 2**23, 320
@@ -74,7 +73,7 @@ class FastQuantizedLinear(nn.QuantizedLinear):
 
 
 class FastQuantizedEmbedding(nn.QuantizedEmbedding):
-    """A packed embedding with such logits."""
+    """A packed embedding that computes logits in the same way."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         return _packed_product(self, x, super().as_linear)
@@ -127,7 +126,7 @@ def replace_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
 
 @cache
 def max_unpacked_bytes() -> int:
-    """Of a matrix that is unpacked for a product."""
+    """Size of the largest matrix that is unpacked for a product."""
     return device.memory_limit_bytes() // UNPACKED_PART
 
 

@@ -218,7 +218,8 @@ Floats = NDArray[np.float32]
 
 
 def own_noise(model: nn.Module, vocabulary: int) -> dict[str, Any]:
-    """The best token's lead varies by so much (log-probability) with equal rows or in one pass."""
+    """Largest changes of the best token's lead (log-probability), with equal rows and in one
+    pass."""
     [text] = random_texts([NOISE_PROMPT + DECODED], vocabulary, 3)
     alone = _decoded(model, text, 1)
     second, best = np.argsort(alone, -1)[:, -2:].T
