@@ -107,7 +107,7 @@ class BlasThreads:
             self._blas.scipy_openblas_set_num_threads(self._number(rows))
 
     def would_change(self, rows: int) -> bool:
-        """Whether `begin` would set another number, while no product may run."""
+        """Whether `begin` would set another number; no product may run then."""
         if self._blas is None or self._max_threads == 1:
             return False
         return bool(self._number(rows) != self._blas.scipy_openblas_get_num_threads())

@@ -116,7 +116,7 @@ class Picked:
 
 
 def _replaced(value: Any, states: RecurrentCache) -> Any:
-    """A repeated call's cache. Attention gets unused KV."""
+    """A repeated call's cache. Attention gets KV that nothing reads."""
     if isinstance(value, RecurrentCache):
         return states
     return [states if isinstance(each, RecurrentCache) else KVCache() for each in value]

@@ -232,7 +232,7 @@ def questions(
 def probe_question(
     server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int
 ) -> ProbeQuestion:
-    """A question of exactly these tokens, without common prefixes."""
+    """A question of exactly `prompt_tokens` tokens; indices share no prefix."""
     text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
     tokens = server.post("/tokenize", {"prompt": text})["tokens"]
     return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)

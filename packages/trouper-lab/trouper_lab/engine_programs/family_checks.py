@@ -91,7 +91,8 @@ def rows_of(subject: Subject) -> Iterator[Row]:
 
 @attrs.frozen(kw_only=True)
 class ScenarioError:
-    """error: see `self_check.accuracy`; None: none. bound: by rounding. off: the feature is off."""
+    """error: see `self_check.accuracy`; None: not run, or raised. bound: by rounding.
+    off: the model does not allow the feature."""
 
     feature: str
     scenario: str
