@@ -27,17 +27,14 @@ _FORMER_NAMES = {
     "MemoryFacts": "MemoryStats",
     "run_fleet": "run_models",
 }
-"""Names of earlier versions. They can still be imported, and are not listed."""
+"""Names of earlier versions, importable but unlisted."""
 
 
 if not TYPE_CHECKING:  # To a checker every name would exist.
 
     def __getattr__(name: str) -> Any:
-        """Import the public names when the first is used (PEP 562).
-
-        The import takes a second, which the help of a command and each completion would add.
-        `from trouper import MODULE` asks here, too, before the module is imported.
-        """
+        """Import public names, or MODULE of `from trouper import MODULE`, at the first use (PEP
+        562): the import takes a second."""
         if find_spec(f"trouper.{name}") is None:
             from trouper import public_names
 

@@ -1,8 +1,6 @@
-"""Child processes that end when the process that started them does, in whatever way: also by
-SIGKILL, on Linux as on macOS.
+"""Child processes that end with their parent, also by SIGKILL.
 
-The parent keeps the writing end of a pipe, and children get the reading end. The system closes the
-writing end when the parent dies, so a child that reads there sees the end of the file.
+Children read from a pipe, which the system closes when the parent dies.
 """
 
 from __future__ import annotations
@@ -14,13 +12,12 @@ from contextlib import contextmanager
 from threading import Thread
 
 LAUNCHER = "TROUPER_LAUNCHER"
-"""Variable of a child: the descriptor of the reading end."""
+"""A child's variable: the descriptor of the reading end."""
 
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield a descriptor to read from, which ends when this process does. Children get it by
-    `pass_fds` and the variable `LAUNCHER`."""
+    """Yield a descriptor that ends with this process."""
     read, write = os.pipe()
     try:
         yield read
@@ -32,8 +29,7 @@ def lifeline() -> Iterator[int]:
 def watch_launcher(
     ended: Callable[[], None], environment: MutableMapping[str, str] = os.environ
 ) -> None:
-    """Call `ended` on a thread when the launcher of this process has ended. Nothing happens if none
-    is named. The variable is removed: this process' own children do not inherit the descriptor."""
+    """Call `ended` on a thread when the launcher ends. Children do not inherit the descriptor."""
     if launcher := environment.pop(LAUNCHER, ""):
         Thread(target=_watch, args=(int(launcher), ended), name="launcher", daemon=True).start()
 
@@ -45,6 +41,5 @@ def _watch(descriptor: int, ended: Callable[[], None]) -> None:
 
 
 def end_with_launcher() -> None:
-    """End this process at once when its launcher ends: for programs that keep nothing which must be
-    closed."""
+    """For programs without state to close."""
     watch_launcher(lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -1,4 +1,4 @@
-"""Main memory that this process may use: the machine's, or the limit of its container."""
+"""Main memory of the machine, or the container's limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Files of a container's memory limit, in cgroup version 2 and 1."""
+"""Of cgroup version 2 and 1."""
 
 
 def main_memory_bytes() -> int:

@@ -1,5 +1,3 @@
-"""Settings of the process that MLX and mlx-lm need, and that no import makes."""
-
 from __future__ import annotations
 
 from trouper import heap, temporary_directory, workarounds
@@ -8,13 +6,10 @@ from trouper.workarounds import mlx_lm_open_files, mlx_reference_blas
 
 
 def prepare_process() -> None:
-    """Prepare this process for the engine. Must precede the first import of MLX and mlx-lm.
+    """Prepare this process for the engine, before the first import of MLX and mlx-lm.
 
-    Sets variables of the environment (TMPDIR, MLX_PTX_CACHE_DIR, those of MLX's CUDA build; a
-    variable that is set already keeps its value, if it is safe) and options of glibc's malloc,
-    loads a fast BLAS, and keeps the limit on open files. `run_runtime` and `run_models` call it
-    before they import MLX; a program that imports MLX earlier calls it itself. A second call
-    changes nothing.
+    Sets variables (TMPDIR, MLX_PTX_CACHE_DIR, MLX's CUDA build) and malloc's options, loads a fast
+    BLAS, and keeps the limit on open files. `run_runtime` and `run_models` call `prepare_process`.
     """
     workarounds.warn_of_unknown()
     heap.keep_large_buffers()

@@ -1,4 +1,4 @@
-"""The public names of `trouper`, which imports this module when the first of them is used."""
+"""The public names of `trouper`, imported at the first use."""
 
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.model_manager import ModelManager

@@ -1,4 +1,4 @@
-"""The runtime as a whole, with the real engine: what a program starts to have it."""
+"""The runtime with the real engine."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from trouper.engine.host import MlxEngine
 
 FILES_ANSWER_S = 60.0
-"""Time within which the headers of a model's files are read, also from a slow network."""
+"""For the headers of a model's files."""
 
 
 def mlx_engine() -> type[MlxEngine]:
-    """Prepare the process and import the real engine, and with it MLX, which an embedder with an
-    engine of its own may not have."""
+    """Prepare the process and import the real engine with MLX."""
     prepare_process()
     from trouper.engine.host import MlxEngine
 
@@ -51,8 +50,8 @@ async def run_runtime(
     """Load the model and run the six actors; `nursery.start` returns the `Runtime`. Ends after
     `Runtime.drain`.
 
-    `engine` None: the real one (MLX), which calls `logits_processors` for the requests that name
-    them. Raises `ModelUnusable`.
+    `engine` None: MLX, with `logits_processors` for requests that name them. Raises
+    `ModelUnusable`.
     """
     if engine is None:
         engine = mlx_engine()(settings, processors=logits_processors or {})
@@ -60,8 +59,7 @@ async def run_runtime(
 
 
 def scan_of(sources: Sequence[str]) -> Scan | None:
-    """Return what finds the models of --models-from, on a thread; None: there are no sources.
-    Raises `SettingsInvalid`."""
+    """Models of --models-from, found on a thread; None: no sources. Raises `SettingsInvalid`."""
     from trouper.engine.platform import device
 
     if not sources:
@@ -82,8 +80,7 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
 
 
 class WeightSizes:
-    """Bytes and dates of models before they are loaded. A model whose files do not answer has one
-    thread, which may hang for ever."""
+    """Bytes and dates of unloaded models. Hanging files may block one thread a model."""
 
     def __init__(self) -> None:
         self._threads: defaultdict[str | None, trio.CapacityLimiter] = defaultdict(
@@ -91,8 +88,7 @@ class WeightSizes:
         )
 
     async def measure(self, settings: Settings) -> Measured:
-        """Read the headers of a model's files, after downloading what is missing. Raises
-        `ModelUnusable`, also if its directory does not answer within FILES_ANSWER_S."""
+        """Read headers after downloads. Raises `ModelUnusable`, also after FILES_ANSWER_S."""
         from trouper.engine.loading.model_loading import measured
         from trouper.engine.loading.model_source import may_download
 
@@ -118,12 +114,13 @@ async def run_models(
     logits_processors: Processors | None = None,
     task_status: trio.TaskStatus[ModelManager] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a runtime for each of several models; `nursery.start` returns the `ModelManager` once the
-    first is loaded. Ends after `ModelManager.drain`. `options`: of models, by what their settings
-    name. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0
-    of several processes that have the one model together; they have no `logits_processors`, by
-    name, which requests may name otherwise. Raises `ModelUnusable`, if the first cannot be loaded,
-    and `SettingsInvalid` for a name in `server` without effect."""
+    """Run a runtime for each model; `nursery.start` returns the `ModelManager` once the first is
+    loaded. Ends after `ModelManager.drain`.
+
+    `options`: by model name. `watch`: gets loading progress on a thread. `ranks`: for rank 0 of
+    several processes, without `logits_processors`. Raises `ModelUnusable` for the first model, and
+    `SettingsInvalid` for a name in `server` without effect.
+    """
     engine_class = mlx_engine()
     from trouper.engine.platform.device import weights_room
 

@@ -1,11 +1,7 @@
-"""A directory for temporary files, and for the kernels that MLX compiles, in which nobody else can
-put one.
+"""A private directory for temporary files, and for kernels that MLX compiles.
 
-MLX's CPU build compiles kernels into $TMPDIR/mlx/VERSION/cpu, and loads whatever lies there by a
-name that can be predicted; its CUDA build does so with PTX in $TMPDIR/mlx/VERSION/ptx, or
-MLX_PTX_CACHE_DIR. In /tmp the first user to make that directory would have their code run by
-everybody else. So TMPDIR becomes a directory below the user's cache before MLX compiles, unless it
-is private already.
+MLX loads kernels by predictable names below $TMPDIR or MLX_PTX_CACHE_DIR, where others could plant
+code.
 """
 
 from __future__ import annotations
@@ -28,19 +24,18 @@ from trouper.protocol.settings import default_cache_dir
 log = logging.getLogger("trouper")
 TEMPORARY, PTX = "TMPDIR", "MLX_PTX_CACHE_DIR"
 FOLDER = "mlx"
-"""Name of MLX's own folder there."""
+"""MLX's own folder there."""
 LIBC = "CS_GNU_LIBC_VERSION"
 NOEXEC = getattr(os, "ST_NOEXEC", 0)
-"""Flag of a file system from which no code is loaded; macOS has none."""
+"""Flag of file systems without executable code; not on macOS."""
 NOWHERE = Path("/")
-"""A directory in which nobody can put anything but root."""
+"""Only root can write here."""
 YOUNG_S = 60.0
-"""Age below which a kernel may still be written by a compiler."""
+"""A younger kernel may still be written."""
 
 
 def keep_private() -> None:
-    """Let TMPDIR and MLX_PTX_CACHE_DIR be private, for this process and those that it starts.
-    Safe to call again."""
+    """Make TMPDIR and MLX_PTX_CACHE_DIR private, also for children."""
     if (ptx := os.environ.get(PTX)) and (why := _unsafe(Path(ptx), Path(ptx))):
         log.warning("%s is not used, for it is not private: %s", PTX, why)
         del os.environ[PTX]
@@ -50,8 +45,7 @@ def keep_private() -> None:
 
 
 def _own_directory() -> Path:
-    """Return the directory below the user's cache; where that cannot be private, a new one that
-    ends with this process."""
+    """The directory below the user's cache, or a temporary one."""
     try:
         own = default_cache_dir().absolute() / "tmp" / _platform()
         make_private(own)
@@ -72,14 +66,13 @@ def _own_directory() -> Path:
 
 
 def _platform() -> str:
-    """Name what compiled code depends on: a home directory may be shared by different machines."""
+    """Machines may share a home directory."""
     libc = os.confstr(LIBC) if LIBC in os.confstr_names else None
     return "-".join(filter(None, (sys.platform, os.uname().machine, libc))).replace(" ", "-")
 
 
 def _unsafe(above: Path, directory: Path) -> str:
-    """Make a directory that MLX loads code from; return why others could put code there, or why
-    it cannot be used, or ""."""
+    """Make a directory for code; return a fault, or ""."""
     try:
         if who := who_may_change(above) if above.exists() else "":
             return who
@@ -96,8 +89,7 @@ def _reason(error: OSError | SettingsInvalid) -> str:
 
 
 def _remove_incomplete(own: Path) -> None:
-    """Remove kernels that a power loss or a kill has cut short: MLX would load each for ever,
-    and fail."""
+    """MLX would load truncated kernels for ever, and fail."""
     for path in own.glob(f"{FOLDER}/*/cpu/*.so"):
         with suppress(OSError), path.open("rb") as file:
             info = os.fstat(file.fileno())
@@ -107,8 +99,7 @@ def _remove_incomplete(own: Path) -> None:
 
 
 def _is_complete(header: bytes, size: int) -> bool:
-    """Whether a file of 64-bit ELF has its table of sections, which is its end. Another format
-    (a Mac's) counts as complete."""
+    """Whether 64-bit ELF has its final table of sections; true for other formats."""
     if not header.startswith(b"\x7fELF\x02\x01"):
         return any(header)
     begin, entry, count = struct.unpack_from("<Q10x2H", header, 40)

@@ -1,7 +1,6 @@
 """MLX's modules have no hooks around their calls, which drafts over recurrent states need.
 
-Fault: the calls that change a recurrent state are recorded, to be repeated over fewer tokens. A
-module calls its children as its own code has it, and `nn.Module` offers no hook there.
+Fault: `nn.Module` has no hook to record calls.
 Seen: MLX 0.32.4.
 Upstream: by design.
 Without: no drafts for models with recurrent states.
@@ -21,13 +20,11 @@ import mlx.nn as nn
 from trouper import workarounds
 
 Hook = Callable[[Any, nn.Module, tuple[Any, ...], dict[str, Any]], Any]
-"""Called in the place of a call, with the module's class, the module, and the arguments by position
-and by name; returns what the call returns."""
+"""From (class, module, arguments) to the call's result."""
 
 
 @contextmanager
 def hook_calls(modules: Sequence[nn.Module], hook: Hook) -> Iterator[None]:
-    """Hook the calls of these modules."""
     active = modules if workarounds.is_active(__name__) else ()
     kinds: list[Any] = [type(module) for module in active]
     try:

@@ -1,11 +1,10 @@
 """mlx-lm sets the limit on open files to 2,048 when it is imported.
 
-Fault: mlx_lm/utils.py calls `setrlimit(RLIMIT_NOFILE, (2048, 4096))`. The call raises where the
-hard limit is lower (`ulimit -n 1024`), and takes descriptors away where the soft limit is higher.
+Fault: `setrlimit(RLIMIT_NOFILE, (2048, 4096))` in mlx_lm/utils.py raises under a lower hard limit,
+and reduces a higher soft one.
 Seen: mlx-lm 0.32.2.
 Upstream: no report is known; none was searched for.
-Without: no start where the hard limit is below 4,096; `--max-connections` beyond 2,048 has no
-effect.
+Without: no start under a hard limit below 4,096; `--max-connections` ends at 2,048.
 """
 
 from __future__ import annotations
@@ -18,17 +17,13 @@ from functools import cache
 from trouper import workarounds
 
 LARGE_MODEL_FILES = 2048
-"""What a large model with many files may need; as in mlx-lm."""
+"""As in mlx-lm."""
 CALL = resource.RLIMIT_NOFILE, (LARGE_MODEL_FILES, 4096)
-"""Arguments of mlx-lm's call."""
 
 
 @cache
 def keep_limit() -> None:
-    """Let the import of mlx-lm only ever raise the soft limit. Must precede that import.
-
-    `resource.setrlimit` is replaced until mlx-lm calls it. Other calls have their effect.
-    """
+    """Let mlx-lm's later import only raise the soft limit."""
     if "mlx_lm.utils" in sys.modules or not workarounds.is_active(__name__):
         return
     setrlimit = resource.setrlimit
@@ -44,7 +39,6 @@ def keep_limit() -> None:
 
 
 def raise_soft_limit() -> None:
-    """Raise the soft limit to what a large model needs, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = LARGE_MODEL_FILES if hard == resource.RLIM_INFINITY else min(LARGE_MODEL_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < needed:

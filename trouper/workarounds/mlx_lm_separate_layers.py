@@ -1,7 +1,6 @@
 """mlx-lm multiplies by the matrices of queries, keys and values one by one, which get one input.
 
-Fault: on a fast GPU launching a step takes longer than computing it, and of some 18 kernels a layer
-five are such products, where two would do. mlx-lm's models have a layer for each.
+Fault: five products a layer could be two launches.
 Seen: mlx-lm 0.32.2.
 Upstream: by design.
 Without: more time to launch a decode step on CUDA (docs/performance.md).
@@ -25,36 +24,34 @@ from mlx import nn
 from trouper import workarounds
 
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers of a module that get the same input in mlx-lm's models."""
+"""Layers of a module with the same input."""
 PARTS = ("weight", "scales", "biases", "bias")
 FORMAT = ("bits", "group_size", "mode")
 MERGED = "merged"
-"""Key in a layer's `__dict__` of the group that it belongs to, and of its index there."""
+"""Key in a layer's `__dict__` of (group, index)."""
 Multiply = Callable[[Any, mx.array, tuple[int, ...]], Sequence[mx.array] | None]
-"""From a layer with the matrices of all, an input and each one's number of outputs to their
-results; None: each layer multiplies by itself."""
+"""From (merged layer, input, sizes) to results; None: layers multiply by themselves."""
 
 
 @attrs.define(eq=False)
 class MergedLayers:
-    """A group of layers. It holds their matrices, and no layer, which would be a cycle."""
+    """A group's matrices; references to layers would be cycles."""
 
     layer: nn.Module
-    """A layer with the matrices of all."""
     sizes: tuple[int, ...]
     """Number of outputs of each."""
     _parts: list[mx.array]
-    """Matrices of the layers, which are views of the one of `layer`."""
+    """Views of the matrix of `layer`."""
     apart: bool = False
-    """Whether they multiply by themselves, since they do not all get the same input."""
+    """Whether layers multiply by themselves, since inputs differed."""
     _input: mx.array | None = None
     _results: dict[int, mx.array] = attrs.field(factory=dict)
-    """Results for `_input` of the layers, by index, that were not called with it yet."""
+    """Results for `_input` that no layer has taken, by index."""
 
     def result(
         self, index: int, weight: mx.array, x: mx.array, multiply: Multiply
     ) -> mx.array | None:
-        """The result of a layer, which has the matrix `weight`; None: it multiplies by itself."""
+        """None: the layer with matrix `weight` multiplies by itself."""
         if self.apart or self._parts[index] is not weight:
             return None
         if self._input is not x:
@@ -72,8 +69,7 @@ class MergedLayers:
 
 
 def merge(model: nn.Module, kinds: Sequence[type[nn.Module]], block: int) -> None:
-    """Merge layers of these kinds, where they can be. Nothing is evaluated. `block`: the number of
-    outputs that a kernel computes at once."""
+    """Merge layers of these kinds, lazily. `block`: outputs that a kernel computes at once."""
     for _, module in model.named_modules() if workarounds.is_active(__name__) else ():
         for names in NAMES:
             layers = [module.get(name) for name in names]
@@ -86,25 +82,21 @@ def merge(model: nn.Module, kinds: Sequence[type[nn.Module]], block: int) -> Non
 
 
 def separate(layer: nn.Module) -> None:
-    """Let a layer multiply by itself."""
     layer.__dict__.pop(MERGED, None)
 
 
 def result(layer: Any, x: mx.array, multiply: Multiply) -> mx.array | None:
-    """The result of a layer for this input, if it is one of a group that is multiplied at once."""
     found: tuple[MergedLayers, int] | None = layer.__dict__.get(MERGED)
     return None if found is None else found[0].result(found[1], layer.weight, x, multiply)
 
 
 def _alike(layers: Sequence[Any], block: int) -> bool:
-    """Whether layers differ in nothing but their weights and their numbers of outputs, and no block
-    of the kernel would lie across two of them."""
+    """Whether layers differ in weights and sizes alone, and no block spans two."""
     forms = {_form(layer) for layer in layers}
     return len(forms) == 1 and all(layer.weight.shape[0] % block == 0 for layer in layers[:-1])
 
 
 def _form(layer: Any) -> object:
-    """What layers have in common that may be merged."""
     if not isinstance(layer, nn.Module):
         return None
     parts = [(part, layer[part].dtype, layer[part].shape[1:]) for part in PARTS if part in layer]
@@ -129,5 +121,5 @@ def _merge(layers: Sequence[Any]) -> None:
 
 
 def split(array: mx.array, sizes: Sequence[int], axis: int) -> list[mx.array]:
-    """Views of parts of these sizes."""
+    """Views of these sizes."""
     return cast(list[mx.array], mx.split(array, [*accumulate(sizes)][:-1], axis=axis))

@@ -1,8 +1,7 @@
 """MLX's Linux CPU wheel multiplies by the reference BLAS, which is many times slower than OpenBLAS.
 
-Fault: the wheel links libblas, which reaches a few GFLOP/s where OpenBLAS reaches over a hundred on
-the same two cores. scipy-openblas32, the OpenBLAS of NumPy and SciPy, chooses its kernels for the
-processor at hand, but its symbols have a prefix. An alias without the prefix is made here.
+Fault: the wheel links libblas. OpenBLAS's symbols have a prefix in scipy-openblas32; aliases are
+made here.
 Seen: MLX 0.32.4, scipy-openblas32 0.3.34.
 Upstream: no report is known; none was searched for.
 Without: float32 products of a CPU take many times as long (docs/workarounds.md).
@@ -34,8 +33,7 @@ from trouper.workarounds import openblas_vector_products
 log = logging.getLogger("trouper")
 SGEMM = "cblas_sgemm"
 FUNCTIONS = (SGEMM, "cblas_dgemm", "cblas_cgemm")
-"""All functions that libmlx.so imports from a BLAS. LAPACK is not replaced: a forward pass never
-calls it."""
+"""All BLAS imports of libmlx.so. A forward pass never calls LAPACK."""
 HEADER, SEGMENT, ENTRY, SYMBOL = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ", "<QQ", "<IBBHQQ"
 ELF64_LITTLE = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
 SHARED_OBJECT, READ_WRITE, LARGEST_PAGE = 3, 6, 65536
@@ -46,10 +44,9 @@ GLOBAL_FUNCTION, SHN_ABS = 0x12, 0xFFF1
 
 @cache
 def load_fast() -> Path | None:
-    """Let MLX find OpenBLAS, if it is installed. OPENBLAS_NUM_THREADS sets its number of threads.
+    """Let MLX find OpenBLAS, if installed (threads: OPENBLAS_NUM_THREADS).
 
-    Returns the library, also to later calls. None where MLX uses its own BLAS: another build of MLX
-    (the extra `cpu` alone installs OpenBLAS), or MLX was imported before.
+    Returns the library, also later; None for other builds of MLX, or after an import of MLX.
     """
     library = _find_library()
     if library is None or "mlx.core" in sys.modules or not workarounds.is_active(__name__):
@@ -79,8 +76,7 @@ def _find_library() -> Path | None:
 
 
 def publish(addresses: Mapping[str, int], like: Path) -> None:
-    """Define the names globally, in this process. `like` is a library for this machine. Raises
-    OSError."""
+    """Define the names in this process. `like`: a library for this machine. Raises OSError."""
     descriptor = os.memfd_create("names")
     try:
         os.write(descriptor, image(addresses, like.read_bytes()[:20]))
@@ -90,8 +86,7 @@ def publish(addresses: Mapping[str, int], like: Path) -> None:
 
 
 def image(addresses: Mapping[str, int], like: bytes) -> bytes:
-    """Build the ELF file. `like`: the first bytes of an ELF file of this machine, which contain the
-    machine number."""
+    """Build the ELF file. `like`: the beginning of an ELF file of this machine."""
     if like[:7] != ELF64_LITTLE[:7]:
         raise OSError("not a little-endian 64-bit ELF file")
     (machine,) = struct.unpack_from("<H", like, 18)
@@ -138,8 +133,7 @@ def _symbols(addresses: Mapping[str, int]) -> tuple[bytes, bytes]:
 
 
 def _one_bucket(symbols: int) -> bytes:
-    """Build a hash table with one bucket, which is a linked list and needs no hash: each symbol
-    refers to the next."""
+    """A hash table with one bucket: a linked list without a hash."""
     following = [0, *range(2, symbols), 0]
     return struct.pack(f"<{3 + symbols}I", 1, symbols, 1, *following)
 

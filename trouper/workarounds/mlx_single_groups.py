@@ -1,12 +1,10 @@
 """MLX multiplies quantized layers that have one group a row wrongly, on Hopper.
 
-Fault: MLX has a kernel of its own there for affine weights of 4 or 8 bits, and chooses it only
-where the group is as long as the row (`supports_qmm_sm90` in
-mlx/backend/cuda/quantized/qmm/qmm.cu excludes `group_size < k`). There every product of two or more
-rows is off by 20 and more where values are about 8, or not a number. To compile it takes 100 s.
-Seen: MLX 0.32.4, on an H200: rows of 64 inputs, float32 and bfloat16, 4 and 8 bits, 2 to 16 rows.
+Fault: where group_size is k, `supports_qmm_sm90` (mlx/backend/cuda/quantized/qmm/qmm.cu) allows a
+kernel with wrong products of two or more rows.
+Seen: MLX 0.32.4, H200: 64 inputs, affine, 4 and 8 bits.
 Upstream: no report is known; none was searched for.
-Without: wrong tokens on Hopper of models with such layers, low-rank projections for example.
+Without: wrong tokens on Hopper, for example with low-rank projections.
 """
 
 # The weights of such layers are kept unpacked: the same numbers, a little more memory.
@@ -24,13 +22,11 @@ BITS, SHORTEST = (4, 8), 64
 
 
 def must_be_unpacked(module: nn.Module, architecture: str) -> bool:
-    """Whether MLX would multiply by this layer wrongly, on a device of this architecture."""
     is_active = workarounds.is_active(__name__)
     return is_active and architecture == WRONG_ON and is_affected(module)
 
 
 def is_affected(module: nn.Module) -> bool:
-    """Whether the layer has a type, a format and a width for which MLX chooses that kernel."""
     if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedMultiLinear):
         return False
     single_group = module.scales.shape[-1] == 1
@@ -43,7 +39,7 @@ def is_affected(module: nn.Module) -> bool:
 
 
 def unpacked(module: nn.Module) -> nn.Module:
-    """Return the same layer with plain weights, in the dtype of its scales."""
+    """The layer with plain weights, in the dtype of its scales."""
     weight = mx.dequantize(
         module.weight,
         module.scales,

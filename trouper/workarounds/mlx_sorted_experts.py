@@ -1,11 +1,10 @@
 """MLX multiplies by sorted experts wrongly on CUDA where rows are laid out in another order.
 
-Fault: `mx.gather_mm(..., sorted_indices=True)` is one grouped GEMM. It takes the distance between
-rows of `x` (rows, 1, dim) from the stride of the axis of size 1, where any stride is legal:
-`mx.expand_dims` writes 1 there. The kernel then reads each row one element after the row before,
-without an error (mlx/backend/cuda/matmul.cpp, `ensure_batch_contiguous`).
+Fault: `mx.gather_mm(..., sorted_indices=True)` takes the distance of rows (rows, 1, dim) from the
+stride of the axis of size 1, which is arbitrary (`ensure_batch_contiguous` in
+mlx/backend/cuda/matmul.cpp).
 Seen: MLX 0.32.4.
-Upstream: https://github.com/ml-explore/mlx/issues/4253 (pull request 3960: mended for Metal alone).
+Upstream: https://github.com/ml-explore/mlx/issues/4253 (pull request 3960: Metal alone).
 Without: wrong tokens of gpt_oss on CUDA now and then.
 """
 
@@ -24,27 +23,23 @@ from trouper import workarounds
 
 
 class RowMajorExperts(nn.Module):
-    """An expert layer with a bias, whose output has the strides of a row-major array."""
+    """An expert layer with a bias and row-major outputs."""
 
     def __init__(self, experts: SwitchLinear | QuantizedSwitchLinear) -> None:
         super().__init__()
         self.experts = experts
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """x (rows, 1, inputs) or (batch, length, 1, 1, inputs), indices of experts; the layer's
-        outputs, of the same rank."""
+        """x (rows, 1, inputs) or (batch, length, 1, 1, inputs); outputs of that rank."""
         output: mx.array = self.experts(x, indices, sorted_indices=sorted_indices)
         return row_major(output) if sorted_indices else output
 
 
 def row_major(x: mx.array) -> mx.array:
-    """Return a view of the same values with row-major strides: reshaping a row-contiguous array
-    gives each axis the stride of the axes behind it, which `mx.contiguous` does not, since it
-    leaves such an array as it is."""
+    """A view with row-major strides; `mx.contiguous` keeps a row-contiguous array's."""
     return mx.unflatten(mx.flatten(x), 0, x.shape)
 
 
 def has_biased_experts(module: nn.Module) -> bool:
-    """Whether the module is an expert layer with a bias, which must be wrapped."""
     is_expert = isinstance(module, SwitchLinear | QuantizedSwitchLinear) and "bias" in module
     return is_expert and workarounds.is_active(__name__)

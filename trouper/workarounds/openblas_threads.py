@@ -1,8 +1,6 @@
 """OpenBLAS gives each of its threads an equal share, so one busy core delays all of them.
 
-Fault: the number of threads is fixed at the start. Products of few rows are bound by memory, which
-one or two cores may exhaust, and a thread whose core does something else is waited for. A step of
-one row on two cores takes 29 ms with one thread or two; with one core busy 34 and 60.
+Fault: the number of threads is fixed at the start.
 Seen: scipy-openblas32 0.3.34.
 Upstream: by design (OPENBLAS_NUM_THREADS).
 Without: decode steps use all threads, and are slower beside other work.
@@ -23,47 +21,41 @@ import attrs
 from trouper import workarounds
 
 SAMPLES, TRIAL = 7, 4
-"""Number of steps of which the median counts: with the present number of threads, and in a trial of
-another. The first step of a trial is ignored, since threads that slept wake up in it."""
+"""Steps per median. A trial's first step wakes threads up and is ignored."""
 EQUAL = 1.03
-"""Maximum ratio of times that count as equal. Fewer threads win then: the other cores are free for
-the event loop."""
+"""Maximum ratio of equal times. Fewer threads leave cores to the event loop."""
 BETTER = 0.95
-"""Maximum ratio of times for which more threads are taken."""
+"""Maximum ratio of times for more threads."""
 CHANGED = 1.25
-"""Ratio by which steps are longer or shorter than when the choice was made, from which on the
-machine's load has changed."""
+"""Ratio of times under another load."""
 FIRST_PAUSE, MAX_PAUSE = 64, 2048
-"""Number of steps between trials: twice as many after each that changed nothing."""
+"""Steps between trials, doubled after each without a change."""
 
 
 @attrs.define
 class ThreadTuner:
-    """Chooses the number of threads for steps of one kind: tries half or twice as many, and
-    compares."""
+    """Tries half or twice the threads for steps of one kind."""
 
     threads: int
     max_threads: int
     seconds: deque[float] = attrs.field(factory=lambda: deque(maxlen=SAMPLES))
-    """Durations of the last steps with `threads` threads."""
+    """Durations of the last steps."""
     chosen_at: float = 0.0
-    """Median time of a step, in seconds, when the choice was made."""
+    """Median duration (s) at the choice."""
     tried: int = 0
-    """Number of threads in trial; 0: none."""
+    """Threads in trial; 0: none."""
     trial: list[float] = attrs.field(factory=list)
     down: bool = True
-    """Whether the next trial is with fewer threads."""
     pause: int = FIRST_PAUSE
     waited: int = FIRST_PAUSE
-    """Number of steps since the last trial."""
+    """Steps since the last trial."""
 
     @property
     def next(self) -> int:
-        """Number of threads of the next step."""
+        """Threads of the next step."""
         return self.tried or self.threads
 
     def record(self, seconds: float) -> None:
-        """Learn from a step with `next` threads."""
         if self.tried:
             self.trial.append(seconds)
             if len(self.trial) == TRIAL:
@@ -97,11 +89,10 @@ class ThreadTuner:
 
 
 class BlasThreads:
-    """Sets OpenBLAS's number of threads for each step. Without OpenBLAS, or with one thread, it
-    does nothing.
+    """Sets OpenBLAS's threads for each step.
 
-    The number is the process's. Where several models step at the same time, a step may run with the
-    number that another one has set, which changes its time and nothing else."""
+    The number is the process's: models may share one choice.
+    """
 
     def __init__(self, library: Path | None) -> None:
         self._blas: ctypes.CDLL | None = None
@@ -111,13 +102,12 @@ class BlasThreads:
         self._tuners: dict[int, ThreadTuner] = {}
 
     def begin(self, rows: int) -> None:
-        """Set the number for a step that decodes this many rows and does nothing else; 0 for other
-        steps, which use all."""
+        """For `rows` decoding rows; 0: all threads."""
         if self._blas is not None and self.would_change(rows):
             self._blas.scipy_openblas_set_num_threads(self._number(rows))
 
     def would_change(self, rows: int) -> bool:
-        """Whether `begin` would set another number, which no product may be running meanwhile."""
+        """Whether `begin` would set another number; no product may run then."""
         if self._blas is None or self._max_threads == 1:
             return False
         return bool(self._number(rows) != self._blas.scipy_openblas_get_num_threads())
@@ -126,7 +116,6 @@ class BlasThreads:
         return self._tuner(rows).next if rows else self._max_threads
 
     def record(self, rows: int, seconds: float) -> None:
-        """Learn from such a step."""
         if rows and self._max_threads > 1:
             self._tuner(rows).record(seconds)
 
@@ -138,7 +127,6 @@ class BlasThreads:
 
 @cache
 def _opened(library: Path) -> tuple[ctypes.CDLL, int]:
-    """Return the library and its number of threads at the first call, before any step has changed
-    it."""
+    """The library and its initial number of threads."""
     blas = ctypes.CDLL(str(library))
     return blas, int(blas.scipy_openblas_get_num_threads())

@@ -1,8 +1,7 @@
 """OpenBLAS multiplies one row on x86-64 as a matrix, which takes about twice as long as a vector.
 
-Fault: MLX asks for products of one row by `cblas_sgemm`. OpenBLAS then copies the matrix into the
-order of its kernel for many rows. Its builds for 64-bit Arm forward such calls to `cblas_sgemv`
-(GEMM_GEMV_FORWARD in Makefile.system), those for x86-64 do not.
+Fault: OpenBLAS forwards `cblas_sgemm` of one row to `cblas_sgemv` on 64-bit Arm alone
+(GEMM_GEMV_FORWARD in Makefile.system).
 Seen: scipy-openblas32 0.3.34.
 Upstream: no report is known; none was searched for.
 Without: one stream on an x86-64 CPU decodes at about half the speed (docs/workarounds.md).
@@ -27,7 +26,7 @@ from typing import Any
 from trouper import workarounds
 
 ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
-"""Values of the enumerations of cblas.h."""
+"""From cblas.h."""
 # cblas_sgemm(order, transA, transB, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc); k numbers of A
 # times B (k, n), or (n, k) transposed.
 CODE = """
@@ -94,16 +93,10 @@ INT, FLOAT, POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 MATRIX = (POINTER, INT)
 ARGUMENTS: tuple[Any, ...] = (*[INT] * 6, FLOAT, *MATRIX, *MATRIX, FLOAT, *MATRIX)
 Product = ctypes.CFUNCTYPE(None, *ARGUMENTS)
-"""Type of `cblas_sgemm`."""
 
 
 def forward(sgemm: int, sgemv: int, *, machine: str = platform.machine()) -> int:
-    """Return the address of a function like the `cblas_sgemm` at address `sgemm` that calls the
-    `cblas_sgemv` at `sgemv` for products of one row or two.
-
-    Returns `sgemm` on other processors, where the system maps no code, where the function is wrong,
-    and where the workaround is off.
-    """
+    """A `cblas_sgemm`'s address that calls `sgemv` for one row or two; else `sgemm`."""
     is_x86 = machine == "x86_64" and struct.calcsize("P") == 8
     if not is_x86 or not workarounds.is_active(__name__):
         return sgemm
@@ -115,7 +108,6 @@ def forward(sgemm: int, sgemv: int, *, machine: str = platform.machine()) -> int
 
 
 def code(sgemm: int, sgemv: int) -> bytes:
-    """Assemble the instructions."""
     digits = "".join(line.split()[0] for line in CODE.strip().splitlines())
     for name, address in (("SGEMV", sgemv), ("SGEMM", sgemm)):
         digits = digits.replace(name, struct.pack("<Q", address).hex())
@@ -123,8 +115,7 @@ def code(sgemm: int, sgemv: int) -> bytes:
 
 
 def _mapped(instructions: bytes) -> int:
-    """Map code for the life of the process, never writable and executable at once. Raises
-    OSError."""
+    """Map code, never writable and executable at once. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype, libc.mmap.argtypes = (
         POINTER,
@@ -150,7 +141,6 @@ def _mapped(instructions: bytes) -> int:
 
 
 def _is_right(address: int) -> bool:
-    """Multiply one to three rows (m, 3) by a matrix, as it is and transposed."""
     multiply = Product(address)
     matrix = (FLOAT * 6)(*range(1, 7))
     rows = (FLOAT * 9)(*(1, 10, 100), *(2, 20, 200), *(3, 30, 300))

@@ -1,2 +1,1 @@
-"""`trouper certify` and `trouper bench`, which join the CLI as entry points of
-`trouper.commands`."""
+"""`trouper certify` and `trouper bench`, entry points of `trouper.commands`."""

@@ -1,4 +1,4 @@
-"""`trouper bench`: measure this machine and this model through HTTP, as clients see them."""
+"""`trouper bench`: measure this machine and model through HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from trouper_lab.reports import ReportName, draw_bars, draw_lines, html_page
 
 
 class CountList(click.ParamType[tuple[int, ...]]):
-    """A list of numbers: 1,2,4,8."""
+    """Such as 1,2,4,8."""
 
     name = "counts"
 
@@ -129,8 +129,7 @@ def bench(
 
 
 def _require_writable(out: Path) -> None:
-    """Refuse an --out that cannot be written before minutes of measuring. Existing content
-    stays."""
+    """Refuse an unwritable --out early. Existing content stays."""
     if not out.name:
         refuse(f"--out {out}: names no file")
     if not is_directory(out.parent):
@@ -149,7 +148,6 @@ def _require_writable(out: Path) -> None:
 
 
 def _files(out: Path) -> tuple[Path, Path]:
-    """Describe the run, for JSON and for the page."""
     return out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.html")
 
 
@@ -224,7 +222,6 @@ COLUMNS = (
 @attrs.frozen(kw_only=True)
 class Report:
     about: dict[str, str]
-    """Subject, place and time of the measurement, by name."""
     loads: Sequence[LoadFigures]
     prefix: PrefixFigures | None
 

@@ -1,6 +1,6 @@
-"""Streams that run at once, their timing, and the figures computed from that.
+"""Concurrent streams, timings, and figures.
 
-A stream does as little as possible while it runs: it shares the machine with the server.
+Streams do little while running: servers share the machine.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ VOCABULARY = [
 
 @attrs.define
 class Stream:
-    """One request and its timing, in seconds of `time.perf_counter`."""
+    """In seconds of `time.perf_counter`."""
 
     sent: float = 0.0
     times: list[float] = attrs.field(factory=list)
-    """Arrival times of text. A piece has several tokens where drafts were accepted or the client
-    was late."""
+    """Arrivals of text, of one token or several."""
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -75,21 +74,18 @@ class Question:
     prompt: str
     max_tokens: int
     drafts: bool = False
-    """Whether drafts are allowed. Random words and their continuations repeat more than text does:
-    with drafts the figures would be too good."""
+    """Random words repeat, which flatters drafts."""
     salt: str = attrs.field(factory=lambda: secrets.token_hex(8))
-    """Salt of the prefix cache. By default each question has its own: nothing is cached, not even
-    on disk."""
+    """By default nothing is cached."""
 
 
 def random_words(count: int) -> str:
-    """Return random words, of about 1.3 tokens each."""
+    """Of about 1.3 tokens."""
     return " ".join(random.choices(VOCABULARY, k=count))
 
 
 async def run_streams(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Run all requests concurrently. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a
-    group."""
+    """Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a group."""
     streams = [Stream() for _ in questions]
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with (
@@ -102,8 +98,7 @@ async def run_streams(where: Where, questions: Sequence[Question]) -> list[Strea
 
 
 async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -> None:
-    """Stream one answer. Each answer has all requested tokens: an early end would make others look
-    faster."""
+    """Answers have all requested tokens: early ends flatter others."""
     body = {
         "prompt": question.prompt,
         "max_tokens": question.max_tokens,
@@ -138,7 +133,7 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
 
 
 def _take(chunk: dict[str, Any], stream: Stream) -> bool:
-    """Count a chunk, and return whether it has text."""
+    """Whether a chunk has text."""
     count(chunk, stream)
     return any(choice.get("text") for choice in chunk["choices"])
 
@@ -148,40 +143,36 @@ PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 
 @attrs.frozen(kw_only=True)
 class LoadFigures:
-    """Figures of one number of concurrent streams, over all rounds."""
-
     streams: int
     rounds: int
     tokens_per_s: float
-    """Tokens per second from the first request to the last token, prefill included; the median of
-    the rounds."""
+    """With prefill; median of rounds."""
     decode_tokens_per_s: float
-    """Tokens per second while all streams of a round decode; the median of the rounds. 0: they
-    never all did."""
+    """While all streams decode; 0: never."""
     per_stream_tokens_per_s: float
-    """Tokens per second of one stream between its first and its last token; the median."""
+    """Between a stream's first and last token; median."""
     ttft_s: dict[int, float]
-    """Seconds to the first token by percentile, like the fields that follow."""
+    """Seconds to the first token by percentile, like the following fields."""
     gap_s: dict[int, float]
-    """Seconds between two pieces of text of one stream."""
+    """Between pieces of a stream."""
     prompt_tokens: int
     tokens: int
 
 
 @attrs.frozen(kw_only=True)
 class PrefixFigures:
-    """Seconds to the first token of one long prompt; medians."""
+    """Median seconds to a long prompt's first token."""
 
     prompt_tokens: int
     cold_s: float
     again_s: float
-    """Seconds for the same prompt once more."""
+    """The same prompt again."""
     extended_s: float
-    """Seconds for the same prompt followed by another question."""
+    """The prompt with another question."""
     short_s: float
-    """Seconds for a prompt of a few tokens: no cache can be faster than that."""
+    """A short prompt: a lower bound."""
     cached_tokens: int
-    """Cached tokens of the prompt that was sent again."""
+    """Of the repeated prompt."""
 
 
 def load_of(rounds: Sequence[Sequence[Stream]]) -> LoadFigures:
@@ -207,8 +198,7 @@ def throughput(streams: Sequence[Stream]) -> float:
 
 
 def decode_rate(streams: Sequence[Stream]) -> float:
-    """Return the rate from the last first token to the first last token. A piece counts as the
-    average number of tokens of its stream's pieces."""
+    """From the last first token to the first last token, with average tokens per piece."""
     begin, end = (
         max(stream.times[0] for stream in streams),
         min(stream.times[-1] for stream in streams),
@@ -228,7 +218,7 @@ def own_rate(stream: Stream) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[int, float]:
-    """Return percentiles, each a value that occurred (nearest rank); none without values."""
+    """By nearest rank."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return (
@@ -239,7 +229,6 @@ def percentiles(values: Sequence[float]) -> dict[int, float]:
 
 
 ProgressCallback = Callable[[str], None]
-"""Called with a description of the current measurement, for the user who waits."""
 SHORT_WORDS = 3
 PATIENT = (
     "--queue-timeout-s",
@@ -247,7 +236,7 @@ PATIENT = (
     "--token-timeout-s",
     "--request-timeout-s",
 )
-"""Limits that a server under measurement goes without: a slow machine is measured, not refused."""
+"""Off: slow machines are measured, not refused."""
 WARM_UP_TOKENS = 8
 
 
@@ -262,15 +251,13 @@ class BenchOptions:
 
     @property
     def parts(self) -> int:
-        """The number of measurements, which is how often the progress callback is called."""
         return len(self.streams) * (self.rounds + 1) + self.rounds
 
 
 def measure_load(
     where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback
 ) -> LoadFigures:
-    """Measure one load. A first round is not counted: kernels compile, and the server learns the
-    device's speed."""
+    """The first round is uncounted: kernels compile."""
     show_progress(f"{streams} at once, warming up")
     run_load(
         where,
@@ -297,7 +284,7 @@ def measure_load(
 def measure_prefix(
     where: Where, options: BenchOptions, show_progress: ProgressCallback
 ) -> PrefixFigures:
-    """Measure the prefix cache, one request at a time; each round has a prompt of its own."""
+    """Single requests; each round has a new prompt."""
     seen: dict[str, list[Stream]] = {"cold": [], "again": [], "extended": [], "short": []}
     for number in range(options.rounds):
         show_progress(f"the prefix cache, round {number + 1} of {options.rounds}")
@@ -321,7 +308,7 @@ def measure_prefix(
 
 
 def run_load(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Run the requests. Raises the first of `AnswerFailed`, `NotTrouper`, or httpx2's errors."""
+    """Raises the first of `AnswerFailed`, `NotTrouper`, or httpx2's errors."""
     try:
         return trio.run(run_streams, where, questions)
     except BaseExceptionGroup as group:

@@ -1,7 +1,4 @@
-"""Reports as two files, NAME.json and NAME.html: the option --out, the page, and plots as SVG.
-
-Plots are written by hand: a few lines and bars need no library of fifty megabytes.
-"""
+"""Reports as NAME.json and NAME.html, with plots as SVG."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ SUFFIXES = (".json", ".html")
 
 
 class ReportName(click.ParamType[Path]):
-    """A path without suffix: .json and .html are taken off. For a directory, the command's own name
-    in it."""
+    """Without .json and .html; in a directory, the command's name."""
 
     name = "path"
 
@@ -69,7 +65,7 @@ li span { display: inline-block; width: .8em; height: .8em; margin-right: .4em;
 
 
 def html_page(title: str, body: str) -> str:
-    """Return a page with this heading. `body`: HTML."""
+    """`body`: HTML."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -90,14 +86,14 @@ def html_page(title: str, body: str) -> str:
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 44
 COLOURS = 8
-"""Number of colours, --c0 to --c7."""
+"""Of --c0 to --c7."""
 Series: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
-"""Points by the name of their line."""
+"""Points by line."""
 
 
 @attrs.frozen
 class Axis:
-    """A scale from values to coordinates. `marks`: values with a line and a label."""
+    """From values to coordinates. `marks`: labelled values."""
 
     low: float
     high: float
@@ -109,14 +105,14 @@ class Axis:
 
 
 def from_zero(highest: float, label: str) -> Axis:
-    """Return an axis with about five marks at round numbers, the last at or above `highest`."""
+    """With about five round marks."""
     step = _round_step(highest / 5) if highest > 0 else 0.2
     count = max(1, math.ceil(highest / step - 1e-9))
     return Axis(0.0, step * count, tuple(step * k for k in range(count + 1)), label)
 
 
 def _round_step(smallest: float) -> float:
-    """Return a step of 1, 2 or 5 times a power of ten."""
+    """1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(smallest))
     return next(
         factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest * (1 - 1e-9)
@@ -126,8 +122,7 @@ def _round_step(smallest: float) -> float:
 def draw_lines(
     title: str, series: Series, x_label: str, y_label: str, *, doubling: bool = False
 ) -> str:
-    """Draw a line with points for each name. `doubling`: the distance from 1 to 2 is the same as
-    from 2 to 4."""
+    """`doubling`: a logarithmic x axis."""
     xs = sorted({x for points in series.values() for x, _ in points})
     highest = max((y for points in series.values() for _, y in points), default=0.0)
     y_axis = from_zero(highest, y_label)

@@ -1,13 +1,7 @@
-"""Registry of adaptations that some of mlx-lm's models need before rows of different lengths may
-share their passes.
+"""Registry of adaptations for mlx-lm's models that assume one offset, one mask or their own cache.
 
-A pass over several rows has one offset for each row, a mask that differs between rows, and padding.
-Most models support that. The models here assume one offset, one mask or their own cache; each entry
-of the registry recognises such a model, by its structure where that is possible, and changes it:
-either the traits of our caches and masks, or a submodule of this instance, which is replaced by one
-with the same arithmetic. A replaced submodule does outside of our passes what the original does.
-Without the registry such models fail when they are batched, in a crash or silently, and must run
-row by row.
+An entry recognises a model, by structure where possible, and changes traits of caches and masks, or
+wraps submodules, with the same arithmetic. Other models run row by row.
 """
 
 from __future__ import annotations
@@ -39,23 +33,19 @@ from trouper.workarounds.mlx_sorted_experts import RowMajorExperts, has_biased_e
 
 @attrs.define(eq=False)
 class Adapted:
-    """Adaptations of one instance of a model."""
-
     current: CurrentPass = attrs.field(factory=CurrentPass)
     traits: Traits = USUAL
-    """Traits of the caches of this model."""
     history: int | None = None
-    """Number of last tokens of a row that the model keeps in a cache of arrays; rows that have
-    fewer begin with zeros."""
+    """Last tokens that the model caches; shorter rows begin with zeros."""
     chunked: bool = False
-    """Whether the model's chunked caches have a counterpart in slots."""
+    """Whether slots replace the model's chunked caches."""
     alone: str = ""
-    """Why rows of this model cannot share a pass; "" if they can."""
+    """Why rows cannot share a pass, or ""."""
     names: list[str] = attrs.field(factory=list)
 
     @contextmanager
     def during(self, region: Region) -> Iterator[None]:
-        """Set the current region while a pass over it is built."""
+        """Set the region while a pass is built."""
         self.current.region = region
         try:
             yield
@@ -65,15 +55,13 @@ class Adapted:
 
 @attrs.frozen
 class Adaptation:
-    """A named adaptation. `apply` changes the model or its traits if it recognises the model, and
-    returns whether it did."""
+    """`apply` changes a model that it recognises, and returns whether."""
 
     name: str
     apply: Callable[[nn.Module, Adapted], bool]
 
 
 def adapted(model: nn.Module) -> Adapted:
-    """Adapt a model once; later calls return the same result."""
     found: Adapted | None = getattr(model, "adapted", None)
     if found is None:
         found = Adapted()
@@ -93,12 +81,11 @@ INNER: dict[type[nn.Module], str] = {
     RowOffsetRope: "rope",
     RowPositions: "table",
 }
-"""Modules that stand around one of the model's own, and the attribute that has it."""
+"""Attribute of the wrapped module, by wrapper."""
 
 
 def original_paths(model: nn.Module) -> dict[str, str]:
-    """The present path of each module by the one that it has in the model's code, and in a
-    checkpoint: without the modules that adaptations have put around it."""
+    """A module's present path by its path in a checkpoint, without wrappers."""
     modules = dict(model.named_modules())
     around = {
         f"{path}.{INNER[type(module)]}" for path, module in modules.items() if type(module) in INNER
@@ -120,8 +107,7 @@ def _dynamic_rope(model: nn.Module, found: Adapted) -> bool:
 
 
 def _shared_kv_rope(model: nn.Module, found: Adapted) -> bool:
-    """Attention over another layer's keys and values derives its offset from how many keys it
-    gets."""
+    """Attention over another layer's KV derives its offset from the number of keys."""
     attentions = [
         module
         for _, module in model.named_modules()
@@ -139,8 +125,7 @@ def _arguments(module: nn.Module) -> set[str]:
 
 
 def _learned_positions(model: nn.Module, found: Adapted) -> bool:
-    """GPT-2 and its successors name the table `wpe`. Some count positions from a single offset:
-    caches give them 0."""
+    """GPT-2's table is `wpe`. Some count positions from one offset: caches give 0."""
     if not _replace(
         model,
         lambda child: isinstance(child, nn.Embedding | nn.QuantizedEmbedding),
@@ -157,8 +142,8 @@ def _learned_positions(model: nn.Module, found: Adapted) -> bool:
 
 
 def _grouped_scores(model: nn.Module, found: Adapted) -> bool:
-    """Attention that computes scores itself, (rows, KV heads, repeats, queries, keys) where heads
-    are grouped: a mask of four axes would be broadcast along the wrong one."""
+    """Scores (rows, KV heads, repeats, queries, keys), for which a mask of four axes broadcasts
+    wrongly."""
     if not _any(
         model,
         lambda module: (
@@ -171,8 +156,7 @@ def _grouped_scores(model: nn.Module, found: Adapted) -> bool:
 
 
 def _wider_masks(model: nn.Module, found: Adapted) -> bool:
-    """A mask over one token more than the cache keeps for its windows: a chunk's later tokens see
-    one more than its first."""
+    """The mask has one token more than the window's cache."""
     if not _any(
         model, lambda module: {"swa_idx", "full_idx", "window_size", "config"} <= _names(module)
     ):
@@ -182,8 +166,7 @@ def _wider_masks(model: nn.Module, found: Adapted) -> bool:
 
 
 def _written_buffers(model: nn.Module, found: Adapted) -> bool:
-    """An indexer that assigns to its cache's buffers, to bring them into the graph of what is
-    computed anyway."""
+    """An indexer that assigns to its cache's buffers."""
     if not _any(model, lambda module: {"index_topk", "softmax_scale"} <= _names(module)):
         return False
     found.traits = attrs.evolve(found.traits, open_buffers=True)
@@ -191,7 +174,7 @@ def _written_buffers(model: nn.Module, found: Adapted) -> bool:
 
 
 def _token_history(model: nn.Module, found: Adapted) -> bool:
-    """Embeddings of n-grams keep up to n - 1 tokens; what is missing counts as zeros."""
+    """N-gram embeddings keep up to n - 1 tokens; missing ones are zeros."""
     for _, module in model.named_modules():
         if {"embedders", "post_projs", "n"} <= _names(module):
             found.history = module.n - 1
@@ -200,7 +183,7 @@ def _token_history(model: nn.Module, found: Adapted) -> bool:
 
 
 def _chunked_attention(model: nn.Module, found: Adapted) -> bool:
-    """Layers that attend within chunks, whose masks the model makes from one offset."""
+    """Layers within chunks, with masks from one offset."""
     for _, body in model.named_modules():
         if "attention_chunk_size" in _names(body) and "layers" in body:
             for layer in body.layers:
@@ -214,8 +197,6 @@ def _chunked_attention(model: nn.Module, found: Adapted) -> bool:
 
 
 def _indexed_blocks(model: nn.Module, found: Adapted) -> bool:
-    """Layers that attend to the blocks of keys that an indexer scores best."""
-
     def matches(child: nn.Module) -> bool:
         return {"index_k_proj", "index_rope", "index_block_size"} <= _names(child)
 
@@ -223,7 +204,7 @@ def _indexed_blocks(model: nn.Module, found: Adapted) -> bool:
 
 
 def _sparse_by_distance(model: nn.Module, found: Adapted) -> bool:
-    """Keys are left out by how far blocks of them are from the last key of the longest row."""
+    """Keys are left out by distance from the longest row's last key."""
     if not _any(model, lambda module: "blocksparse_block_size" in _names(module)):
         return False
     found.alone = "its sparse attention counts from the last key of the longest row"
@@ -263,8 +244,7 @@ def _replace(
     current: CurrentPass,
     name: str = "",
 ) -> bool:
-    """Wrap each submodule that matches (and has that name), as an attribute of its parent or in a
-    list of the parent's."""
+    """Wrap matching submodules (of that name), also in lists."""
     targets = [
         (holder, key)
         for _, parent in model.named_modules()
@@ -277,8 +257,7 @@ def _replace(
 
 
 def _children(parent: nn.Module) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (attribute, holder, key) of each child; the holder is the parent or a list of the
-    parent's."""
+    """(attribute, holder, key) of each child; the holder is the parent or a list."""
     for name, value in parent.items():
         if isinstance(value, nn.Module):
             yield name, parent, name
@@ -307,4 +286,4 @@ REGISTRY = [
     Adaptation("blocks of keys are chosen by each row's own positions", _indexed_blocks),
     Adaptation("sparse attention counts from the last key", _sparse_by_distance),
 ]
-"""In the order in which they are tried; several may apply to one model."""
+"""In order of trial; several may apply."""

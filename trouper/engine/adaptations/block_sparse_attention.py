@@ -1,10 +1,8 @@
-"""Attention over the blocks of keys that an indexer scores best, as MiniMax M3 has it, for rows of
-different lengths.
+"""Attention over the blocks of keys that an indexer scores best (MiniMax M3), for rows of different
+lengths.
 
-mlx-lm cuts blocks and assigns queries to them by the distance from the last key, which differs
-between rows. Rows here begin at 0 of their slots, so blocks are cut as for the row alone, and each
-row's positions determine its queries' blocks. A row that has fewer blocks than the longest keeps
-all its own: blocks without any key of the row score minus infinity.
+mlx-lm cuts blocks by distance from the last key; rows here begin at 0. Blocks without keys score
+minus infinity.
 """
 
 from __future__ import annotations
@@ -19,14 +17,13 @@ from trouper.engine.kv.region import Region
 
 
 class BlockSparseAttention(nn.Module):
-    """Attention of mlx-lm that gets its block mask from here; outside of our passes it makes the
-    mask itself."""
+    """mlx-lm's attention with block masks of ours."""
 
     def __init__(self, attention: nn.Module, current: CurrentPass) -> None:
         super().__init__()
         self.attention = attention
         self.is_sparse_attn = True
-        """The model makes a cache for the index if this is true."""
+        """Lets the model make an index cache."""
         self._current = current
 
     def __call__(
@@ -44,8 +41,7 @@ class BlockSparseAttention(nn.Module):
         return out
 
     def _indexed(self, x: mx.array, region: Region, cache: Any) -> mx.array:
-        """(rows, 1, keys, dim): the index of each row with the pass's tokens. Its values would have
-        no width."""
+        """(rows, 1, keys, dim): the index with the pass's tokens."""
         attention = self.attention
         keys = attention.index_k_norm(attention.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
         keys = attention.index_rope(keys, offset=region.offset)
@@ -55,7 +51,7 @@ class BlockSparseAttention(nn.Module):
     def _block_mask(
         self, x: mx.array, keys: mx.array, region: Region, mask: mx.array | str | None
     ) -> mx.array | str | None:
-        """(rows, heads, width, keys) bool, or the mask as it is if every block is kept."""
+        """(rows, heads, width, keys) bool, or `mask` if every block is kept."""
         attention, size, num_keys = self.attention, self.attention.index_block_size, keys.shape[2]
         blocks = -(-num_keys // size)
         if blocks <= attention.index_topk_blocks:
@@ -75,8 +71,7 @@ class BlockSparseAttention(nn.Module):
     def _block_scores(
         self, x: mx.array, keys: mx.array, region: Region, visible: mx.array
     ) -> mx.array:
-        """(rows, index heads, width, blocks): the best score of any key in it that the query may
-        see."""
+        """(rows, index heads, width, blocks): the best score of visible keys."""
         attention, (rows, width, _) = self.attention, x.shape
         queries = attention.index_q_proj(x).reshape(
             rows, width, attention.index_n_heads, attention.index_head_dim

@@ -1,5 +1,3 @@
-"""Traits of a model's caches that differ between models."""
-
 from __future__ import annotations
 
 import attrs
@@ -7,19 +5,16 @@ import attrs
 
 @attrs.frozen
 class Traits:
-    """Traits of a model's caches. Nearly every model has `USUAL`; `adaptation_registry.py`
-    recognises the others."""
+    """Traits of a model's caches, mostly `USUAL` (see `adaptation_registry.py`)."""
 
     mask_rank: int = 4
-    """Number of axes of a mask that differs between rows."""
+    """Axes of a mask that differs between rows."""
     wide_masks: bool = False
-    """Windows in masks may be wider than the ring's: later tokens of a pass then see more than its
-    first."""
+    """Masks' windows may be wider than the ring."""
     open_buffers: bool = False
-    """The model reads and assigns the caches' `keys` and `values`."""
+    """The model assigns caches' `keys` and `values`."""
     counts_from_zero: bool = False
-    """The model counts positions from one offset for all rows; caches give 0, and an adaptation
-    corrects the positions."""
+    """Caches give offset 0; an adaptation corrects positions."""
 
 
 USUAL = Traits()

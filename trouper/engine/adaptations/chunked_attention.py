@@ -1,7 +1,6 @@
-"""Attention within chunks of a row, as Llama 4 has it, with rows of different lengths in one pass.
+"""Attention within chunks (Llama 4) of rows of different lengths.
 
-mlx-lm makes the masks of chunks and the scales of long contexts from one offset. Here each row's
-positions make both; the caches keep all tokens of a row, and report that they begin at 0.
+Masks and scales follow each row's positions; caches keep all tokens.
 """
 
 from __future__ import annotations
@@ -18,18 +17,17 @@ from trouper.engine.kv.region import Region
 
 
 class ChunkSlots(FullSlots):
-    """Counterpart of mlx-lm's ChunkedKVCache. That one drops tokens that no chunk reaches; this one
-    keeps all tokens."""
+    """mlx-lm's ChunkedKVCache drops tokens behind a chunk; slots keep all."""
 
     start_position = 0
 
     def maybe_trim_front(self) -> None:
-        """Do nothing: all tokens are kept."""
+        """Nothing: all tokens are kept."""
 
 
 @attrs.frozen
 class RowOffsets:
-    """Wrapper of a cache that gives attention an offset for each row."""
+    """A cache with an offset for each row."""
 
     cache: FullSlots
 
@@ -42,7 +40,7 @@ class RowOffsets:
 
 
 class TemperedProjection(nn.Module):
-    """Query projection that scales queries by their position in the row."""
+    """Query projection scaled by position."""
 
     def __init__(self, projection: nn.Module, floor_scale: float, attn_scale: float) -> None:
         super().__init__()
@@ -51,7 +49,7 @@ class TemperedProjection(nn.Module):
         self._positions = mx.zeros((1, 1), mx.int32)
 
     def set_positions(self, positions: mx.array) -> None:
-        """Set the positions of the next tokens, (rows or 1, width)."""
+        """Of the next tokens, (rows or 1, width)."""
         self._positions = positions
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -62,8 +60,7 @@ class TemperedProjection(nn.Module):
 
 
 class ChunkedAttention(nn.Module):
-    """Llama 4's attention with a mask and scales for each row; outside of our passes with the
-    caller's."""
+    """Llama 4's attention with masks and scales per row."""
 
     def __init__(self, attention: nn.Module, chunk: int, current: CurrentPass) -> None:
         super().__init__()
@@ -77,8 +74,7 @@ class ChunkedAttention(nn.Module):
 
     @property
     def _tempered(self) -> TemperedProjection | None:
-        """The projection of a layer that scales its queries. No attribute of its own: the model
-        would have it twice."""
+        """No attribute: the model would have the projection twice."""
         projection = self.attention.q_proj
         return projection if isinstance(projection, TemperedProjection) else None
 
@@ -102,6 +98,6 @@ class ChunkedAttention(nn.Module):
 
 
 def _chunk_mask(region: Region, chunk: int) -> mx.array:
-    """(rows, 1, width, keys) bool: keys of the query's own chunk, up to itself."""
+    """(rows, 1, width, keys) bool: keys of the query's chunk, up to the query."""
     query, key = region.positions[:, :, None], mx.arange(region.keys, dtype=mx.int32)
     return ((key <= query) & (key // chunk == query // chunk))[:, None]

@@ -1,8 +1,4 @@
-"""Rotary embeddings and tables of learned positions that replace a model's own, which support one
-offset for all rows.
-
-Outside of our passes each does what the original does.
-"""
+"""Rotary embeddings and tables of positions for rows of different offsets."""
 
 from __future__ import annotations
 
@@ -16,14 +12,13 @@ from trouper.engine.kv.region import Region
 
 @attrs.define
 class CurrentPass:
-    """The region of the pass that is being built; None outside of our passes."""
+    """The region of the pass being built; None outside."""
 
     region: Region | None = None
 
 
 class RowByRowRope(nn.Module):
-    """A dynamically scaled rotary embedding, whose base depends on how long a row is: beyond the
-    limit row by row."""
+    """A dynamically scaled rotary embedding: beyond the limit row by row."""
 
     def __init__(self, rope: DynamicNTKScalingRoPE, current: CurrentPass) -> None:
         super().__init__()
@@ -49,8 +44,7 @@ class RowByRowRope(nn.Module):
         )
 
     def _row(self, x: mx.array, length: int, count: int, region: Region) -> mx.array:
-        """(1, heads, width, dim): the row's tokens in one call, or one by one if they are drafts;
-        padding stays as it is."""
+        """(1, heads, width, dim): the row's tokens at once, drafts one by one; padding stays."""
         size = 1 if region.singly else max(count, 1)
         parts = [
             self.rope(x[:, :, at : at + size], offset=length + at) for at in range(0, count, size)
@@ -59,8 +53,7 @@ class RowByRowRope(nn.Module):
 
 
 class RowOffsetRope(nn.Module):
-    """A rotary embedding that ignores the caller's offset, which is wrong for rows of different
-    lengths, and uses each row's."""
+    """A rotary embedding at each row's offset."""
 
     def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
         super().__init__()
@@ -74,8 +67,7 @@ class RowOffsetRope(nn.Module):
 
 
 class RowPositions(nn.Module):
-    """A table of learned positions, looked up at each row's own. Padding may lie beyond the table's
-    end."""
+    """Learned positions of each row. Padding may exceed the table."""
 
     def __init__(self, table: nn.Module, current: CurrentPass) -> None:
         super().__init__()

@@ -1,10 +1,5 @@
-"""The seam into mlx-lm's attention: the one place where mlx-lm is patched.
-
-mlx-lm's models import `scaled_dot_product_attention` by name, so the name is replaced in the module
-of each class that the model consists of. The replacement calls attention once for each bank if it
-gets the keys of several banks, and else hands all arguments on. A test pins what this relies on
-(tests/engine/test_banks.py).
-"""
+"""The seam into mlx-lm's attention: `scaled_dot_product_attention` is replaced in the modules that
+import the name (pinned by tests/engine/test_banks.py)."""
 
 from __future__ import annotations
 
@@ -32,16 +27,16 @@ plain = base.scaled_dot_product_attention
 """mlx-lm's own function."""
 _replaced = {plain}
 GROUPED_KEYS = 1536
-"""Minimum number of keys for which decoding on a CPU is attention of groups."""
+"""Keys from which a CPU's decoding attends by groups."""
 OPTIONS = ("scale", "mask", "sinks")
-"""Its parameters after the cache."""
+"""Parameters after the cache."""
 
 
 def scaled_dot_product_attention(
     queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **options: Any
 ) -> mx.array:
-    """Attention as in mlx-lm, over the keys of one bank or of several. queries (n, heads, width,
-    dim). `options`: scale, mask and sinks, which some models give by position."""
+    """Attention over keys of one bank or several. queries (n, heads, width, dim). `options`: scale,
+    mask, sinks."""
     options |= zip(OPTIONS, args, strict=False)
     mask = options.pop("mask", None)
     if (both_sides := getattr(_passes, "both_sides", None)) is not None:
@@ -68,10 +63,8 @@ def scaled_dot_product_attention(
 def _attend(
     queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any, **options: Any
 ) -> mx.array:
-    """Attention as in mlx-lm. On a CPU, MLX reads a head's keys once for each query head that
-    shares them; decoding over many keys gives it these heads as queries of one head instead. One
-    row, 32 query heads for 8 of keys: 12.7 ms a layer and 8.5 at 6,000 keys, 5.7 and 2.8 at 2,000,
-    no difference at 1,000. Kernels of accelerators know groups."""
+    """On a CPU with many keys, a group's query heads become queries of one head, so MLX reads keys
+    once (benchmarks/RESULTS.md)."""
     heads = queries.shape[1]
     if isinstance(keys, WholeBuffer):
         if mask is None and supports(queries, keys, values, options):
@@ -94,8 +87,7 @@ def _attend(
 
 
 def _of_groups(mask: Any, options: dict[str, Any]) -> bool:
-    """Whether the arguments are the same for all heads of a group: no sinks, and no mask that
-    differs by head."""
+    """Whether a group's heads share all arguments: no sinks, no mask by head."""
     return options.get("sinks") is None and (
         mask is None or (isinstance(mask, mx.array) and mask.shape[-3:-1] in ((), (1,), (1, 1)))
     )
@@ -103,8 +95,6 @@ def _of_groups(mask: Any, options: dict[str, Any]) -> bool:
 
 @attrs.frozen(eq=False)
 class AttentionCall:
-    """Arguments of one call of attention."""
-
     queries: mx.array
     keys: Any
     values: Any
@@ -116,8 +106,8 @@ _passes = threading.local()
 
 @contextmanager
 def bidirectional(window: int | None) -> Iterator[None]:
-    """Let tokens of passes on this thread attend to those behind them, too. `window`: maximum
-    distance in layers with a window, exclusive; their masks are arrays."""
+    """Let tokens on this thread attend to later ones. `window`: exclusive maximum distance in
+    layers with array masks."""
 
     def both_sides(width: int) -> mx.array | None:
         at = mx.arange(width)
@@ -135,8 +125,7 @@ _recording = threading.local()
 
 @contextmanager
 def recording() -> Iterator[list[AttentionCall]]:
-    """Collect the calls of attention on this thread. The arrays are lazy until the pass is
-    evaluated."""
+    """Collect this thread's calls, lazily."""
     _recording.calls = calls = list[AttentionCall]()
     try:
         yield calls
@@ -145,7 +134,7 @@ def recording() -> Iterator[list[AttentionCall]]:
 
 
 def install(*models: nn.Module | None) -> None:
-    """Replace the name in the modules that define the classes of the models' submodules."""
+    """Replace the name in the models' modules."""
     modules = (
         module for model in models if model is not None for _, module in model.named_modules()
     )
@@ -155,14 +144,12 @@ def install(*models: nn.Module | None) -> None:
 
 
 def replace_too(function: Callable[..., Any]) -> None:
-    """Replace the function of another package, too, which computes over plain and quantized keys
-    what mlx-lm's does."""
+    """Replace another package's function with mlx-lm's semantics."""
     _replaced.add(function)
 
 
 def fault(model: nn.Module) -> str:
-    """Return why a pass over decoding rows of two banks cannot be built, or "". Installs the seam;
-    evaluates nothing."""
+    """Why decoding rows of two banks fail, or "". Installs the seam; evaluates nothing."""
     install(model)
     states = state_slots(model)
     banks = [slot_caches(model, PLAIN, states=states) for _ in range(2)]

@@ -1,8 +1,7 @@
-"""What the passes that may be compiled have in common, and what each depends on: passes over
-decoding rows, and over a lone prompt.
+"""Kinds of passes that may be compiled.
 
-While the function of a pass is traced, its regions have arrays and nothing else. A model that needs
-more - a window, a ring that takes drafts, a mask - fails there, and runs as before.
+Traced regions have arrays alone: windows, rings with drafts and masks fail there, and run
+uncompiled.
 """
 
 from __future__ import annotations
@@ -23,16 +22,15 @@ class Untraceable(Exception):
 
 
 class PartialRegion(Region):
-    """Region of a pass while it is traced. It lacks what differs between passes of a kind, and what
-    `Region` computes from that."""
+    """Without values that differ within a kind."""
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what it lacks."""
+        """Called for absent attributes."""
         raise Untraceable(f"the pass reads {name} of its rows")
 
 
 class TracedRegion(PartialRegion):
-    """Region of a decode pass. Its arrays are inputs, and it has no lengths on the host."""
+    """Arrays are inputs; the host has no lengths."""
 
     def __init__(self, traced: Region, arrays: dict[Name, mx.array]) -> None:
         self.start, self.stop, self.width, self.room = 0, traced.stop, traced.width, 0
@@ -52,8 +50,7 @@ class TracedRegion(PartialRegion):
 
 
 class TracedPrompt(PartialRegion):
-    """Region of the first pass over a prompt, without the number of its tokens that are the row's
-    own."""
+    """The first pass over a prompt, without its number of tokens."""
 
     def __init__(self, traced: Region) -> None:
         self.__dict__ |= traced.__dict__
@@ -62,36 +59,34 @@ class TracedPrompt(PartialRegion):
 
 @attrs.frozen(eq=False)
 class Pass:
-    """A pass of the model. `regions`: of each bank, and if there are several then of all rows.
-    `banks`: the caches of each bank."""
+    """`regions`: of each bank, then of all rows if several. `banks`: the caches of each."""
 
     keeps_shapes: ClassVar[bool]
-    """Whether the buffers have the same shapes after it."""
+    """Whether buffers keep shapes."""
     regions: Sequence[Region]
     banks: Sequence[BankCaches]
 
     @property
     def kind(self) -> Hashable:
-        """What two passes have in common if the device prepares the same for them, and if they may
-        share a compiled function."""
+        """Equal for passes with one compiled function."""
         raise NotImplementedError
 
     @property
     def traceable(self) -> bool:
-        """Whether it depends on arrays alone, so that it may be compiled."""
+        """Whether the pass depends on arrays alone."""
         raise NotImplementedError
 
     def inputs(self) -> list[list[Name]]:
-        """Names of the arrays of each region that the pass has read."""
+        """Names of arrays that the pass has read, by region."""
         raise NotImplementedError
 
     def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
-        """Regions for the trace. `arrays`: the inputs of each."""
+        """`arrays`: of each region."""
         raise NotImplementedError
 
     @property
     def caches(self) -> Sequence[SlotCache]:
-        """The caches of all banks."""
+        """Of all banks."""
         first, *others = self.banks
         return (
             [*first.leaves, *(leaf for bank in others for leaf in bank.leaves)]
@@ -100,13 +95,12 @@ class Pass:
         )
 
     def put(self, buffers: Sequence[list[mx.array]]) -> None:
-        """Set the buffers of all caches."""
         for leaf, parts in zip(self.caches, buffers, strict=True):
             leaf.buffers = parts
 
 
 class DecodePass(Pass):
-    """A pass over decoding rows; or over chunks of prompts, which is never compiled."""
+    """Decoding rows; or chunks of prompts, never compiled."""
 
     keeps_shapes = True
 
@@ -135,7 +129,7 @@ class DecodePass(Pass):
 
 
 class PromptPass(Pass):
-    """The first pass over the prompt of a lone row, whose bank has no buffers yet."""
+    """A lone row's first pass, without buffers yet."""
 
     keeps_shapes = False
 

@@ -1,12 +1,8 @@
-"""Calls of the modules that change recurrent state: recorded in one pass, and repeated over fewer
-of its tokens.
+"""Calls of recurrent layers, recorded in a pass and repeated over fewer tokens.
 
-The state after a pass is known, those after its earlier tokens are not. But what a layer adds to
-its state follows from the hidden states that it gets, and these are right at each token whatever
-comes after it. So a layer's call is recorded with its arguments, and repeated from the state before
-on the first tokens only. MLX is lazy: what is computed are the new states, not the layer's output,
-and neither attention, experts nor the model's head. A layer is its mixer here: the innermost module
-that gets the cache.
+A layer's inputs are independent of later tokens, and a recorded call is repeated from the state
+before the pass; lazily, so only states are computed. A layer is the innermost module with the
+cache.
 """
 
 from __future__ import annotations
@@ -29,22 +25,21 @@ from trouper.engine.lora.row_adapters import RowAdapters, applied
 from trouper.workarounds.mlx_call_hooks import hook_calls
 
 CACHE, MASK = "cache", "mask"
-"""Names of parameters of mlx-lm's layers."""
+"""Of mlx-lm's layers."""
 
 
 class RecurrentCache(ArraysCache):
-    """mlx-lm's cache of recurrent states, with the calls that got it."""
+    """mlx-lm's recurrent cache with its calls."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.calls: list[RecordedCall] | None = None
-        """Calls of the innermost modules, in order; None: they are not recorded."""
+        """Of innermost modules, in order; None: not recording."""
         self.reads_lengths = False
-        """Whether a module read `lengths`."""
 
     @property
     def lengths(self) -> mx.array | None:
-        """(n,) number of tokens of each row in the pass; None: rows have no padding."""
+        """(n,) tokens of each row; None: no padding."""
         self.reads_lengths = True
         return self._lengths
 
@@ -53,23 +48,21 @@ class RecurrentCache(ArraysCache):
         self._lengths = lengths
 
     def make_mask(self, N: int) -> mx.array | None:  # noqa: N803  The parameter's name is mlx-lm's.
-        """(n, N) bool: the tokens that are no padding. Most models have it made, also those that
-        ignore it."""
+        """(n, N) bool: tokens without padding."""
         reads = self.reads_lengths
         mask: mx.array | None = super().make_mask(N)
         self.reads_lengths = reads
         return mask
 
     def advance(self, N: int) -> None:  # noqa: N803
-        """Reduce the lengths by the tokens of a pass."""
+        """Subtract the tokens of a pass."""
         if self._lengths is not None:
             self._lengths = self._lengths - N
 
 
 @attrs.frozen(eq=False)
 class RecordedCall:
-    """A call of a module that changes the states of a cache. arguments: by name, without a mask;
-    arrays are (n, width, ...) or (n, ...)."""
+    """arguments: by name, without a mask; arrays are (n, width, ...) or (n, ...)."""
 
     module: nn.Module
     signature: inspect.Signature
@@ -77,11 +70,11 @@ class RecordedCall:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arguments, which are held as long as the call may be repeated."""
+        """Bytes of the arguments, held while repeatable."""
         return sum(value.nbytes for value in self.arguments.values() if isinstance(value, mx.array))
 
     def repeat(self, states: RecurrentCache, picked: Picked) -> None:
-        """Build the call over the first tokens of some rows, whose `states` it changes."""
+        """Build the call over rows' first tokens; changes `states`."""
         arguments = {
             name: picked.of(value) if isinstance(value, mx.array) else value
             for name, value in self.arguments.items()
@@ -96,12 +89,8 @@ class RecordedCall:
 
 @attrs.frozen(eq=False)
 class Picked:
-    """Some rows of a recorded pass, and their first tokens. rows: (m,) indices; None: all of the
-    pass's `num_rows` rows.
-
-    width: number of tokens that a repeated call runs, of the `recorded_width` that it was recorded
-    with. counts: (m,) number of those that are the row's own; None: all.
-    """
+    """rows: (m,) indices in a recorded pass; None: all `num_rows`. width: tokens in the repeated
+    call, of `recorded_width`. counts: (m,) of the row's own tokens; None: all."""
 
     rows: Ints | None
     width: int
@@ -109,10 +98,10 @@ class Picked:
     num_rows: int
     recorded_width: int
     adapters: RowAdapters | None = None
-    """Adapters of these rows, with which repeated calls compute, too."""
+    """Of these rows."""
 
     def of(self, array: mx.array) -> mx.array:
-        """The part of an argument: (m, width, ...), or (m, ...) of one without tokens."""
+        """An argument's part: (m, width, ...), or (m, ...) without tokens."""
         if not array.ndim or array.shape[0] != self.num_rows:
             return array
         part = self.rows_of(array)
@@ -127,15 +116,13 @@ class Picked:
 
 
 def _replaced(value: Any, states: RecurrentCache) -> Any:
-    """The cache of a repeated call. A layer whose attention has state, too, gets KV that nobody
-    needs: what it adds to the state is known before it attends."""
+    """A repeated call's cache. Attention gets KV that nothing reads."""
     if isinstance(value, RecurrentCache):
         return states
     return [states if isinstance(each, RecurrentCache) else KVCache() for each in value]
 
 
 def _recording(value: Any) -> list[RecurrentCache]:
-    """Find caches that record, in the cache of a layer or in its list of caches."""
     if isinstance(value, RecurrentCache):
         return [value] if value.calls is not None else []
     caches = getattr(value, "caches", ())
@@ -143,7 +130,6 @@ def _recording(value: Any) -> list[RecurrentCache]:
 
 
 def layers_with_cache(model: nn.Module) -> list[nn.Module]:
-    """Find all modules whose calls get a cache."""
     kinds: list[tuple[nn.Module, Any]] = [
         (module, type(module)) for _, module in model.named_modules()
     ]
@@ -157,13 +143,11 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def recorded_calls(modules: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Record the calls of these modules in the caches that they get."""
     return hook_calls(modules, _record)
 
 
 def _record(kind: Any, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Make a call, which each cache records that has recorded none within the call: of nested
-    modules that get a cache, the innermost one."""
+    """Call, and record in each cache without a nested module's record."""
     signature = _signature(kind)
     arguments = signature.bind(*args, **options).arguments
     caches = _recording(arguments.get(CACHE))
@@ -178,14 +162,14 @@ def _record(kind: Any, module: nn.Module, args: tuple[Any, ...], options: dict[s
 
 @attrs.frozen(eq=False)
 class RecordedStates:
-    """States of one cache before a pass, (n, ...) each, and the calls that changed them."""
+    """States before a pass, (n, ...) each, and later calls."""
 
     before: list[mx.array]
     calls: list[RecordedCall]
     reads_lengths: bool
 
     def after(self, picked: Picked) -> list[mx.array]:
-        """Build the states (m, ...) of rows after their first tokens, which may be none."""
+        """Rows' states (m, ...) after their first tokens, possibly none."""
         states = RecurrentCache(len(self.before))
         states.cache = [picked.rows_of(mx.array(state)) for state in self.before]
         for call in self.calls if picked.width else ():
@@ -197,20 +181,17 @@ class RecordedStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states, and of the arguments of the calls."""
+        """Bytes of states and arguments."""
         return sum(state.nbytes for state in self.before) + sum(call.nbytes for call in self.calls)
 
 
 PADDING_TRACE = 0.05
-"""Difference of a state of one token, as a part of its norm, from which it has taken padding in.
-Rounding makes up to 0.004."""
+"""Relative difference that shows padding. Rounding makes up to 0.004."""
 
 
 def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) -> bool:
-    """Try whether states come out right where a row has fewer tokens than the pass: from states of
-    zeros, in which a single token shows, one token with padding against one token alone. Waits for
-    the device. Reading lengths is not heeding them: nemotron_h does so in its convolution, but not
-    in its scan."""
+    """Try whether padding stays out of states: one token from zeros with padding against one alone.
+    Waits for the device. nemotron_h reads lengths, but not in its scan."""
     if not all(layer.reads_lengths for layer in layers):
         return False
     first, one = np.zeros(1, np.int32), np.ones(1, np.int32)
@@ -232,19 +213,16 @@ def _equal(state: mx.array, other: mx.array) -> mx.array:
 
 
 Partition = Callable[[Sequence[int]], list[range]]
-"""Function that partitions ascending numbers of tokens into passes with padding."""
 
 
 def each_alone(counts: Sequence[int]) -> list[range]:
-    """Partition ascending numbers of tokens into passes without padding."""
+    """Partition numbers of tokens into passes without padding."""
     starts = np.unique(counts, return_index=True)[1].tolist()
     return [range(start, stop) for start, stop in pairwise([*starts, len(counts)])]
 
 
 @attrs.frozen
 class Recording:
-    """The size of a recorded pass."""
-
     num_rows: int
     width: int
     adapters: RowAdapters | None = None
@@ -252,7 +230,7 @@ class Recording:
     def picked(
         self, rows: Ints, counts: Ints, partition: Partition = each_alone
     ) -> Iterator[Picked]:
-        """Group rows (m,), ascending, whose states are wanted after counts[i] tokens each."""
+        """Group ascending rows (m,) for states after counts[i] tokens each."""
         order = np.argsort(counts, kind="stable")
         for group in partition(counts[order].tolist()):
             indices = np.sort(order[group.start : group.stop])

@@ -1,4 +1,4 @@
-"""Loading the MTP head that a checkpoint brings beside its model."""
+"""Loading a checkpoint's MTP head."""
 
 from __future__ import annotations
 
@@ -39,40 +39,34 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 LAYER, NORM = "model.layers.0.", "model.norm."
-"""Names of the parts of a model of one layer, as checkpoints name them."""
+"""In a model of one layer."""
 EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
 
 
 @attrs.frozen(eq=False)
 class LoadedHead:
-    """A model's head, or why it has none."""
-
     module: MtpHead | None = None
     reason: str = NO_HEAD
-    """"" if there is a head."""
+    """"" for a head."""
 
 
 @attrs.frozen(eq=False)
 class Drafters:
-    """What drafts for a model: its draft model, and its head."""
-
     draft: Draft | None
     head: LoadedHead
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Those that have KV in the rows' slots, in the order of their caches."""
+        """Drafters with KV in slots, in order of caches."""
         draft = None if self.draft is None else self.draft.model
         return [module for module in (draft, self.head.module) if module is not None]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of their weights."""
         return sum(map(bytes_of, self.modules))
 
     def with_held_states(self, kv: KvLayout, draft_tokens: int) -> KvLayout:
-        """Count what a row holds for the head besides its KV, where drafts have at most
-        `draft_tokens` tokens."""
+        """Add a row's states for the head, with drafts of at most `draft_tokens` tokens."""
         if self.head.module is None or not kv.cached:
             return kv
         positions = max_held_positions(of_device().width(draft_tokens + 1))
@@ -87,9 +81,8 @@ def load_head(
     report: Callable[[str], None],
     watch: LoadWatch,
 ) -> LoadedHead:
-    """Load the head of the target's checkpoint, in the target's precision. A head that cannot be
-    loaded is left out, unless the settings demand it: then `load_head` raises `ModelUnusable`, as
-    it does where weights cannot be read."""
+    """Load the head in the target's precision. Raises `ModelUnusable` if the settings demand an
+    absent head, or weights cannot be read."""
     head = open_head(target, capabilities, settings)
     if head.module is not None:
         name = settings.model or target.directory.name
@@ -101,8 +94,7 @@ def load_head(
 
 
 def open_head(target: Candidate, capabilities: Capabilities, settings: Settings) -> LoadedHead:
-    """Make the head, lazily. Raises `ModelUnusable` if the settings demand one and there is
-    none."""
+    """Make the head, lazily. Raises `ModelUnusable` as `load_head` does."""
     module, reason = _make_head(target, capabilities, settings)
     if module is None and settings.speculation == "mtp":
         raise ModelUnusable(
@@ -115,7 +107,7 @@ def open_head(target: Candidate, capabilities: Capabilities, settings: Settings)
 def _make_head(
     target: Candidate, capabilities: Capabilities, settings: Settings
 ) -> tuple[MtpHead | None, str]:
-    """Return the head and "", or None and the reason."""
+    """The head and "", or None and the reason."""
     found, family = read_head_weights(target.directory, target.config), family_of(target.config)
     if found.unknown:
         return None, f"heads of {target.config['model_type']} are not supported"
@@ -165,8 +157,7 @@ def _head(found: HeadWeights, target: Candidate, family: HeadFamily) -> MtpHead:
 
 
 def _single_layer(config: Mapping[str, Any], *, experts: bool) -> Any:
-    """Make a model with one layer, that of a head: it has full attention. Its parameters are never
-    evaluated."""
+    """A model of one full-attention layer, whose parameters are never evaluated."""
     changes: dict[str, Any] = {
         "num_hidden_layers": 1,
         "full_attention_interval": 1,
@@ -184,8 +175,7 @@ def _single_layer(config: Mapping[str, Any], *, experts: bool) -> Any:
 
 
 def _sanitized(found: HeadWeights, single: Any) -> Weights:
-    """Apply the family's changes of weights. Norms that it does not know are shifted as the one
-    that it knows."""
+    """Apply the family's changes; norms outside the layer shift as the final norm."""
     given: Weights = {}
     for name, weight in found.weights.items():
         part, _, leaf = name.rpartition(".")
@@ -214,8 +204,7 @@ def _own_norm(name: str) -> bool:
 
 
 def _stacked(weights: Weights) -> Weights:
-    """Stack the weights of single experts that the family's own code has left: Qwen3.5's expects
-    those of all in one."""
+    """Stack single experts, as Qwen3.5's code expects."""
     stacked: Weights = {}
     experts: dict[str, dict[int, mx.array]] = {}
     for name, weight in weights.items():
@@ -230,9 +219,8 @@ def _stacked(weights: Weights) -> Weights:
 
 
 def _named(weights: Weights, *, hidden_first: bool) -> Weights:
-    """Name weights as `MtpHead` does. Its projection begins with the embedding: where the
-    checkpoint's begins with the hidden state, the halves of its columns change places, which packed
-    weights and their scales have as well."""
+    """Name weights as `MtpHead`. `hidden_first`: the projection's halves of columns change places,
+    also of packed weights and scales."""
     named: Weights = {}
     for name, weight in weights.items():
         if name.startswith(NORM):
@@ -247,8 +235,7 @@ def _named(weights: Weights, *, hidden_first: bool) -> Weights:
 
 
 def _quantize(head: MtpHead, weights: Weights) -> None:
-    """Make the layers whose weights are packed quantized ones. The packing of each follows from its
-    shapes."""
+    """Packing follows from the weights' shapes."""
 
     def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:

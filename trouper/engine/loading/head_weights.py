@@ -1,8 +1,7 @@
-"""Weights of a checkpoint's MTP head, as read from its files.
+"""Weights of a checkpoint's MTP head.
 
-mlx-lm's models have no head: most drop its weights, and DeepSeek's leaves them in the way if a
-model has not exactly 61 layers. Names and the order of a projection's input are those of the
-publishers' checkpoints, as vLLM reads them (`glm4_moe_mtp.py`, `mimo_mtp.py`).
+mlx-lm's models drop heads, DeepSeek's for 61 layers only. Names and the projection's order: vLLM's
+`glm4_moe_mtp.py`, `mimo_mtp.py`.
 """
 
 from __future__ import annotations
@@ -36,28 +35,24 @@ NAMES = {
     "shared_head.norm": "norm",
     "final_layernorm": "norm",
 }
-"""Names of the head's own parts in checkpoints (of Qwen, of DeepSeek and GLM, of MiMo), and in
-`MtpHead`. All others are its layer's."""
+"""The head's parts in checkpoints (Qwen, DeepSeek and GLM, MiMo), and in `MtpHead`."""
 SHARED = ("shared_head.head.", "embed_tokens.", "lm_head.")
-"""Copies of the model's own embeddings and output layer, with which the head was trained
-(DeepSeek-V3's README_WEIGHTS.md)."""
+"""The model's own, copied (DeepSeek-V3's README_WEIGHTS.md)."""
 QWEN = re.compile(
     r"(?:model\.)?(?:language_model\.)?(?:model\.)?mtp\.(?:layers\.(?P<layer>\d+)\.)?(?P<name>.+)"
 )
 DEEPSEEK = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<name>.+)")
 MIMO = re.compile(r"model\.mtp_layers\.(?P<layer>\d+)\.(?P<name>.+)")
 UNKNOWN = re.compile(r"(^|\.)mtp(_layers)?\.")
-"""How weights of heads are named in checkpoints of most other families."""
+"""In checkpoints of most other families."""
 CONVOLUTION = "conv1d.weight"
-"""By the form of this weight, in any layer, mlx-lm tells a converted checkpoint of Qwen3.5 from an
-original one."""
+"""By this weight's form mlx-lm recognises a converted checkpoint of Qwen3.5."""
 
 
 @attrs.frozen
 class HeadFamily:
-    """How a family's checkpoints have heads. `pattern`: the names of their weights. `behind`:
-    whether they are named as layers behind the last one. `array_mask`: see `MtpHead`.
-    `hidden_first`: whether the projection's input begins with the hidden state."""
+    """`pattern`: of names. `behind`: named as layers behind the last. `array_mask`: see `MtpHead`.
+    `hidden_first`: the projection's input begins with the hidden state."""
 
     pattern: re.Pattern[str]
     behind: bool = False
@@ -78,7 +73,7 @@ FAMILIES = {
 
 
 def family_of(config: Mapping[str, Any]) -> HeadFamily | None:
-    """Find how a model's checkpoint would have a head; None: in no way that is known here."""
+    """None: unknown."""
     if not find_architecture(config).native:
         return None
     kind = str(config["model_type"])
@@ -87,18 +82,17 @@ def family_of(config: Mapping[str, Any]) -> HeadFamily | None:
 
 @attrs.define(eq=False)
 class HeadWeights:
-    """Weights of a checkpoint's first head, without their prefix; empty: there is none."""
+    """Without prefix; empty: no head."""
 
     weights: Weights = attrs.field(factory=dict)
     convolution: mx.array | None = None
-    """`CONVOLUTION` of some layer of the model."""
+    """Of any layer."""
     unknown: bool = False
-    """Whether the checkpoint has weights of a head in a form that `FAMILIES` does not have."""
+    """Whether a head has an unknown form."""
 
 
 def read_head_weights(directory: Path, config: Mapping[str, Any]) -> HeadWeights:
-    """Read the weights of a checkpoint's first head, lazily. A longer draft applies the first head
-    again, instead of further ones."""
+    """Read the first head, lazily. Longer drafts repeat that head."""
     family, head = family_of(config), HeadWeights()
     for file in weight_files(directory):
         # The annotations of `mx.load` allow single arrays, which files of other formats hold.
@@ -115,8 +109,7 @@ def read_head_weights(directory: Path, config: Mapping[str, Any]) -> HeadWeights
 
 
 def find_part(name: str, family: HeadFamily, config: Mapping[str, Any]) -> tuple[int, str] | None:
-    """Find the index of the head that has a weight, and the weight's name there. None: the weight
-    is the model's."""
+    """The head's index and the weight's name there; None: the model's weight."""
     match = family.pattern.fullmatch(name)
     if match is None:
         return None
@@ -126,8 +119,7 @@ def find_part(name: str, family: HeadFamily, config: Mapping[str, Any]) -> tuple
 
 
 class ModelWithoutHead(nn.Module):
-    """The children and parameters of a model, for `load_model` to fill with weights. Its `sanitize`
-    drops the weights of heads, which some of mlx-lm's own would leave in the way."""
+    """A model's parts for `load_model`; `sanitize` drops heads' weights."""
 
     def __init__(self, model: nn.Module, is_of_head: Callable[[str], bool]) -> None:
         super().__init__()
@@ -142,7 +134,7 @@ class ModelWithoutHead(nn.Module):
         return sanitized
 
     def take_model(self) -> nn.Module:
-        """Return the model, with the children that `load_model` may have replaced."""
+        """The model with children from `load_model`."""
         model = self._get_model()
         for name, child in self.items():
             model[name] = child
@@ -151,8 +143,8 @@ class ModelWithoutHead(nn.Module):
 
 
 def classes_without_head(config: dict[str, Any]) -> tuple[Any, Any]:
-    """Find the classes of a model for `load_model`: `ModelWithoutHead` around the model's own class
-    where checkpoints of the family may have heads."""
+    """For `load_model`: `ModelWithoutHead` around the model's class where the family may have
+    heads."""
     kind, arguments = get_classes(config)
     family = family_of(config)
     if family is None:

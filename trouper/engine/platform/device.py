@@ -1,4 +1,4 @@
-"""Properties of the device. They are queried as capabilities; no platform or product is named."""
+"""Properties of the device, queried as capabilities; no platform or product is named."""
 
 from __future__ import annotations
 
@@ -13,61 +13,55 @@ from trouper.main_memory import main_memory_bytes
 from trouper.protocol.model import MemoryStats
 
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
-"""Keys of `mx.device_info`: Metal's working set; a CUDA device's memory, by version."""
+"""Keys of `mx.device_info`: Metal's working set; CUDA's memory, by version."""
 SPARE_PART = 16
-"""Part of the working set that freed buffers may keep, as its denominator."""
+"""Denominator of the part of the working set for freed buffers."""
 WEIGHTS_PART = 0.7
-"""Fraction of the device's memory for the weights of several models; the remainder is for KV."""
+"""Fraction of the device's memory for all models' weights; KV has the remainder."""
 FREE = "free_memory"
-"""Key of what no process uses of a CUDA device's memory."""
+"""Key of free CUDA memory."""
 
 
 def is_cpu() -> bool:
-    """Whether MLX's default device is the CPU."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
 @cache
 def rounds_factors() -> bool:
-    """Whether float32 products round their factors to TensorFloat-32 (11 bits of mantissa), as
-    NVIDIA's tensor cores do unless MLX_ENABLE_TF32=0. Found by multiplying: there 1 + 2**-13 is 1.
-    The size is one at which tensor cores are used."""
+    """Whether float32 products round factors to TensorFloat-32, by a trial at a size for tensor
+    cores: there 1 + 2**-13 is 1."""
     side = mx.full((128, 128), 1 + 2**-13)
     return not is_cpu() and bool(mx.abs((side @ mx.eye(128))[0, 0] - 1).item() < 2**-14)  # type: ignore[operator]
 
 
 def runs_ahead() -> bool:
-    """Whether a step can be launched while the one before it runs. On CPU MLX bounds the tasks in
-    flight to a few, so that launching blocks until the device has come almost that far."""
+    """Whether a step can be launched during the previous one. On CPU, launching blocks."""
     return not is_cpu()
 
 
 def prepares_shapes() -> bool:
-    """Whether each new shape of a pass costs the device a long preparation. Steps that verify
-    drafts have many shapes."""
+    """Whether each new shape costs a long preparation. Verifying drafts has many shapes."""
     return bool(mx.cuda.is_available()) and not is_cpu()
 
 
 def runs_cuda_kernels() -> bool:
-    """Whether the device runs CUDA kernels of ours, by MLX's interface for custom kernels."""
     return prepares_shapes() and hasattr(mx.fast, "cuda_kernel")
 
 
 def name() -> str:
-    """Return the name of the device, for logs and the model's card."""
+    """The device's name, for logs and the model's card."""
     info = mx.device_info()
     return str(info.get("device_name") or info.get("architecture") or platform.machine())
 
 
 def architecture() -> str:
-    """Return MLX's name of the architecture, such as "sm_90" for an NVIDIA GPU; "" for a CPU."""
+    """MLX's name of the architecture, such as "sm_90"; "" for a CPU."""
     return "" if is_cpu() else str(mx.device_info().get("architecture", ""))
 
 
 def memory_limit_bytes(sharers: int = 1) -> int:
-    """Return the memory limit of this process: the accelerator's limit, or the memory of the
-    machine or container, divided by `sharers` processes. Where the device says how much memory is
-    free, what other processes use is not counted."""
+    """Memory limit in bytes of the accelerator, machine or container, divided by `sharers`, less
+    other processes' memory where known."""
     info = mx.device_info()
     known = (info.get(key) for key in (RECOMMENDED, *TOTAL))
     share = (next((int(size) for size in known if size), 0) or main_memory_bytes()) // sharers
@@ -85,8 +79,8 @@ def weights_room() -> int:
 
 
 def memory_stats(sharers: int = 1) -> MemoryStats:
-    """Measure memory in bytes: the larger of what MLX knows and of what the system charges to this
-    process. `sharers`: number of processes that share the device's limit."""
+    """The larger of MLX's and the system's figures, in bytes. `sharers`: processes on one
+    device."""
     system, spare_bytes = this_system(), mx.get_cache_memory()
     return MemoryStats(
         active_bytes=max(mx.get_active_memory(), system.footprint_bytes() - spare_bytes),
@@ -99,15 +93,12 @@ def memory_stats(sharers: int = 1) -> MemoryStats:
 
 
 def working_set_bytes() -> int:
-    """Return the working set that the device recommends; 0 where it recommends none, and no memory
-    is ever wired."""
+    """The recommended working set; 0: none."""
     return int(mx.device_info().get(RECOMMENDED, 0))
 
 
 def bound_spare_buffers(nbytes: int | None) -> None:
-    """Bound the freed buffers that MLX keeps. None: a part of the recommended working set, where
-    there is one, since MLX's own bound is nearly all memory of the machine; elsewhere as MLX has
-    it."""
+    """Bound MLX's freed buffers. None: by the recommended working set, if any."""
     if nbytes is None and (recommended := working_set_bytes()):
         nbytes = recommended // SPARE_PART
     if nbytes is not None:

@@ -1,9 +1,4 @@
-"""What the operating system says of memory: this process's footprint, the system's memory pressure,
-and swap.
-
-A kernel with `sysctlbyname` and these names is asked (XNU); any other says nothing, and nothing
-follows from that. The calls are parameters, so that tests answer with what real machines have said.
-"""
+"""The process's footprint, memory pressure, and swap, from kernels that report them (XNU)."""
 
 from __future__ import annotations
 
@@ -20,37 +15,35 @@ from trouper.protocol.health import MemoryPressure
 
 PRESSURE, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
 LEVELS: Final[dict[int, MemoryPressure]] = {1: "normal", 2: "warning", 4: "critical"}
-"""Values of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h: kVMPressureNormal and so on, as dispatch
-sources have them)."""
+"""Of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h)."""
 SWAP_USAGE: Final = struct.Struct("=QQQII")
-"""`struct xsw_usage` (xnu, bsd/sys/sysctl.h): bytes in total, free and used, page size, whether it
-is encrypted."""
+"""`struct xsw_usage` (xnu, bsd/sys/sysctl.h): total, free and used bytes, page size, encryption."""
 USAGE: Final = struct.Struct("=16s10Q")
 """`struct rusage_info_v0` (xnu, bsd/sys/resource.h)."""
 FOOTPRINT: Final = 8
-"""Place of `ri_phys_footprint` in it: what Activity Monitor shows as memory, GPU buffers and
-compressed pages among it."""
+"""Index of `ri_phys_footprint`: Activity Monitor's memory, with GPU buffers and compressed pages.
+"""
 MAX_BYTES: Final = 256
 
 Sysctl = Callable[[str], bytes]
-"""Value of a name; empty if there is none."""
+"""A name's value; empty: none."""
 
 
 class SystemMemory(Protocol):
-    """Capabilities. What is not known is 0, or "unknown"."""
+    """Capabilities; unknown: 0, or "unknown"."""
 
     def footprint_bytes(self) -> int:
         """Bytes that the system charges to this process."""
 
     def pressure(self) -> MemoryPressure:
-        """The kernel's verdict on the memory of the whole machine."""
+        """Of the whole machine."""
 
     def swapped_bytes(self) -> int:
-        """Bytes of the machine's memory in swap files."""
+        """Bytes of the machine in swap files."""
 
 
 class SilentSystem:
-    """A system that says nothing."""
+    """A system without these figures."""
 
     def footprint_bytes(self) -> int:
         return 0
@@ -64,8 +57,7 @@ class SilentSystem:
 
 @attrs.frozen
 class KernelMemory:
-    """A system whose kernel says all three. `usage`: the `rusage_info_v0` of this process, empty if
-    it cannot be read."""
+    """`usage`: `rusage_info_v0` of this process; empty if unreadable."""
 
     sysctl: Sysctl
     usage: Callable[[], bytes]
@@ -84,7 +76,6 @@ class KernelMemory:
 
 
 def system_memory(sysctl: Sysctl, usage: Callable[[], bytes]) -> SystemMemory:
-    """The system at hand, by what it answers."""
     return KernelMemory(sysctl, usage) if sysctl(PRESSURE) else SilentSystem()
 
 

@@ -1,7 +1,4 @@
-"""Whether the system has what a kernel's compiler takes: descriptors, a process, memory for it.
-
-MLX says that a compiler or a file could not be opened, and not why. So the same is tried again.
-"""
+"""Whether a compiler lacks descriptors, processes or memory, which MLX does not report."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ TRIAL_S = 5.0
 
 
 def system_shortage() -> str:
-    """Return what is missing, in the system's words; empty: nothing. Takes milliseconds."""
+    """The shortage in the system's words, or "". Takes milliseconds."""
     try:
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(  # noqa: S603 - the shell that a compiler is started by

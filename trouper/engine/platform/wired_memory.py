@@ -1,11 +1,7 @@
-"""Weights that the device keeps resident.
+"""Weights that the device keeps resident, since paging is slow.
 
-A model whose weights are not wired is paged in and out by the system where memory is short: one of
-0.7 tokens a second had 31.5 when it was wired. To wire everything took the machine down (mlx
-#3186): rows and cached blocks grow, and what is wired can be neither compressed nor swapped. So the
-limit is the bytes of weights, summed over the models of this process, and always below what the
-device recommends; ranks on one machine divide that. Each model gives its part back when it is
-unloaded.
+Only weights are wired: wired memory is neither compressed nor swapped, and too much takes a machine
+down (mlx #3186).
 """
 
 from __future__ import annotations
@@ -22,32 +18,27 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.engine")
 WIRED_PART: Final = 0.9
-"""Part of the recommended working set that weights may fill: rows, blocks and activations need the
-rest."""
+"""Of the recommended working set; rows, blocks and activations need the rest."""
 
 
 @attrs.define(eq=False)
 class WiredMemory:
-    """The wired limit of this process. `set_limit` takes bytes; `recommended` is the device's
-    working set, 0 if nothing is ever wired."""
+    """The wired limit of this process. `recommended`: bytes; 0: nothing is ever wired."""
 
     set_limit: Callable[[int], object]
     recommended: Callable[[], int]
     _held: dict[int, int] = attrs.field(factory=dict)
-    """Bytes of weights by who holds them."""
+    """Bytes of weights by holder."""
     _ceiling: int = 0
     limit_bytes: int = 0
-    """The limit at present."""
 
     def hold(self, holder: object, nbytes: int, sharers: int = 1) -> None:
-        """Wire `nbytes` of weights, which are in memory already: later buffers are wired only while
-        there is room below the limit. `sharers`: processes that share the device."""
+        """Wire `nbytes` of loaded weights. `sharers`: processes on the device."""
         self._ceiling = int(self.recommended() * WIRED_PART) // sharers
         self._held[id(holder)] = nbytes
         self._apply()
 
     def release(self, holder: object) -> None:
-        """Give back what `holder` has wired, if it has."""
         if self._held.pop(id(holder), None) is not None:
             self._apply()
 
@@ -71,8 +62,7 @@ WIRED = WiredMemory(mx.set_wired_limit, device.working_set_bytes)
 
 
 def bound_memory(holder: object, settings: Settings, weights_bytes: int, sharers: int) -> None:
-    """Wire the weights of a model that has been loaded, and bound the buffers that the allocator
-    keeps, as the settings say."""
+    """Wire a loaded model's weights, and bound the allocator's spare buffers."""
     device.bound_spare_buffers(settings.buffer_cache)
     if not settings.no_wired_weights:
         WIRED.hold(holder, weights_bytes, sharers)

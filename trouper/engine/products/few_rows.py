@@ -1,8 +1,7 @@
-"""Products of few rows with a weight matrix by a CUDA kernel of ours (`few_rows.cuh`).
+"""Products of few rows by a CUDA kernel of ours (`few_rows.cuh`).
 
-MLX asks cuBLAS for several rows of bfloat16, and each such call is captured into a CUDA graph of
-its own: launching that takes longer than a small matrix (docs/performance.md). Why packed weights
-have it, too, is in `linear_layers.py`.
+cuBLAS gets a CUDA graph for each product, whose launch exceeds a small matrix's time
+(docs/performance.md).
 """
 
 from __future__ import annotations
@@ -29,47 +28,46 @@ SOURCE = """
         bias_shape[0] == w_shape[0]);
 """
 WARPS, TILE = 8, 8
-"""Number of warps of a block, and of rows in a tile."""
+"""Warps of a block, rows of a tile."""
 BLOCK_OUTPUTS = 16
-"""Number of outputs of a block."""
+"""Outputs of a block."""
 MAX_TILES = 4
 """Maximum number of tiles of a block."""
 TRIED_ROWS, TRIED_OUTPUTS, TRIED_INPUTS = 13, 40, 1152
-"""Sizes of the trial: neither full tiles, nor full blocks, nor a full turn of all warps."""
+"""Sizes of the trial: tiles, blocks and turns of warps are partial."""
 TRIED_SIZES = (16, 16, 8)
-"""Numbers of outputs of the matrices in the trial of several."""
+"""Outputs of several matrices in the trial."""
 TRIED_ERROR = 0.05
-"""Largest error in the trial: results are of the order of 1, in bfloat16 within 0.02."""
+"""Results are about 1, in bfloat16 within 0.02."""
 
 
 @attrs.frozen
 class WeightFormat:
-    """What the kernel is compiled for."""
+    """Parameters of a compiled kernel."""
 
     dtype: mx.Dtype
     """Of rows, scales and results: bfloat16 or float16."""
     bits: int = 16
-    """Bits of a weight: 4 or 8 if weights are packed; 16 if they are numbers of type `dtype`."""
+    """Bits of a weight: 4 or 8 packed; 16 for `dtype`."""
     group_size: int = 0
-    """Number of weights that share a scale."""
+    """Weights per scale."""
 
     @property
     def step(self) -> int:
-        """The kernel needs a multiple of this number of inputs: 16 bytes of weights, and whole
-        groups."""
+        """The number of inputs must be a multiple: 16 bytes of weights, and whole groups."""
         return max(128 // self.bits, self.group_size)
 
 
 @attrs.frozen(eq=False)
 class Weights:
     """A weight matrix: (outputs, inputs), or (outputs, inputs * bits / 32) uint32 with `scales` and
-    `biases`, (outputs, inputs / group size) each. All are contiguous."""
+    `biases`, (outputs, inputs / group size) each; contiguous."""
 
     matrix: mx.array
     scales: mx.array | None = None
     biases: mx.array | None = None
     bias: mx.array | None = None
-    """(outputs,) that is added to each row."""
+    """(outputs,), added to each row."""
 
 
 def unpacked(form: WeightFormat, weights: Weights) -> mx.array:
@@ -79,17 +77,15 @@ def unpacked(form: WeightFormat, weights: Weights) -> mx.array:
 
 
 def product(form: WeightFormat, x: mx.array, weights: Weights) -> mx.array:
-    """Multiply x (..., inputs) by the matrix: (..., outputs). A row's result does not depend on
-    others."""
+    """Multiply x (..., inputs): (..., outputs). A row's result is independent of others."""
     return products(form, x, weights, (weights.matrix.shape[0],))[0]
 
 
 def products(
     form: WeightFormat, x: mx.array, weights: Weights, sizes: tuple[int, ...]
 ) -> list[mx.array]:
-    """Multiply x (..., inputs) by matrices that lie one behind the other, each with so many
-    outputs: (..., size) each. All but the last size are multiples of `BLOCK_OUTPUTS`. Results are
-    those of each matrix alone."""
+    """Multiply x (..., inputs) by matrices one behind the other: (..., size) each, as of each
+    alone. All but the last size are multiples of `BLOCK_OUTPUTS`."""
     outputs, rows, nothing = weights.matrix.shape[0], x.size // x.shape[-1], _nothing(x.dtype)
     tiles = 1 if rows <= TILE else MAX_TILES
     given = (weights.scales, weights.biases, weights.bias)
@@ -114,15 +110,13 @@ def products(
 
 
 def supports(form: WeightFormat, inputs: int) -> bool:
-    """Whether the kernel multiplies by matrices of this format with so many inputs, and the device
-    runs it."""
+    """Whether the device has the kernel for this format and number of inputs."""
     return inputs % form.step == 0 and computes(form)
 
 
 @cache
 def computes(form: WeightFormat) -> bool:
-    """Whether the device runs the kernel for this format, and rightly. Tried once: an older device
-    has no such product, and then MLX's are used."""
+    """Whether the device runs the kernel for this format rightly; tried once."""
     size = -(-TRIED_INPUTS // form.step) * form.step
     drawn = mx.random.normal(
         (TRIED_OUTPUTS + TRIED_ROWS, size), key=mx.random.key(form.bits)
@@ -158,11 +152,11 @@ def _kernel(parts: int) -> Kernel:
 
 @cache
 def _starts(sizes: tuple[int, ...]) -> mx.array:
-    """The first output of each matrix."""
+    """Each matrix's first output."""
     return mx.array([0, *accumulate(sizes)][:-1], mx.int32)
 
 
 @cache
 def _nothing(dtype: mx.Dtype) -> mx.array:
-    """Takes the place of arrays that are not there: a bias that is not there is 0."""
+    """In the place of absent arrays."""
     return mx.zeros(1, dtype)

@@ -1,5 +1,4 @@
-"""`trouper certify`: whether the promises of the documentation hold on this device with this model,
-in one page and one line."""
+"""`trouper certify`: whether the documentation's promises hold here."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from trouper_lab.certify.processes import ChildProcesses, child_processes
 from trouper_lab.reports import ReportName
 
 BROKEN = 1
-"""Exit code if a promise was broken, or a section could not be run to the end."""
+"""For a broken promise or an unfinished section."""
 
 
 class SectionList(click.ParamType[tuple[str, ...]]):
@@ -145,8 +144,7 @@ def certify(
 
 @contextmanager
 def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
-    """On a signal, end the section that runs; on a second signal, end at once. Yields the signals
-    that came. A handler must not raise in the middle of Trio."""
+    """End the section on a signal, everything at a second. Handlers must not raise amid Trio."""
     came: list[int] = []
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -172,7 +170,6 @@ def _stopped_by_signals(children: ChildProcesses) -> Iterator[list[int]]:
 
 
 def _command(model: str | None) -> str:
-    """Return the command as others can repeat it, without the user's directories."""
     words = sys.argv[1:] if len(sys.argv) > 1 and sys.argv[1] == "certify" else ["certify"]
     words = [word for word in words if not word.startswith("--out=")]
     if "--out" in words:
@@ -208,8 +205,6 @@ def _compare(first: Path, second: Path) -> int:
 
 @attrs.define(eq=False)
 class CertifyProgress:
-    """Bars, or a line for each section where there is no terminal."""
-
     console: Console
     bars: Progress
     sections: Sequence[str]
@@ -218,7 +213,7 @@ class CertifyProgress:
     begun: set[str] = attrs.field(factory=set)
 
     def show(self, name: str, part: float, text: str) -> None:
-        """`part`: done of the section, 0 to 1. `text`: the next measurement."""
+        """`part`: done, 0 to 1. `text`: the next measurement."""
         done = self.sections.index(name) if name in self.sections else 0
         self.bars.update(self.total, completed=done + part)
         self.bars.update(

@@ -1,4 +1,4 @@
-"""Sections about the cache: its savings, its content after kill -9, and its bound of memory."""
+"""Sections about the cache."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ from trouper_lab.certify.server_runs import ServerFailed, ServerRun
 from trouper_lab.load import random_words
 
 POLL_S, REST_S = 0.05, 3.0
-"""Interval of looks at /health; what has not changed for so long rests."""
+"""Interval of /health, and duration that counts as rest."""
 KILL_AFTER_S = (1.5, 0.6)
-"""Seconds after which a server is killed, by round."""
+"""By round."""
 
 
 def restoring(run: SectionRun) -> None:
-    """Time to the first token of a long prompt: computed, from memory, and from disk after a
-    restart."""
+    """First token of a long prompt: computed, from memory, and from disk after a restart."""
     require_cache(run)
     tokens = min(80 if run.quick else 600 if run.on_cpu else 8000, run.model["context_tokens"] // 2)
     rounds = 1 if run.quick else 3
@@ -74,7 +73,6 @@ def restoring(run: SectionRun) -> None:
 
 
 def _timed(server: ServerRun, question: ProbeQuestion) -> tuple[float, ProbeAnswer]:
-    """Return the seconds of an answer of one token."""
     body = question.body("restoring")
     began = time.perf_counter()
     answer = server.complete(body)
@@ -82,7 +80,6 @@ def _timed(server: ServerRun, question: ProbeQuestion) -> tuple[float, ProbeAnsw
 
 
 def _report_restoring(run: SectionRun, found: dict[str, list[tuple[float, ProbeAnswer]]]) -> None:
-    """Report what was reached."""
     result = run.result
     if "from memory" not in found:
         return
@@ -119,8 +116,7 @@ def _report_restoring(run: SectionRun, found: dict[str, list[tuple[float, ProbeA
 
 
 def killing(run: SectionRun) -> None:
-    """A server with an SSD tier is killed while it answers and writes; the next one answers the
-    same, and finds what was stored."""
+    """Kill a server amid answers and writes; the next answers equally, from stored blocks."""
     require_cache(run)
     directory = run.folder("killing")
     count, rounds = (2, 1) if run.quick else (4, 2)
@@ -190,7 +186,6 @@ def require_cache(run: SectionRun) -> None:
 
 
 def _until_attached(server: ServerRun) -> None:
-    """Wait until /health says that the directory was inspected."""
     while not (found := server.health()["directory"])["attached"] or (
         found["files"] and not found["inspected"]
     ):
@@ -198,7 +193,7 @@ def _until_attached(server: ServerRun) -> None:
 
 
 def _until_written(server: ServerRun) -> None:
-    """Wait until the written bytes rest: the server does not announce the last write."""
+    """Wait until written bytes rest: no last write is announced."""
     before, since = -1, time.monotonic()
     while time.monotonic() - since < REST_S:
         written = server.health()["directory"]["written_bytes"]
@@ -210,18 +205,15 @@ def _until_written(server: ServerRun) -> None:
 SAMPLE_S = 0.05
 MAX_PROMPT_TOKENS, PROMPT_STEP = 4096, 16
 MIN_ROOM = 32
-"""The limit exceeds the bytes of the entering rows by this part at least: a row enters only if a
-64th of the limit stays free."""
+"""A row enters only if a 64th of the limit stays free."""
 MAX_TRIES = 3
-"""Attempts until a row was preempted: on a fast device one request may end before another
-arrives."""
+"""Fast requests may not overlap."""
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 @attrs.frozen(kw_only=True)
 class GrowingRows:
-    """Requests of one length. All rows fit the limit when they enter, but not half of an answer
-    later."""
+    """Requests whose rows enter, but outgrow the limit by half of an answer."""
 
     count: int
     prompt_tokens: int
@@ -232,8 +224,7 @@ class GrowingRows:
 def growing_rows(
     kv: KvLayout, context_tokens: int, count: int, answer_tokens: int
 ) -> GrowingRows | None:
-    """Find the shortest prompts whose rows outgrow a limit; buffers grow in steps, and most lengths
-    do not. None: rows of this model hold nearly the same bytes at any length."""
+    """The shortest prompts whose rows outgrow a limit. None: rows hardly grow."""
     longest = min(MAX_PROMPT_TOKENS, context_tokens - answer_tokens)
     for tokens in range(PROMPT_STEP, longest + 1, PROMPT_STEP):
         begin = kv.batch_bytes([(tokens, tokens + 1)] * count)
@@ -251,8 +242,6 @@ def growing_rows(
 
 @attrs.define
 class MemorySamples:
-    """Bytes of rows and cached blocks, looked at while requests run."""
-
     seconds: list[float] = attrs.field(factory=list)
     held_bytes: list[int] = attrs.field(factory=list)
 
@@ -281,8 +270,7 @@ def _sampled(server: ServerRun) -> Iterator[MemorySamples]:
 
 
 def memory(run: SectionRun) -> None:
-    """Requests that outgrow a limit, on a server with that limit: its bytes, preempted rows, and
-    the answers."""
+    """Requests beyond the server's limit: bytes, preempted rows, and answers."""
     require_cache(run)
     count, tokens = (3, 48) if run.quick else (4, 64)
     rows = growing_rows(run.kv, run.model["context_tokens"], count, tokens)
@@ -324,7 +312,7 @@ def memory(run: SectionRun) -> None:
 
 
 def _until_preempted(server: ServerRun, requests: list[ProbeQuestion]) -> list[ProbeAnswer]:
-    """Send all requests at once, again with another salt if no row was preempted."""
+    """Send all at once, with new salts until a preemption."""
     answers: list[ProbeAnswer] = []
     for number in range(MAX_TRIES):
         bodies = [question.body(f"limit {number}", speculation="off") for question in requests]
@@ -369,7 +357,7 @@ def _report(
 
 
 def _thinned(points: list[tuple[float, float]], count: int = 150) -> list[tuple[float, float]]:
-    """Return at most about so many points, the highest of each stretch."""
+    """About `count` points, the highest of each stretch."""
     step = max(1, len(points) // count)
     return [
         max(points[index : index + step], key=lambda point: point[1])

@@ -1,5 +1,4 @@
-"""The content of a certificate: sections, promises and figures. The JSON file is this content; the
-page is made from it."""
+"""A certificate: sections, promises and figures, as in the JSON file."""
 
 from __future__ import annotations
 
@@ -13,21 +12,19 @@ from rich.table import Table
 
 FORMAT = "trouper-certificate/1"
 Status = Literal["held", "broken", "failed", "out of time", "interrupted", "not run"]
-"""out of time: a part was not reached in the section's time, which `problem` names. interrupted:
-the user ended it. not run: there is nothing to measure for this model."""
+"""out of time: `problem` names a missed part. not run: nothing to measure."""
 UNFINISHED: dict[str, str] = {
     "failed": "could not be run to the end",
     "out of time": "ran out of time",
     "interrupted": "was interrupted",
 }
-"""Statuses of sections that do not show what they are about."""
+"""Statuses without a verdict."""
 Json = dict[str, Any]
 
 
 @attrs.frozen
 class PromiseResult:
-    """One promise of the documentation, and its measurement. held: None where nothing is
-    promised."""
+    """held: None without a promise."""
 
     text: str
     held: bool | None
@@ -36,8 +33,7 @@ class PromiseResult:
 
 @attrs.define
 class SectionResult:
-    """One section of a certificate. figures: numbers by name, with the unit at the name's end.
-    plots: arguments of the drawing functions."""
+    """figures: names end with units. plots: arguments of drawing functions."""
 
     name: str
     title: str
@@ -68,14 +64,14 @@ class SectionResult:
 
 
 def promises_of(certificate: Json) -> Iterator[tuple[str, Json]]:
-    """Yield each promise with the name of its section."""
+    """(section name, promise)."""
     for section in certificate["sections"]:
         for promise in section["promises"]:
             yield section["name"], promise
 
 
 def held(certificate: Json) -> bool:
-    """Whether every section that was chosen ran, and every promise of them held."""
+    """Whether every chosen section ran and held."""
     return all(
         section["status"] != "broken" and section["status"] not in UNFINISHED
         for section in certificate["sections"]
@@ -83,7 +79,6 @@ def held(certificate: Json) -> bool:
 
 
 def subject_of(certificate: Json) -> str:
-    """Name the device and the model in a few words."""
     device, model, system = certificate["device"], certificate["model"], certificate["system"]
     computes = model.get("arithmetic", "")
     stored = model.get("stored", "")
@@ -100,7 +95,6 @@ def subject_of(certificate: Json) -> str:
 
 
 def line_of(certificate: Json) -> str:
-    """Sum up a certificate in one plain line."""
     checked = [promise for _, promise in promises_of(certificate) if promise["held"] is not None]
     broken = [
         f"{name}: {promise['text']}"
@@ -131,7 +125,7 @@ def _promises(count: int) -> str:
 
 
 def unfinished_of(certificate: Json) -> dict[str, list[str]]:
-    """Names of sections that do not show what they are about, by status."""
+    """Section names by status, without verdicts."""
     found: dict[str, list[str]] = {}
     for section in certificate["sections"]:
         if section["status"] in UNFINISHED:
@@ -141,13 +135,11 @@ def unfinished_of(certificate: Json) -> dict[str, list[str]]:
 
 PART = r"/[^\s/\\:;,'\"`()<>\[\]{}]+"
 PATH = re.compile(rf"(?<![\w.:/-])(?:~(?:{PART})+|(?:{PART}){{2,}})")
-"""An absolute path of several parts, or a path below a home directory; neither /health nor a
-URL."""
+"""An absolute path, or below a home directory; neither /health nor a URL."""
 
 
 def without_directories(certificate: Json, names: Mapping[str, str]) -> Json:
-    """Replace each absolute path by its last part: errors quote paths, and others read the
-    certificate. `names`: replacements of known directories, which may contain spaces."""
+    """Cut absolute paths, which errors quote, to last parts. `names`: replacements."""
     known = {path: name for path, name in names.items() if path.startswith("/") and path != "/"}
     changed: Json = _changed(
         certificate, dict(sorted(known.items(), key=lambda item: -len(item[0])))
@@ -174,16 +166,12 @@ WORDS = {True: "held", False: "broken", None: "measured", "": "-"}
 
 @attrs.frozen
 class CertificatePair:
-    """An earlier certificate and a later one."""
-
     first: Json
     second: Json
 
     @property
     def newly_broken(self) -> list[str]:
-        """Promises that held in the first and are broken in the second. Also sections that held in
-        the first and failed in the second, or are broken by a promise that the first does not
-        have."""
+        """Promises that broke, and sections that held and now fail or break a new promise."""
         before, after = (
             {key: promise["held"] for key, promise in _keyed(each)}
             for each in (self.first, self.second)
@@ -197,12 +185,11 @@ class CertificatePair:
 
     @property
     def not_shown(self) -> list[str]:
-        """Sections that held in the first and are unfinished or absent in the second."""
+        """Sections that held before and are now unfinished or absent."""
         return self._held_before("out of time", "interrupted", "not run", "")
 
     def _held_before(self, *statuses: str) -> list[str]:
-        """Sections that held in the first and have one of these statuses in the second; "":
-        absent."""
+        """Sections with one of these statuses that held before; "": absent."""
         after = {section["name"]: section["status"] for section in self.second["sections"]}
         held = [
             section["name"] for section in self.first["sections"] if section["status"] == "held"
@@ -210,7 +197,6 @@ class CertificatePair:
         return [name for name in held if after.get(name, "") in statuses]
 
     def tables(self) -> Iterator[Table]:
-        """Yield tables of differences (versions, devices), of promises, and of figures."""
         about = Table("", "first", "second", box=None, header_style="bold", pad_edge=False)
         for name, *pair in self._about():
             about.add_row(name, *pair)
@@ -245,7 +231,6 @@ class CertificatePair:
                 yield name, one, other
 
     def _figures(self) -> Iterator[tuple[str, float, float]]:
-        """Yield figures that both have."""
         known = [
             {
                 f"{s['name']}.{name}": value

@@ -1,4 +1,4 @@
-"""The two files of a certificate: JSON, and an HTML page made from the JSON alone."""
+"""A certificate's files: JSON, and HTML made from JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECTION_NAMES = ("name", "status", "promises", "figures")
 
 
 class NoCertificate(Exception):
-    """A file that is no certificate, or cannot be read or written. The message names the file."""
+    """The message names the file."""
 
 
 def paths_of(out: Path) -> list[Path]:
@@ -34,8 +34,7 @@ def paths_of(out: Path) -> list[Path]:
 
 
 def require_writable(out: Path) -> None:
-    """Find out before anything is measured whether the files can be written. Raises
-    `NoCertificate`."""
+    """Raises `NoCertificate`."""
     parent = out.absolute().parent
     if not out.name or not is_directory(parent):
         raise NoCertificate(f"{out}: there is no directory {parent}")
@@ -52,7 +51,7 @@ def require_writable(out: Path) -> None:
 
 
 def write_certificate(certificate: Json, out: Path) -> list[Path]:
-    """Write both files, each complete or not at all. Raises `NoCertificate`."""
+    """Write both files atomically. Raises `NoCertificate`."""
     texts = (json.dumps(certificate, indent=1) + "\n", as_html(certificate))
     written = paths_of(out)
     for path, text in zip(written, texts, strict=True):
@@ -67,7 +66,7 @@ def write_certificate(certificate: Json, out: Path) -> list[Path]:
 
 
 def read_certificate(path: Path) -> Json:
-    """Read a JSON file of `trouper certify`. Raises `NoCertificate`."""
+    """Raises `NoCertificate`."""
     try:
         content: Any = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -133,7 +132,7 @@ section { margin: 2.5rem 0; } td.text, th.text { text-align: left; white-space: 
 
 
 def as_html(certificate: Json) -> str:
-    """Draw the page. Nothing in it is fetched from anywhere."""
+    """The page, which fetches nothing."""
     about = "".join(
         f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in _about(certificate)
     )

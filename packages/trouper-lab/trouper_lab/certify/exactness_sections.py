@@ -1,5 +1,4 @@
-"""Sections about right answers: the user's model in every company, tiny models of every family,
-quantized weights."""
+"""Sections about right answers."""
 
 from __future__ import annotations
 
@@ -19,11 +18,10 @@ from trouper_lab.certify.section_run import (
 from trouper_lab.certify.server_runs import ServerRun
 
 FULL_FLOAT32 = {"MLX_ENABLE_TF32": "0"}
-"""Tiny models of float32 are compared in full float32, where any fault is larger than rounding."""
+"""Full float32 shows any fault beyond rounding."""
 Job = tuple[str, str, str]
-"""Family, format of quantized weights or "", dtype."""
+"""Family, quantized format or "", dtype."""
 MAX_WORKERS = 6
-"""Processes that check families at a time, where the device is no CPU."""
 QUICK_FAMILIES = ("llama", "gpt_oss", "qwen3_next")
 QUANTIZED_FAMILIES = (
     "qwen3",
@@ -39,7 +37,6 @@ QUANTIZED_FAMILIES = (
 
 
 def exactness(run: SectionRun) -> None:
-    """The user's model: each scenario with fixed tokens, then answers through HTTP."""
     _scenarios(run)
     _through_http(run)
 
@@ -103,8 +100,7 @@ def _all(
 
 
 def _promise(run: SectionRun, text: str, found: Comparison, *, seeded: bool = False) -> None:
-    """Tokens are equal in full float32. Elsewhere answers may part at near ties. A seeded draw
-    shows no tie: answers that part are counted, not judged."""
+    """Equal tokens in full float32, near ties elsewhere. Seeded draws are only counted."""
     held: bool | None = found.within(run.near_tie)
     if seeded:
         held = not found.partings if run.exact else None
@@ -144,7 +140,6 @@ def _scenario_row(row: Json) -> tuple[str, str, str]:
 
 
 def families(run: SectionRun) -> None:
-    """A tiny random model of each family, in float32."""
     names = [name for name in run.device["families"] if not run.quick or name in QUICK_FAMILIES]
     _matrix(
         run,
@@ -154,7 +149,7 @@ def families(run: SectionRun) -> None:
 
 
 def quantized(run: SectionRun) -> None:
-    """Weights that are quantized and stay so, in float32 and as checkpoints come, in bfloat16."""
+    """Quantized weights, in float32 and bfloat16."""
     if run.quick:
         jobs = [
             ("qwen3", run.device["formats"][0], "float32"),
@@ -208,8 +203,7 @@ def _matrix(
 
 
 def _checked(run: SectionRun, jobs: list[Job], begin: float, share: float) -> list[Json]:
-    """Return the rows that were reached in time, in the order of the jobs. Several processes
-    compile kernels of an accelerator at once; a CPU has no cores to spare."""
+    """Rows in time, in job order."""
     workers = 1 if run.on_cpu else max(1, min(MAX_WORKERS, (os.cpu_count() or 2) // 2, len(jobs)))
     rows: list[Json] = []
 

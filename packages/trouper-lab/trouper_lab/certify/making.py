@@ -1,4 +1,4 @@
-"""Makes a certificate: describes device and model, then runs the sections in turn within a time."""
+"""Runs a certificate's sections within a time."""
 
 from __future__ import annotations
 
@@ -51,23 +51,19 @@ SECTIONS: dict[str, SectionEntry] = {
     "memory": ("Memory under a limit", 1.6, cache_sections.memory),
     "killing": ("kill -9 and restart", 1.6, cache_sections.killing),
 }
-"""Sections by name: title, share of the time, function. Time that a section leaves goes to the
-next."""
+"""Title, share of the time, function. Later sections inherit spare time."""
 SCRATCH, LOCK = "certify-", "lock"
-"""Beginning of names of scratch directories, and the file in each that its process has locked."""
+"""Of scratch directories: prefix, and the file that the process locks."""
 YOUNG_S = 60.0
 MINUTES, QUICK_MINUTES, PREPARING = 10.0, 3.0, 3.0
-"""Default bound of all sections, and its factor on devices that compile kernels for each new shape:
-on a fresh H100 exactness alone took 168 s with a model of 4B."""
+"""Default bounds (min), and a factor for compilation."""
 BORROWED = 0.5
-"""Part of the shares of later sections that earlier ones may use: the first server of a device may
-take minutes to start. Each section has half of its share at least."""
+"""Part of later shares for earlier sections: servers may start slowly."""
 
 
 @attrs.frozen(kw_only=True)
 class CertifyPlan:
-    """Options of the command. minutes None: the default of this device. show: called with the name
-    of a section, its part that is done (0 to 1), and the next measurement."""
+    """minutes None: the default. show: gets section, part done (0 to 1), and next measurement."""
 
     model: str | None
     minutes: float | None
@@ -78,7 +74,7 @@ class CertifyPlan:
     sections: Mapping[str, SectionEntry] = attrs.field(factory=lambda: SECTIONS)
 
     def limit_s(self, device: Json | None = None) -> float:
-        """Bound of the whole, in seconds; of a device that is not known yet the longest."""
+        """In seconds."""
         if self.minutes is not None:
             return 60 * self.minutes
         prepares = device is None or device.get("prepares_shapes", False)
@@ -86,8 +82,7 @@ class CertifyPlan:
 
 
 def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
-    """Run all sections within the time. The certificate names failures and unreached sections,
-    too."""
+    """The certificate names failures and unreached sections."""
     began, load_before = time.monotonic(), _load()
     model = (
         str(Path(plan.model).resolve()) if plan.model and is_directory(plan.model) else plan.model
@@ -129,7 +124,6 @@ def make_certificate(plan: CertifyPlan, children: ChildProcesses) -> Json:
 
 
 def _names(starter: ServerStarter) -> Mapping[str, str]:
-    """Replacements of directories that errors may quote."""
     models = {
         directory: Path(directory).name for directory in (starter.model or "", starter.directory)
     }
@@ -138,15 +132,14 @@ def _names(starter: ServerStarter) -> Mapping[str, str]:
 
 
 def limit_of(weights: Sequence[float], index: int, total_s: float, left_s: float) -> float:
-    """Longest time of the section of this index, within the time that is left. `total_s`: the time
-    of all sections."""
+    """A section's longest time in seconds. `total_s`: of all."""
     kept_s = (1 - BORROWED) * total_s * sum(weights[index + 1 :]) / sum(weights)
     return max(left_s - kept_s, 0.0)
 
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """Make a temporary directory on the disk of the SSD tier: /tmp may be memory."""
+    """On the SSD tier's disk: /tmp may be memory."""
     parent = default_cache_dir()
     try:
         make_private(parent)
@@ -162,7 +155,7 @@ def scratch_directory() -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove scratch directories of certificates that were killed: nobody holds their locks."""
+    """Remove unlocked scratch directories, of killed certificates."""
     for path in parent.glob(f"{SCRATCH}*/{LOCK}"):
         with suppress(OSError), path.open() as lock:
             if time.time() - path.stat().st_mtime < YOUNG_S:  # Its process may be about to lock it.
@@ -173,8 +166,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 @attrs.define
 class Described:
-    """Device and model. problem: why one of them could not be described; all sections then have
-    `status`."""
+    """problem: why a description failed; sections then have `status`."""
 
     device: Json = attrs.field(factory=dict)
     model: Json = attrs.field(factory=dict)
@@ -215,7 +207,7 @@ def run_section(
     *,
     limit_s: float,
 ) -> None:
-    """Run a section. Whatever it raises is its result, and the next one runs."""
+    """Run a section. Exceptions become results."""
     name, began, children = result.name, time.monotonic(), starter.children
     run = SectionRun(
         quick=plan.quick,
@@ -252,8 +244,7 @@ def run_section(
 
 
 def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float) -> None:
-    """Judge a section by its time, interruptions and promises. Errors that a stopped section raises
-    follow from the end of its processes."""
+    """Errors of a stopped section follow from ended processes."""
     result = run.result
     if stopped == "interrupted" and not finished:
         result.status, result.problem = "interrupted", f"at {run.current!r}"
@@ -270,7 +261,6 @@ def _judge(run: SectionRun, stopped: Stopped, *, finished: bool, limit_s: float)
 
 
 def _name(model: str | None) -> str:
-    """Name the model without the user's directories."""
     return (
         EMBEDDED if model is None else Path(model).resolve().name if is_directory(model) else model
     )
@@ -287,5 +277,4 @@ def _system() -> dict[str, Any]:
 
 
 def _load() -> str:
-    """Return the load average of the last minute."""
     return f"{os.getloadavg()[0]:.1f}"

@@ -1,8 +1,6 @@
-"""The processes of a certificate: servers, and measurements of the engine.
+"""Processes of a certificate: servers, and measurements of the engine.
 
-No process outlives its section, or this process. When a section has used its time, or the user
-interrupts, all of them end. An answer through HTTP or a row of a measurement that is waited for
-then fails at once: nothing in a section needs a time limit of its own.
+No process outlives its section: HTTP answers and rows then fail at once.
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ from trouper.lifeline import LAUNCHER, lifeline
 from trouper_lab.certify.certificate import Json
 
 UNSET = "TROUPER_"
-"""Prefix of variables that children do not inherit: a certificate is about the defaults."""
+"""Withheld from children: defaults are certified."""
 Stopped = Literal["", "out of time", "interrupted"]
 
 
 class SectionStopped(Exception):
-    """The section has used its time, or was interrupted."""
+    """Out of time, or interrupted."""
 
 
 def last_line(written: str) -> str:
-    """Return the last line that is not blank; "" if there is none."""
+    """The last non-blank line, or ""."""
     return next((line.strip() for line in reversed(written.splitlines()) if line.strip()), "")
 
 
 def last_words(errors: str, code: int) -> str:
-    """Say why a process ended, by its stderr and exit code."""
+    """Why a process ended, by stderr and exit code."""
     line = last_line(errors)
     if code == -signal.SIGKILL:
         return (
@@ -54,8 +52,7 @@ def last_words(errors: str, code: int) -> str:
 
 @attrs.define(eq=False)
 class ChildProcesses:
-    """Starts processes, and ends them. end: the descriptor that children watch. stopped: why
-    nothing more may be started."""
+    """end: a descriptor that children watch. stopped: why nothing may start."""
 
     end: int
     stopped: Stopped = ""
@@ -72,8 +69,7 @@ class ChildProcesses:
     def start(
         self, command: Sequence[str], environment: dict[str, str], **options: Any
     ) -> subprocess.Popen[str]:
-        """Start a process without Trouper's variables, in a session of its own: Ctrl-C of a
-        terminal comes here only. Raises `SectionStopped`."""
+        """Start a process without Trouper's variables or Ctrl-C. Raises `SectionStopped`."""
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(UNSET)
         }
@@ -94,7 +90,6 @@ class ChildProcesses:
         return process
 
     def ended(self, process: subprocess.Popen[str]) -> None:
-        """Forget a process that was waited for."""
         with self.lock:
             self.running.discard(process)
 
@@ -104,7 +99,7 @@ class ChildProcesses:
             raise SectionStopped(self.stopped)
 
     def stop(self, reason: Stopped) -> None:
-        """End everything. The first reason counts, but after an interruption nothing goes on."""
+        """The first reason counts; interruptions are final."""
         with self.lock:
             self.stopped = "interrupted" if reason == "interrupted" else self.stopped or reason
             for process in self.running:
@@ -112,8 +107,7 @@ class ChildProcesses:
 
     @contextmanager
     def limited(self, limit_s: float) -> Iterator[None]:
-        """End all processes when `limit_s` seconds have passed. A new limit ends "out of time", but
-        no interruption."""
+        """End all processes after `limit_s` seconds; a new limit clears "out of time"."""
         with self.lock:
             self.stopped = "interrupted" if self.stopped == "interrupted" else ""
         timer = threading.Timer(max(limit_s, 0.0), self.stop, ("out of time",))
@@ -129,17 +123,16 @@ class ChildProcesses:
 
 @contextmanager
 def child_processes() -> Iterator[ChildProcesses]:
-    """Yield a starter of processes. They end with this process, however it ends."""
     with lifeline() as end:
         yield ChildProcesses(end)
 
 
 class ProgramFailed(Exception):
-    """The process ended with an error. The message is its last line."""
+    """The message is the last line."""
 
 
 class CutShort(Exception):
-    """The time of the program has passed. Rows before that are known."""
+    """Out of time. Earlier rows are known."""
 
 
 def program_rows(
@@ -149,7 +142,7 @@ def program_rows(
     limit_s: float,
     **environment: str,
 ) -> Iterator[Json]:
-    """Yield rows as they come. Raises `CutShort` after `limit_s` seconds, `ProgramFailed`, and
+    """Yield rows. Raises `CutShort` after `limit_s` seconds, `ProgramFailed`, and
     `SectionStopped`."""
     command = [sys.executable, "-P", "-m", "trouper_lab.engine_programs", name, json.dumps(given)]
     with tempfile.TemporaryFile() as errors:

@@ -1,5 +1,4 @@
-"""The input of a section (model, time, scratch directory), the questions that sections ask, and
-how far two answers to one question are apart."""
+"""A section's input, probe questions, and distances of answers."""
 
 from __future__ import annotations
 
@@ -17,29 +16,25 @@ from trouper_lab.certify.server_runs import ServerRun, ServerStarter
 from trouper_lab.load import VOCABULARY, random_words
 
 NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
-"""A near tie is a lead of at most MIN_NEAR_TIE, or this factor times the change of the lead by
-mlx-lm's own loop on this device."""
+"""Near ties: leads up to MIN_NEAR_TIE, or this factor times mlx-lm's own change."""
 
 NOTHING: Mapping[str, str] = {}
 
 
 MARGIN_S = 1.5
-"""Time that programs leave their section for its report."""
 
 
 class NotApplicable(Exception):
-    """The section has nothing to measure for this model. The message says why."""
+    """The message says why."""
 
 
 class NothingShown(Exception):
-    """The subject of the section did not happen, such as a preemption. The message names the
-    subject."""
+    """The section's subject, such as a preemption, in the message."""
 
 
 @attrs.define(eq=False, kw_only=True)
 class SectionRun:
-    """A section while it runs. report: called with the part that is done, 0 to 1, and the next
-    measurement. not_reached: parts that were left out for lack of time."""
+    """report: gets the part done, 0 to 1, and next measurement."""
 
     quick: bool
     scratch: Path
@@ -66,12 +61,12 @@ class SectionRun:
 
     @property
     def exact(self) -> bool:
-        """Whether the device computes so that equal tokens are promised: in full float32."""
+        """Whether equal tokens are promised: in full float32."""
         return bool(self.model.get("arithmetic") == "float32")
 
     @property
     def near_tie(self) -> float:
-        """Lead, in log-probability, up to which another kernel may prefer another token."""
+        """Lead, in log-probability, within which kernels may differ."""
         changes = [
             value
             for value in self.model.get("lead_changes", {}).values()
@@ -88,8 +83,8 @@ class SectionRun:
         rest: str = "",
         more: Mapping[str, str] = NOTHING,
     ) -> Iterator[Json]:
-        """Yield rows of a measurement of the engine. Ends when `part` of the section's remaining
-        time has passed; `rest` is then not reached. `more`: environment variables."""
+        """Yield an engine program's rows within `part` of the time, else miss `rest`. `more`:
+        environment variables."""
         try:
             yield from program_rows(
                 self.starter.children, program, given, part * self.left_s - MARGIN_S, **more
@@ -107,26 +102,26 @@ Section = Callable[[SectionRun], None]
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error as one line; of a group its first one."""
+    """Of a group the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 LENGTHS = (3, 8, 20, 40, 70, 100, 130, 160)
-"""Words of the prompts: shorter and longer than blocks, chunks and windows."""
+"""Words of prompts around blocks, chunks and windows."""
 
 
 @attrs.frozen
 class ProbeQuestion:
-    """One request. The prompt is text or ids of tokens. Greedy without a seed."""
+    """Greedy without a seed."""
 
     prompt: str | tuple[int, ...]
     tokens: int
     seed: int | None = None
 
     def body(self, salt: str, **more: Any) -> Json:
-        """Return the request. A new `salt` of the prefix cache starts cold."""
+        """A new `salt` starts cold."""
         sampling = (
             {"temperature": 0} if self.seed is None else {"temperature": 0.8, "seed": self.seed}
         )
@@ -145,7 +140,7 @@ class ProbeQuestion:
 
 @attrs.frozen
 class ProbeAnswer:
-    """An answer: token ids, log-probabilities, and leads of the best token over the second."""
+    """With leads of the best token over the second."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -167,27 +162,26 @@ class ProbeAnswer:
 
 
 def _lead(step: dict[str, float]) -> float:
-    """Return the lead of the best over the second; 0 where both have the same text."""
+    """The best token's lead; 0 for equal texts."""
     best = sorted(step.values(), reverse=True)
     return best[0] - best[1] if len(best) > 1 else 0.0
 
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """Answers against those to the same questions alone. partings: for each answer that departs,
-    the lead of the other token."""
+    """partings: leads of other tokens, by departing answer."""
 
     answers: int
     partings: tuple[float, ...]
     logprob_change: float
-    """Largest change of a log-probability before answers depart."""
+    """Largest change of a log-probability before departure."""
 
     @property
     def equal(self) -> int:
         return self.answers - len(self.partings)
 
     def within(self, near_tie: float) -> bool:
-        """Whether answers depart only where the model hardly prefers a token."""
+        """Whether answers depart at near ties alone."""
         return all(lead <= near_tie for lead in self.partings)
 
     def text(self, near_tie: float) -> str:
@@ -204,7 +198,6 @@ class Comparison:
 
 
 def compared(alone: Sequence[ProbeAnswer], others: Sequence[ProbeAnswer]) -> Comparison:
-    """Compare pairs in order."""
     partings, changes = [], [0.0]
     for first, other in zip(alone, others, strict=True):
         pairs = zip(first.tokens, other.tokens, strict=False)
@@ -223,7 +216,7 @@ def compared(alone: Sequence[ProbeAnswer], others: Sequence[ProbeAnswer]) -> Com
 def questions(
     count: int, tokens: int, *, seeded: bool = False, longest: int = LENGTHS[-1]
 ) -> list[ProbeQuestion]:
-    """Make questions of different lengths, the same in every run."""
+    """Questions of different lengths, constant between runs."""
     dice = random.Random(11)
     lengths = [min(LENGTHS[index % len(LENGTHS)], longest) for index in range(count)]
     return [
@@ -239,8 +232,7 @@ def questions(
 def probe_question(
     server: ServerRun, index: int, prompt_tokens: int, answer_tokens: int
 ) -> ProbeQuestion:
-    """Make a question whose prompt has exactly this number of tokens. Prompts of different indices
-    share no prefix."""
+    """A question of exactly `prompt_tokens` tokens; indices share no prefix."""
     text = f"{index}. Tell a story of {random_words(prompt_tokens)}"
     tokens = server.post("/tokenize", {"prompt": text})["tokens"]
     return ProbeQuestion(tuple(tokens[:prompt_tokens]), answer_tokens)

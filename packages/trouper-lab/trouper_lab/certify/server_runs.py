@@ -1,5 +1,4 @@
-"""Servers that sections measure, each a process: Trouper as `trouper serve` starts it, and
-mlx_lm.server."""
+"""Server processes under measurement."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ from trouper_lab.load import PATIENT
 GOODBYE_S = 20.0
 READY = " is ready at "
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""A client would otherwise read the certificates of the machine: 55 ms of the CPU that is
-measured."""
+"""Reading the machine's certificates would take measured CPU time."""
 MLX_LM_SERVER = """
 from http.server import ThreadingHTTPServer
 from trouper.lifeline import end_with_launcher
@@ -37,18 +35,16 @@ prepare_process()
 from mlx_lm.server import main
 main()
 """
-"""OpenBLAS is loaded before MLX, so that both servers multiply by the same library. The
-standard library's server queues 5 connections. Linux answers more by SYN cookies and resets some of
-these connections seconds later."""
+"""OpenBLAS is loaded before MLX, as in Trouper. Linux resets connections beyond 5 queued."""
 
 
 class ServerFailed(Exception):
-    """A server did not start, or refused a request. The message quotes the server."""
+    """The message quotes the server."""
 
 
 @attrs.define(eq=False)
 class ServerRun:
-    """A server process. url: without /v1. killed: whether `kill` ended it."""
+    """url: without /v1. killed: by `kill`."""
 
     process: subprocess.Popen[str]
     url: str
@@ -70,7 +66,7 @@ class ServerRun:
             return client.get(path).raise_for_status().text
 
     def post(self, path: str, body: Json) -> Json:
-        """Raises `ServerFailed`, or httpx2's errors when the server is killed meanwhile."""
+        """Raises `ServerFailed`, or httpx2's errors when the server is killed."""
         with self.client() as client:
             response = client.post(path, json=body)
         if response.is_error:
@@ -80,21 +76,19 @@ class ServerRun:
         return dict(response.json())
 
     def complete(self, body: Json) -> Json:
-        """Send one completion. Raises as `post` does."""
+        """Send one completion. Raises as `post`."""
         return self.post("/v1/completions", body)
 
     def complete_all(self, bodies: Sequence[Json]) -> list[Json]:
-        """Send all at once."""
         with ThreadPoolExecutor(len(bodies)) as pool:
             return list(pool.map(self.complete, bodies))
 
     def last_line(self) -> str:
-        """The last line that the process wrote, of at most 300 characters; "" if it wrote
-        nothing."""
+        """The process's last line, cut to 300 characters, or ""."""
         return last_line(self.log.read_text(errors="replace"))[:300]
 
     def kill(self) -> None:
-        """End the process without any warning, as a crash or a power cut does."""
+        """Like a crash."""
         self.killed = True
         self.process.kill()
         self.process.wait()
@@ -113,8 +107,7 @@ class ServerRun:
 
 @attrs.define(eq=False)
 class ServerStarter:
-    """Starts servers of one model. commands: command lines for readers to repeat. directory: of the
-    model, also of a hub id. crashes: reasons of unexpected ends."""
+    """commands: for readers. directory: the model's, also of a hub id. crashes: unexpected ends."""
 
     model: str | None
     scratch: Path
@@ -126,8 +119,7 @@ class ServerStarter:
 
     @contextmanager
     def trouper(self, *flags: str) -> Iterator[ServerRun]:
-        """Run `trouper serve` with its defaults and these flags. Settings files and variables of
-        the user do not count."""
+        """With defaults and flags, without the user's settings."""
         named = () if self.model is None else ("--model", self.model)
         patient = [part for flag in PATIENT for part in (flag, "0")]
         arguments = ["serve", *named, *flags]
@@ -187,7 +179,7 @@ class ServerStarter:
         return ServerRun(process, "", log, self.children)
 
     def _note_crash(self, server: ServerRun) -> None:
-        """Note why a started server is gone: its clients only know that a connection broke."""
+        """Note an end that clients see as broken connections."""
         if (
             server.url
             and not server.killed
@@ -208,7 +200,7 @@ class ServerStarter:
 
 
 def _without(text: str, names: Mapping[str, str]) -> str:
-    """Replace directories of the user by names. A hub id stays as it is."""
+    """A hub id stays."""
     for directory, name in names.items():
         if directory.startswith("/"):
             text = text.replace(directory, name)

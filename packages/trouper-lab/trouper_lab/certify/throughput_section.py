@@ -1,4 +1,4 @@
-"""Section about speed: Trouper, mlx_lm.server and the bare loop with the same weights, in turns."""
+"""Section about speed: Trouper, mlx_lm.server and the bare loop, in turns."""
 
 from __future__ import annotations
 
@@ -24,17 +24,13 @@ TROUPER = "Trouper"
 WORDS = 40
 WARM_UP_TOKENS = 8
 ALONGSIDE = 0.25
-"""Two servers run at once and are measured in turns if the weights take at most this part of
-memory."""
+"""Part of memory for weights up to which two servers run at once."""
 COPY_BYTES = 4_000_000_000
-"""Largest model that is copied in float32 for mlx_lm.server on a CPU, where other types are
-slow."""
+"""Largest model copied for mlx_lm.server on a CPU."""
 
 
 @attrs.define
 class ServerRates:
-    """Measurements of one server at one number of streams."""
-
     decode: list[float] = attrs.field(factory=list)
     gaps: list[float] = attrs.field(factory=list)
     first: list[float] = attrs.field(factory=list)
@@ -47,7 +43,6 @@ class ServerRates:
 
 
 def throughput(run: SectionRun) -> None:
-    """Tokens a second while all streams decode, and the gaps between their tokens."""
     counts, tokens, rounds = (
         ([1, 2], 64, 2) if run.quick else ([1, 4, 8], 32, 2) if run.on_cpu else ([1, 8, 32], 192, 3)
     )
@@ -90,8 +85,7 @@ def _start(
 
 
 def _for_mlx_lm(run: SectionRun) -> str:
-    """Return the directory for mlx_lm.server: on a CPU a copy in float32, in which Trouper
-    computes."""
+    """On a CPU a copy in float32, as Trouper computes."""
     if not run.on_cpu:
         return run.starter.directory
     if run.model["weights_bytes"] > COPY_BYTES:
@@ -118,8 +112,7 @@ def _measure(
     tokens: int,
     rounds: int,
 ) -> None:
-    """Measure the servers in turns, in rounds over the numbers of streams. The first answers are
-    not counted: kernels compile. A round that would not end in time is left out."""
+    """Measure in turns. First answers (compilation) and rounds beyond the time are left out."""
     for name, server in [*servers.items()]:
         try:
             for streams in counts:
@@ -147,7 +140,6 @@ def _measure(
 
 
 def _reason(server: ServerRun, failed: BaseException) -> str:
-    """Say why a server did not answer: the client's error, and the server's last line."""
     line = server.last_line()
     return first_line(failed) + (f"; it wrote: {line}" if line else "")
 

@@ -1,5 +1,4 @@
-"""Measurements of `trouper certify` on the device, in processes of their own: tiny models of every
-family, the user's model, its bare loop."""
+"""Measurements of `trouper certify`, each in a process."""
 
 from trouper.process import prepare_process
 

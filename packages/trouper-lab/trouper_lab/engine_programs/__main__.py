@@ -1,8 +1,4 @@
-"""`python -m trouper_lab.engine_programs PROGRAM JSON`: one measurement of `trouper certify`.
-
-Each line on stdout is a JSON object, one row. A process of its own gives its memory back, can be
-ended, and takes nothing with it when the driver of the device crashes.
-"""
+"""`python -m trouper_lab.engine_programs PROGRAM JSON`: a measurement, with a JSON row per line."""
 
 from __future__ import annotations
 
@@ -60,7 +56,7 @@ ARITHMETIC = {
 
 
 def describe_device(_: Row) -> Iterator[Row]:
-    """The device, its speed, the versions of what computes."""
+    """Device, speed, and versions."""
     blas = mlx_reference_blas.load_fast()
     packages = ("mlx", "mlx-lm", "transformers", "trio", "numpy")
     yield {
@@ -86,15 +82,13 @@ def _version(name: str) -> str:
 
 
 def check_families(given: Row) -> Iterator[Row]:
-    """A row for each family named, as soon as it is known. `jobs`: [family, format or "",
-    dtype]."""
+    """`jobs`: [family, format or "", dtype]."""
     for name, quantized, dtype in given["jobs"]:
         yield family_checks.check(name, quantized, dtype)
 
 
 def describe_model(given: Row) -> Iterator[Row]:
-    """The user's model: stages of loading, a description, and how far mlx-lm's loop differs from
-    itself."""
+    """Stages of loading, a description, and mlx-lm's own deviation."""
     # With the self-check of a start, which changes how rows are laid out.
     settings = Settings(model=given["model"], no_ssd=True)
     loaded = load(settings, lambda stage: _write({"stage": stage}))
@@ -118,7 +112,6 @@ def describe_model(given: Row) -> Iterator[Row]:
 
 
 def check_model(given: Row) -> Iterator[Row]:
-    """A row for each scenario on the user's model itself."""
     loaded = _loaded(given)
     yield from family_checks.rows_of(
         subject_of(loaded.model, loaded.card.vocab_size, SEEDS[0], of_device())
@@ -136,7 +129,7 @@ def _stored(config: Row) -> str:
 
 
 def run_bare_loop(given: Row) -> Iterator[Row]:
-    """A row for each number of streams, by a model that multiplies as MLX does."""
+    """With MLX's products."""
     loaded = _loaded(given)
     linear_layers.unprepare(loaded.model)
     for rows in given["streams"]:
@@ -153,15 +146,14 @@ def _loaded(given: Row) -> EvaluatedModel:
 
 
 PROMPT, SETTLING = 50, 3
-"""Tokens of each row's prompt; steps that are not counted."""
+"""Prompt tokens of a row; uncounted steps."""
 
 
 def bare_loop(
     model: nn.Module, rows: int, steps: int, rounds: int, vocabulary: int
 ) -> dict[str, Any]:
-    """Measure tokens a second of `rows` rows that decode together (median of `rounds`), and the gap
-    between two tokens of a row. Like a server, launch a step before reading the tokens of the
-    last."""
+    """Tokens a second (median of `rounds`), and gaps. Like a server, launch a step before reading
+    the last."""
     rates, gaps = [], []
     for seed in range(rounds):
         mx.random.seed(seed)
@@ -185,8 +177,7 @@ def bare_loop(
 
 
 def _cache(model: nn.Module, rows: int) -> list[Any]:
-    """Return mlx-lm's caches for a batch if the model has them, else those for one row: rows have
-    equal lengths."""
+    """mlx-lm's caches for a batch, if any, else for one row."""
     caches = make_prompt_cache(model)
     plain = all(type(cache) is KVCache for cache in caches)
     return [BatchKVCache([0] * rows) for _ in caches] if plain else caches
@@ -205,8 +196,6 @@ TOKENIZER_FILES = (
 
 
 def save_copy(loaded: EvaluatedModel, target: Path) -> None:
-    """Save plain weights, which were converted from what was stored, with the config and the
-    tokenizer."""
     target.mkdir(parents=True)
     mx.save_safetensors(
         str(target / "model.safetensors"),
@@ -223,19 +212,14 @@ def save_copy(loaded: EvaluatedModel, target: Path) -> None:
 
 
 COMPANY = (2, 8)
-"""Numbers of equal rows in one batch."""
 NOISE_PROMPT, DECODED = 40, 24
 
 Floats = NDArray[np.float32]
 
 
 def own_noise(model: nn.Module, vocabulary: int) -> dict[str, Any]:
-    """Measure the largest change of the lead of the best token over the second, in log-probability:
-    with equal rows beside it, and when the text runs in one pass. The text is fixed and random.
-
-    Where kernels change with the number of rows, no server gives a row in a batch the logits of the
-    row alone.
-    """
+    """Largest changes of the best token's lead (log-probability), with equal rows and in one
+    pass."""
     [text] = random_texts([NOISE_PROMPT + DECODED], vocabulary, 3)
     alone = _decoded(model, text, 1)
     second, best = np.argsort(alone, -1)[:, -2:].T
@@ -250,7 +234,7 @@ def own_noise(model: nn.Module, vocabulary: int) -> dict[str, Any]:
 
 
 def _decoded(model: nn.Module, text: list[int], rows: int) -> Floats:
-    """(DECODED, vocabulary) log-probabilities of the first of equal rows that decode together."""
+    """(DECODED, vocabulary) log-probabilities of the first row."""
     cache, found = make_prompt_cache(model), []
     mx.eval(model(mx.array([text[:NOISE_PROMPT]] * rows), cache=cache)[:, -1])
     for token in text[NOISE_PROMPT:]:

@@ -1,5 +1,4 @@
-"""The family matrix: every scenario of the self-check on a tiny random model of each family, plain
-and with quantized weights."""
+"""The self-check's scenarios on tiny random models."""
 
 from __future__ import annotations
 
@@ -29,16 +28,14 @@ FORMATS: dict[str, dict[str, Any]] = {
     "mxfp4": {"bits": 4, "group_size": 32, "mode": "mxfp4"},
     "nvfp4": {"bits": 4, "group_size": 16, "mode": "nvfp4"},
 }
-"""Weights of the tiny models are 64 and 128 wide: groups of 32 leave no row with a single group."""
+"""Tiny weights are 64 and 128 wide: groups of 32 avoid single groups."""
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 NO_KERNEL = "No implementation for problem shape"
-"""MLX on CUDA has no kernel for narrow products of packed weights: of the floating-point formats,
-and of 16 columns in any format."""
+"""MLX on CUDA lacks kernels for narrow packed products."""
 
 
 def check(name: str, quantized: str = "", dtype: str = "float32") -> Row:
-    """Check one family. The row has the largest error, its bound, and differing scenarios.
-    `quantized`: a format in which weights are packed and stay, on a CPU, too."""
+    """`quantized`: weights stay packed, also on a CPU."""
     row: Row = {"family": name, "weights": " ".join(part for part in (quantized, dtype) if part)}
     try:
         found = list(scenario_errors(partial(_subject, name, quantized, dtype)))
@@ -58,7 +55,6 @@ def check(name: str, quantized: str = "", dtype: str = "float32") -> Row:
 
 
 def _unknown(problem: str, quantized: str) -> Row:
-    """The rest of a row of a model that could not be compared."""
     no_kernel = bool(quantized) and NO_KERNEL in problem
     return {
         "error": None,
@@ -84,21 +80,19 @@ def _subject(name: str, quantized: str, dtype: str, seed: int) -> Subject:
 
 
 def _fits(group: int, _: str, module: nn.Module) -> bool:
-    """Whether groups divide a layer's rows. Other layers stay plain, as in mlx-lm's converter."""
+    """Whether groups divide a layer's rows; others stay plain."""
     return hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0
 
 
 def rows_of(subject: Subject) -> Iterator[Row]:
-    """Yield each scenario of a model that is loaded already, as a row."""
     for each in scenario_errors(lambda _: subject):
         yield attrs.asdict(each) | {"held": each.held}
 
 
 @attrs.frozen(kw_only=True)
 class ScenarioError:
-    """One scenario. error: see `self_check.accuracy`; None if the scenario was not run or raised.
-    bound: largest error by rounding. problem: why there is no error. off: the model is known not to
-    allow the feature."""
+    """error: see `self_check.accuracy`; None: not run, or raised. bound: by rounding.
+    off: the model does not allow the feature."""
 
     feature: str
     scenario: str
@@ -113,9 +107,7 @@ class ScenarioError:
 
 
 def scenario_errors(make: Callable[[int], Subject]) -> Iterator[ScenarioError]:
-    """Yield each scenario of one model. `make`: a subject from a seed. A scenario beyond its bound
-    runs again with the next seed, as in the self-check: a router may be undecided between two
-    experts."""
+    """`make`: a subject from a seed. Beyond a bound, the next seed decides: routers may waver."""
     first = make(SEEDS[0])
     subjects = {SEEDS[0]: first}
     allowed = rows_for(first.model, first.kv, first.slack, first.shapes, None)[1]

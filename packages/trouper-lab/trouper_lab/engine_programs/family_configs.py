@@ -1,8 +1,4 @@
-"""Configs of 27 families of models, as their config.json would say it. Small, and odd where that
-finds faults.
-
-Windows of 16 tokens wrap within every prompt; heads are grouped; layers alternate between kinds.
-"""
+"""Small odd configs of 27 families: short windows wrap, heads are grouped, layers alternate."""
 
 from __future__ import annotations
 

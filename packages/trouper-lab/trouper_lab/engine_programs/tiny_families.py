@@ -1,9 +1,7 @@
-"""Tiny random models of 27 families, of mlx-lm's own classes: every kind of cache and layer without
-a hub.
+"""Tiny random models of 27 families from mlx-lm's classes.
 
-float32, vocabulary 512, hidden size 64, about 1 MB each. Seeds are chosen for a gap between the
-best two logits of at least 3e-3 along the greedy path of the tests' prompts. A correct batch
-differs from the row alone by at most 1e-4, and has equal greedy tokens.
+float32, vocabulary 512, hidden size 64, about 1 MB. Seeds leave 3e-3 between the best logits along
+the tests' greedy paths; batches differ by 1e-4.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ SEEDS = {
     "exaone4": 6,
     "bailing_moe_linear": 5,
 }
-"""The seed of 0 to 7 with the largest smallest gap; 0 for other families."""
+"""Of 0 to 7 with the largest gap; 0 for others."""
 
 
 def build(name: str, seed: int | None = None, config: Config | None = None) -> nn.Module:
-    """Build a model whose parameters come from a NumPy seed: the same in each process."""
+    """Parameters come from a NumPy seed."""
     config = deepcopy(config or FAMILIES[name])
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     seed = SEEDS.get(name, 0) if seed is None else seed
@@ -75,8 +73,7 @@ SCALES = {
     "gemma3_text": (0.25, 0.25, 1.5),
     "recurrent_gemma": (0.25, 0.25, 1.5),
 }
-"""Standard deviation of embeddings and of the head, gain of layers. Tied embeddings want a small
-one."""
+"""Deviation of embeddings and head, gain of layers."""
 USUAL_SCALES = (1.0, 0.5, 1.5)
 FINAL_NORM_GAIN = {"gemma2": 6.0, "gemma3n": 7.0}
 """Spreads small tied logits."""
@@ -112,8 +109,7 @@ BY_LEAF: dict[str, Draw] = {
 def draw(
     family: str, path: str, shape: Shape, random: np.random.RandomState
 ) -> npt.NDArray[np.float32]:
-    """Draw one parameter. Each parameter takes exactly one draw: their order is the seed's
-    meaning."""
+    """Draw once a parameter: the order is the seed's meaning."""
     values = _recipe(family, path, shape)(random, shape)
     if path.endswith(("model.norm.weight", "language_model.norm.weight")):
         values = values + FINAL_NORM_GAIN.get(family, 1.0) - 1.0
