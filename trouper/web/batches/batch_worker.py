@@ -3,11 +3,11 @@
 Batch requests have the lowest priority, and batches take turns. The end of a request decides:
 
 - 429 and 503: the request runs again later, until the batch expires, and frees the slot meanwhile.
-- Out of device memory: at most MAX_ATTEMPTS runs, as each costs restarts of the engine. - Crash of
-the engine or kill: at most MAX_ATTEMPTS runs. Attempts for which no model worked (a model was
-loading) count towards MAX_UNBEGUN alone. - Cancellation (shutdown, forced unload, batch cancelled
-or expired): the attempt does not count. - Any other response is the answer, also an error of the
-client's making.
+- Out of device memory: at most MAX_ATTEMPTS runs, as each costs restarts of the engine.
+- Crash of the engine or kill: at most MAX_ATTEMPTS runs. Attempts for which no model worked (a
+  model was loading) count towards MAX_UNBEGUN alone.
+- Cancellation (shutdown, forced unload, batch cancelled or expired): the attempt does not count.
+- Any other response is the answer, also an error of the client's making.
 """
 
 from __future__ import annotations
