@@ -1,4 +1,4 @@
-"""The output of one sequence: text, stop strings, log-probabilities, and the end of the answer."""
+"""A sequence's output: text, stop strings, log-probabilities, and the end of the answer."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ log = logging.getLogger("trouper.scheduler")
 
 @attrs.define(eq=False)
 class AnswerOutput:
-    """Sends each token's text to the client, and alone decides that the answer ends."""
+    """Sends tokens' text to the client, and alone decides that the answer ends."""
 
     client: PreparedRequest
     tokenizer: Tokenizer
     text: TextStream
     ends: frozenset[int]
     max_tokens: int
-    """Maximum of the request, or less if memory holds fewer."""
+    """The request's maximum, or less if memory holds fewer."""
     first_token_at: float | None = None
     scores: list[TokenLogprobs] = attrs.field(factory=list)
     """Requested log-probabilities of the prompt, until the first output token."""
     num_tokens: int = 0
     stream_interval: int = 1
-    """Number of tokens in each Delta but the first and the last, as vLLM's --stream-interval."""
+    """Tokens of a Delta but the first and the last, as vLLM's --stream-interval."""
     _unsent: list[Delta] = attrs.field(factory=list)
 
     @classmethod

@@ -1,9 +1,8 @@
-"""The core of the scheduler: decides, and neither waits nor sends. No Trio, no MLX.
+"""The scheduler's core decides, and neither waits nor sends. No Trio, no MLX.
 
 `schedule(now)` composes the next plan; `update(stepped, now)` takes the answer to the oldest one.
-In between the caller passes requests (`enqueue`), news of the disk (`hear`) and the end of requests
-(`close`), and calls `drop_aborted`. Clients hear through their `PreparedRequest`, which never
-blocks.
+In between the caller passes requests (`enqueue`), news of the disk (`hear`) and ends of requests
+(`close`), and calls `drop_aborted`. Clients hear through a `PreparedRequest`, which never blocks.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ from trouper.protocol.work import DiskNews
 
 
 class Core:
-    """Sequences and unanswered plans. `recovery`: takes the sequences that a crash leaves; None:
-    all end with the crash."""
+    """Sequences and unanswered plans. `recovery` takes the sequences that a crash leaves; without
+    one, all end with the crash."""
 
     def __init__(
         self,
@@ -166,14 +165,14 @@ class Core:
 
     @property
     def must_prove_engine(self) -> bool:
-        """Whether the engine crashed, so that `proof` comes before any other plan."""
+        """Whether `proof` comes before any other plan, after a crash."""
         return self._recovery.crashed
 
     def take_up(self, now: float) -> None:
         self._handover.take_up(now)
 
     def proof(self, now: float) -> tuple[Plan, ...]:
-        """Plans for a token of a prompt of nobody's; `proved` takes each answer."""
+        """Plans for a prompt token without a client; `proved` takes each answer."""
         # If the engine fails at that, no request is to blame.
         self._proving, self._now = True, now
         row, prompt = self._batch.next_id(), np.zeros(1, "<i4").tobytes()
@@ -270,7 +269,7 @@ class Core:
         self.publish()
 
     def _end_problem(self) -> Problem:
-        """503 if the server is leaving, 500 if the engine crashed."""
+        """503 at shutdown, 500 after a crash of the engine."""
         if lost := self._watches.ranks.latest.lost:
             return rank_lost(lost)
         message = "the engine stopped before the answer was complete"
@@ -284,7 +283,7 @@ class Core:
     # -- plans -----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Plan | None:
-        """The next plan, to be sent at once; None while two are unanswered, or without work. One
+        """The next plan, to be sent at once; None without work or with two unanswered plans. One
         empty plan flushes the last that had work."""
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
@@ -332,7 +331,6 @@ class Core:
         self._speculation.answered(plan, stepped, self._batch.rows)
 
     def publish(self) -> None:
-        """Publish counters and gauges, and the batch view for viewers."""
         self._counters.publish(
             cache=self._cache.stats(),
             active_sequences=len(self._batch.rows),

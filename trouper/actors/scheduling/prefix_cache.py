@@ -1,9 +1,9 @@
 """The prefix cache: the part of a prompt that need not be computed (docs/cache.md).
 
-A lookup proceeds from free to slow: one match of the tree over memory and disk, up to the first
-node in neither (F6); then tails of live rows; then the benefit of each wait (`gain`,
-`missing_tokens`), which the core compares with the time of computing. A lookup pins nothing.
-`enter` pins the restored nodes until the plan is sent, and the row's node until the row ends.
+A lookup goes from free to slow: one match of the tree over memory and disk, up to the first node in
+neither (F6); then tails of live rows; then the benefit of each wait (`gain`, `missing_tokens`),
+which the core compares with the time of computing. A lookup pins nothing. `enter` pins the restored
+nodes until the plan is sent, and the row's node until the row ends.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from trouper.protocol.requests import CacheScope
 from trouper.protocol.settings import Settings
 
 TURNS_KEPT = 2
-"""Number of last turns whose ends get a snapshot besides the first turn's."""
+"""Last turns whose ends get a snapshot, besides the first turn's."""
 APART_TOKENS = 16
-"""Minimum distance of two snapshots in tokens. A closer one is not worth its pass and memory."""
+"""Smallest distance of two snapshots in tokens. A closer one is not worth the pass and memory."""
 
 
 def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval: int) -> list[int]:
@@ -67,8 +67,7 @@ class Found:
         return Found(Match((), 0, self.match.last), 0, None)
 
     def within(self, nbytes: int, sizes: Sizes, *, at_snapshot: bool) -> tuple[Node, ...]:
-        """The first nodes, at most `nbytes` bytes; with `at_snapshot` up to a snapshot, which
-        counts."""
+        """The first nodes, at most `nbytes` bytes; with `at_snapshot` up to and with a snapshot."""
         nodes, count = self.match.nodes, 0
         nbytes -= at_snapshot * sizes.snapshot_bytes
         for node in nodes:
@@ -221,7 +220,7 @@ class PrefixCache:
         return self._storing.ended(row)
 
     def release(self, row: Sequence) -> None:
-        """Make the stored blocks of a running row evictable. The row stores nothing any more."""
+        """Make a running row's stored blocks evictable. The row stores nothing any more."""
         self._live.detach(row)
 
     # -- the disk --------------------------------------------------------------------------------
@@ -235,7 +234,7 @@ class PrefixCache:
         self.writes.enabled = enabled
 
     def missing_refs(self, found: Found) -> tuple[BlockRef, ...]:
-        """Blocks to read from disk, with the last node's snapshot if one is needed."""
+        """Blocks to read from disk, with the last node's snapshot if needed."""
         last = None if self._snapshot_tokens is None else found.missing[-1]
         return tuple(
             BlockRef(node.key, node.tokens, node.block is None, node is last)
@@ -258,7 +257,7 @@ class PrefixCache:
             self._eviction.unpin(node)
 
     def on_disk(self, blocks: Iterable[tuple[bytes, BlockRef]]) -> None:
-        """Record blocks, each with the key of its parent."""
+        """Record blocks, each with the parent's key."""
         empty = not self.tree.sizes.token_bytes
         for parent_key, ref in blocks:
             self.tree.on_disk(parent_key, attrs.evolve(ref, payload=True) if empty else ref)
@@ -268,7 +267,7 @@ class PrefixCache:
             self.tree.not_on_disk(key)
 
     def loaded(self, ticket: int, blocks: Iterable[BlockData]) -> list[Load]:
-        """Assign ids to blocks that were read, as far as there is room."""
+        """Assign ids to blocks that were read, as room allows."""
         loads: list[Load] = []
         for index, data in enumerate(blocks):
             node = self.tree.known(data.key)
@@ -296,7 +295,7 @@ class PrefixCache:
     # -- eviction --------------------------------------------------------------------------------
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that the plan in composition evicts."""
+        """Ids that the current plan evicts."""
         return self._eviction.freed()
 
     @property
@@ -312,7 +311,7 @@ class PrefixCache:
         self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:
-        """Evict cached blocks with the next plan. Returns the number of evicted bytes."""
+        """Evict cached blocks with the next plan. Returns the number of bytes."""
         return self._eviction.evict(nbytes)
 
     # -- statistics ------------------------------------------------------------------------------

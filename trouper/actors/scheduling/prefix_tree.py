@@ -1,8 +1,8 @@
-"""The prefix tree: the tokens whose KV is cached, and the location of that KV. Pure: no clock, no
-disk, no arrays.
+"""The prefix tree: tokens with cached KV, and the KV's location. Pure: no clock, no disk, no
+arrays.
 
-Full blocks are found by key. The children of the last one are sorted by tokens, so the longest
-common prefix is next to the insertion point: reuse at token granularity with one index.
+Full blocks are found by key. The last one's children are sorted by tokens, with the longest common
+prefix next to the insertion point: reuse at token granularity with one index.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PendingNodes:
 
 
 class Match(NamedTuple):
-    """The cached prefix of a text. `nodes`: from the root on; the last one may be used in part."""
+    """The cached prefix of a text. `nodes` begins at the root; the last may be used in part."""
 
     nodes: tuple[Node, ...]
     tokens: int
@@ -69,7 +69,7 @@ class PrefixTree:
         self.namespace, self.sizes = namespace, sizes
         self.eviction = Eviction(sizes, self._prune)
         self.collisions = 0
-        """Number of lookups whose key belongs to other tokens; counted as misses."""
+        """Lookups whose key belongs to other tokens; counted as misses."""
         self._digest = digest
         self._nodes: dict[bytes, Node] = {}
         # Weak: a client may send another salt with each request.
@@ -95,7 +95,7 @@ class PrefixTree:
         return self._nodes.get(key)
 
     def child(self, parent: Node, tokens: bytes) -> Node | None:
-        """The child with exactly these tokens, wherever its data is."""
+        """The child with exactly these tokens, wherever the data is."""
         node = self._nodes.get(self._digest(parent.key + tokens))
         return (
             node if node is not None and node.parent is parent and node.tokens == tokens else None
@@ -151,8 +151,8 @@ class PrefixTree:
     # -- blocks in memory ------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: bytes) -> Node | None:
-        """The node of these tokens, with a block or a new id that the caller must fill. None if
-        there is no room, or another text has the key."""
+        """The node of these tokens, with a block or a new id that the caller must fill. None
+        without room, or if another text has the key."""
         key = self._digest(parent.key + tokens)
         node = self._nodes.get(key)
         if node is not None and (node.parent is not parent or node.tokens != tokens):
@@ -171,7 +171,7 @@ class PrefixTree:
         return node
 
     def add_snapshot(self, node: Node) -> BlockId | None:
-        """Id of a new snapshot; None if there is one already, or no room."""
+        """Id of a new snapshot; None if one exists, or without room."""
         if node.snapshot is not None or not self.eviction.make_room(
             self.sizes.snapshot_bytes, keep=node
         ):
@@ -200,7 +200,7 @@ class PrefixTree:
     # -- blocks on disk --------------------------------------------------------------------------
 
     def on_disk(self, parent_key: bytes, ref: BlockRef) -> None:
-        """Record a block, reachable once its parent is known."""
+        """Record a block, reachable once the parent is known."""
         parent = self._nodes.get(parent_key) or self._roots.get(parent_key)
         if parent is not None:
             self._link([(parent, ref)])
@@ -212,7 +212,7 @@ class PrefixTree:
             self._link([(node, ref) for ref in pending])
 
     def _link(self, found: list[tuple[Node, BlockRef]]) -> None:
-        """Add blocks of the disk to their parents, then the pending blocks that follow."""
+        """Add blocks of the disk to the parents, then the pending blocks that follow."""
         # A loop, no recursion: a text has thousands of blocks.
         linked = list[Node]()
         while found:

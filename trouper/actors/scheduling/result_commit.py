@@ -1,5 +1,4 @@
-"""Committing the results of a step: sequences get their tokens, one by one, up to the end of their
-answers."""
+"""Commits a step's tokens to sequences, one by one, up to the end of each answer."""
 
 from __future__ import annotations
 
@@ -47,7 +46,8 @@ class ResultCommit:
                 self.handover.recovery.blame.passed(sequence.standing, now)
 
     def chunks(self, plan: Plan, now: float) -> None:
-        """Report the progress of rows that prefilled, and of those that wait for such a row."""
+        """Report the progress of rows that prefilled, and of waiting sequences with such a
+        primary."""
         # Preempted sequences have no time limit, and must not get one by this.
         progress, rows = (
             Progress(now),
@@ -75,8 +75,8 @@ class ResultCommit:
                 self._fail(rows[row], row_failed(rows[row].request, fault))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
-        """Commit tokens; returns their number. A row gets none after its end. The second and later
-        tokens of a row were drafted."""
+        """Commit tokens; returns the number. A row gets none after the end. A row's tokens after
+        the first were drafted."""
         logprobs: dict[RowId, list[TokenLogprobs]] = {}
         for row, at in stepped.logprobs:
             logprobs.setdefault(row, []).append(at)

@@ -1,5 +1,4 @@
-"""The running batch: sequences with a row in the engine, and departed ones until the engine has
-dropped their rows."""
+"""Sequences with a row in the engine, and departed ones until the engine has dropped the rows."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ class RunningBatch:
         self.rows: dict[RowId, Sequence] = {}
         self.dropping: list[Sequence] = []
         self.removed: dict[RowId, Sequence] = {}
-        """Removed sequences, until the plan with their drop is answered."""
+        """Removed sequences, until the plan with the drop is answered."""
         self.num_rows_of_batches = 0
         self.aborted: set[RowId] = set()
         self._ids = count()
@@ -42,12 +41,12 @@ class RunningBatch:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that no plan drops."""
+        """Rows that no plan drops."""
         return sum(not sequence.dropped for sequence in self.rows.values())
 
     @property
     def num_rows_of_others(self) -> int:
-        """Number of rows that no plan drops, without batches."""
+        """Rows that no plan drops, without batches."""
         return sum(not (sequence.dropped or sequence.of_batch) for sequence in self.rows.values())
 
     def add(self, sequence: Sequence) -> None:
@@ -64,7 +63,7 @@ class RunningBatch:
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Let the next plan drop the row, unless a plan has done so."""
+        """Let the next plan drop the row, unless an earlier plan did."""
         if not sequence.dropped:
             sequence.dropped = True
             self.dropping.append(sequence)
@@ -86,7 +85,7 @@ class RunningBatch:
         self._counters.add(requests_withdrawn=1)
 
     def dropped(self, row: RowId) -> Sequence | None:
-        """Handle a row that the engine has dropped. Returns its sequence, unless removed before."""
+        """Handle a row that the engine has dropped. Returns the sequence, unless removed before."""
         if row in self.aborted:
             self.finish_aborted(row)
         return self.removed.pop(row, None)

@@ -36,6 +36,6 @@ class SchedulerCounters:
         self._values["stalled_since"] = None
 
     def publish(self, **gauges: Any) -> None:
-        """Publish counts, and gauges by the name of their field."""
+        """Publish counts, and gauges by field name."""
         self._values.update(gauges)
         self._watch.publish(SchedulerStats(**self._values))

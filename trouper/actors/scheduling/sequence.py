@@ -1,5 +1,4 @@
-"""A sequence: one prompt and its answer, from the queue to the end. Pure, except for the
-replies."""
+"""A prompt and the answer, from the queue to the end. Pure, except for the replies."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from trouper.protocol.requests import BATCH_PRIORITY, Generate
 class State(Enum):
     WAITING = "waiting"
     WAITING_FOR_PREFIX = "waiting for a prefix"
-    """In the queue, until a running sequence has prefilled a shared prefix."""
+    """Queued until a running sequence has prefilled a shared prefix."""
     WAITING_FOR_DISK = "waiting for the disk"
     PREFILLING = "prefilling"
     DECODING = "decoding"
@@ -36,7 +35,7 @@ class State(Enum):
     LAST_TOKEN_SCHEDULED = "last token scheduled"  # noqa: S105 - no password.
     """The last token is in flight; the next plan drops the row."""
     PREEMPTED = "preempted"
-    """Left its row early; in the queue, or aborted."""
+    """Left the row early; in the queue, or aborted."""
     FINISHED = "finished"
 
 
@@ -73,8 +72,8 @@ class DiskRead(Protocol):
 @attrs.define(eq=False)
 class Sequence:
     """State of one answer. `num_scheduled_tokens` counts output tokens that sent plans sample for
-    certain, `num_output_tokens` those that were answered; the number of accepted drafts is unknown
-    between the two."""
+    certain, `num_output_tokens` the answered ones; the number of accepted drafts is unknown between
+    the two."""
 
     client: PreparedRequest
     standing: Standing
@@ -94,31 +93,31 @@ class Sequence:
     primary: Sequence | None = None
     """Running sequence that prefills tokens of this prompt."""
     shared_tokens: int = 0
-    """Number of tokens that the primary must have prefilled."""
+    """Tokens that the primary must have prefilled."""
     read: DiskRead | None = None
     """Ordered at most once for each row."""
 
     # In a row of the engine.
     id: RowId = NO_ROW
     num_unscheduled_tokens: int = 0
-    """Number of tokens that no plan prefills yet."""
+    """Tokens that no plan prefills yet."""
     num_resumed_tokens: int = 0
     """Output tokens at entry, which the row prefills behind the prompt."""
     num_scheduled_tokens: int = 0
     num_draft_tokens: int = 0
-    """Maximum number of drafts in unanswered plans."""
+    """Most drafts in unanswered plans."""
     kv_usage: KvUsage = NO_USAGE
     """Counted KV until `kv_usage_until` scheduled tokens."""
     kv_usage_until: int = 0
     dropped: bool = False
     """Whether a sent plan or the next plan drops the row."""
     node: Node | None = None
-    """Where the row's stored blocks end; None: nothing is stored."""
+    """End of the row's stored blocks, if any."""
     boundaries: list[int] = attrs.field(factory=list)
     """Numbers of tokens at which a chunk must end; ascending."""
     snapshot_at: int = 0
     stores_from: int = 0
-    """Number of output tokens before which there is nothing to store."""
+    """Output tokens before which there is nothing to store."""
     no_room_at: int = 0
     records: Records = UNCHOSEN
     """Drafts of each permitted proposer; empty: no drafts."""
@@ -267,7 +266,7 @@ class Sequence:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Number of prompt and resumed output tokens."""
+        """Prompt and resumed output tokens."""
         return self.num_prompt_tokens + self.num_resumed_tokens
 
     @property
@@ -276,7 +275,7 @@ class Sequence:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Number of tokens in the row's KV after all sent plans, without accepted drafts."""
+        """Tokens in the row's KV after all sent plans, without accepted drafts."""
         if self.num_unscheduled_tokens == 0:
             return self.num_prompt_tokens + self.num_scheduled_tokens - 1
         return self.num_prefill_tokens - self.num_unscheduled_tokens
@@ -300,7 +299,7 @@ class Sequence:
 
     @property
     def next_chunk(self) -> int:
-        """Number of tokens to the next boundary, or to the end of the prompt."""
+        """Tokens to the next boundary, or to the end of the prompt."""
         at = self.num_computed_tokens
         if not self.prefilling:
             return 0
@@ -316,7 +315,7 @@ class Sequence:
             insort(self.boundaries, num_tokens)
 
     def last_boundary(self, until: int) -> int:
-        """The last boundary ahead, at most `until`; 0: there is none."""
+        """The last boundary ahead, at most `until`; 0 without one."""
         index = bisect_right(self.boundaries, until)
         last = self.boundaries[index - 1] if index else 0
         return last if last > self.num_computed_tokens else 0
@@ -337,5 +336,5 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Number of tokens beyond the next plan's one that the answer can certainly take."""
+        """Tokens beyond the next plan's one that the answer can certainly take."""
         return self.max_tokens - self.num_scheduled_tokens - self.num_draft_tokens - 1

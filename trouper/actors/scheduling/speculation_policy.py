@@ -1,7 +1,7 @@
-"""Speculation policy: which rows draft, by which proposer and how much. Pure.
+"""Which rows draft, by which proposer and how much. Pure.
 
-A row drafts nothing from its own text until its output repeats earlier tokens. While no row does,
-plans ask periodically which rows repeat something, which does not lengthen a step.
+A row drafts nothing from own text until the output repeats earlier tokens. While no row does, plans
+ask periodically which rows repeat something, at no cost to a step's length.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from trouper.protocol.health import ProposerStats, SpeculationStats
 from trouper.protocol.plans import Plan, ProposerName, RowId, Stepped
 
 WATCH_EVERY = 8
-"""Maximum number of plans between two `Plan.watch` (or the number of rows, if that is smaller). A
-watch costs a row some microseconds, and an answer that begins to copy is found within this many
-tokens."""
+"""Most plans between two `Plan.watch` (or the number of rows, if smaller). A watch costs
+microseconds a row, and an answer that begins to copy is found within this many tokens."""
 NGRAM: ProposerName = "ngram"
 MIN_SPEED_UP = 1.05
-"""Minimum expected speed-up over plain steps for which drafts are allowed."""
+"""Smallest expected speed-up over plain steps for which drafts are allowed."""
 
 
 class Drafter(Protocol):
@@ -31,22 +30,21 @@ class Drafter(Protocol):
 
     @property
     def records(self) -> Mapping[ProposerName, Record]:
-        """History of the row's drafts by each proposer that it may use; empty: the row never
-        drafts."""
+        """The row's drafts by each permitted proposer; empty: the row never drafts."""
 
     @property
     def room(self) -> int:
-        """Number of tokens, beyond the one of the next plan, for which the answer has room."""
+        """Tokens, beyond the next plan's one, for which the answer has room."""
 
 
 @attrs.frozen
 class Allowed:
-    """What the decoding rows of a plan may draft."""
+    """Permitted drafts of a plan's decoding rows."""
 
     drafts: tuple[int, ...] = ()
-    """Maximum number of tokens of each row; () if no row may draft."""
+    """Most tokens of each row; () if no row may draft."""
     proposers: tuple[ProposerName, ...] = ()
-    """What drafts for each row; () if n-grams do for all."""
+    """Each row's proposer; () if n-grams for all."""
     watch: bool = False
     """Whether the plan watches for rows that repeat something."""
 
@@ -59,7 +57,7 @@ class Option(NamedTuple):
     room: int
 
     def expect_tokens(self, size: int) -> float:
-        """Expected number of accepted tokens of a draft: those before the first rejected one."""
+        """Expected accepted tokens of a draft: those before the first rejected one."""
         rate = self.record.acceptance.rate
         return rate * (1 - rate ** min(size, self.room)) / (1 - rate) if rate < 1 else size
 
@@ -75,8 +73,7 @@ class Choice(NamedTuple):
 
 
 class Speculation:
-    """Decides for each plan how much each row drafts and by which proposer, and learns from each
-    result."""
+    """Decides each plan's drafts and proposers, and learns from each result."""
 
     def __init__(self, max_tokens: int, min_match: int, stats: SpeculationStats) -> None:
         """Drafts have at most `max_tokens` tokens, and n-grams match at least `min_match` tokens.
@@ -152,8 +149,8 @@ class Speculation:
         return Allowed(tuple(drafts), () if set(proposers) == {"ngram"} else tuple(proposers))
 
     def _choose(self, name: ProposerName, options: Sequence[Option], rows: int) -> Choice:
-        """Choose the size, and the number of the most promising rows. `name`: the only proposer of
-        the options besides n-grams."""
+        """Choose the size, and the number of the most promising rows. `name`: the only proposer
+        besides n-grams."""
         best = Choice(1.0, 0, "ngram", ())
         no_draft_ratio = self._costs.ratio("ngram", rows, 0)
         for size in self._costs.affordable(name, rows, self._sizes):
@@ -174,7 +171,7 @@ class Speculation:
         return best
 
     def answered(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
-        """Learn from the result of a plan. `rows`: the rows that still exist."""
+        """Learn from a plan's result. `rows`: the rows that still exist."""
         self._step += 1
         if plan.drafts:
             self._learn(plan, stepped, rows)
@@ -191,8 +188,7 @@ class Speculation:
         self.stats = counted(self.stats, plan, stepped)
 
     def _learn(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
-        """Learn how many drafted tokens were accepted: those of each row, and those of all rows by
-        each proposer."""
+        """Learn the accepted tokens of each row, and of all rows by proposer."""
         drafted = {row: (tokens, accepted) for row, tokens, accepted in stepped.drafted}
         names = plan.proposer_of
         counts: dict[ProposerName, tuple[int, int]] = {}
@@ -223,8 +219,8 @@ class Speculation:
 
 
 def _order_options(options: Sequence[Option], size: int) -> list[tuple[float, Option]]:
-    """Return the better option of each row and the expected number of accepted tokens, most first.
-    Options of one row are neighbours."""
+    """Return each row's better option and expected accepted tokens, most first. A row's options are
+    neighbours."""
     better: list[tuple[float, Option]] = []
     for option in options:
         expected = option.expect_tokens(size)
@@ -260,7 +256,7 @@ def counted(stats: SpeculationStats, plan: Plan, stepped: Stepped) -> Speculatio
 
 
 def by_position(before: tuple[int, ...], accepted: Iterable[int]) -> tuple[int, ...]:
-    """Counts of accepted tokens by their index in a draft, with those of `accepted` added."""
+    """Add `accepted` to the counts of accepted tokens by index in a draft."""
     counts = list(before)
     for right in accepted:
         counts += [0] * (right - len(counts))

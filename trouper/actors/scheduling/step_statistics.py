@@ -1,4 +1,4 @@
-"""Step statistics. A step is observed once, however many rows it has."""
+"""A step is observed once, however many rows take part."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepStatistics:
 
     @property
     def gauges(self) -> dict[str, Any]:
-        """Values by the name of their field in `SchedulerStats`."""
+        """Values by field name in `SchedulerStats`."""
         return {
             "inter_token_latency": self.inter_token_latency,
             "step_tokens": self.step_tokens,
