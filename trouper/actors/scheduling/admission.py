@@ -46,15 +46,15 @@ class Admission:
     shares: TenantShares
     yielding: BatchYielding = attrs.field(init=False)
     handled: Sequence | None = attrs.field(default=None, init=False)
-    """The sequence being admitted, suspect of a crash meanwhile."""
+    """Suspect of a crash during admission."""
 
     @yielding.default
     def _make_yielding(self) -> BatchYielding:
         return BatchYielding(self.kv_memory.preemption, self.counters, self.settings)
 
     def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
-        """Admit sequences into free rows and memory. `under_pressure`: device memory is nearly
-        full. `idle`: no plan is in flight."""
+        """Admit sequences as rows and memory allow. `under_pressure`: device memory is nearly full.
+        `idle`: no plan is in flight."""
         # The first sequence without room ends admission: shorter prompts must not overtake a long
         # one for ever. One whose tenant has its share of rows does not end admission.
         if not self.queue:
@@ -142,7 +142,7 @@ class Admission:
         return pause if pause > found.tokens else None
 
     def _worth_waiting(self) -> int:
-        """Number of tokens whose prefill takes as long as the pass that a wait may cost."""
+        """Tokens whose prefill takes as long as the pass that a wait may cost."""
         return max(
             self.settings.block_size,
             int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate),

@@ -1,5 +1,3 @@
-"""A sequence's output: text, stop strings, log-probabilities, and the end of the answer."""
-
 from __future__ import annotations
 
 import logging
@@ -86,7 +84,6 @@ class AnswerOutput:
             self.scores.clear()
 
     def _end(self, reason: FinishReason, last: Delta, matched: int | None = None) -> Finished:
-        """Send withheld text too, unless a stop string ends the text."""
         if self.text.stop is None:
             last = structs.replace(last, text=last.text + self.text.flush())
         self._unsent.append(last)

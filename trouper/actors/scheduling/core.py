@@ -44,8 +44,7 @@ from trouper.protocol.work import DiskNews
 
 
 class Core:
-    """Sequences and unanswered plans. `recovery` takes the sequences that a crash leaves; without
-    one, all end with the crash."""
+    """`recovery` takes the sequences that a crash leaves; without one, all end."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class Core:
 
     @property
     def must_prove_engine(self) -> bool:
-        """Whether `proof` comes before any other plan, after a crash."""
+        """Whether `proof` comes first, after a crash."""
         return self._recovery.crashed
 
     def take_up(self, now: float) -> None:
@@ -192,8 +191,8 @@ class Core:
     # -- requests --------------------------------------------------------------------------------
 
     def enqueue(self, client: PreparedRequest, now: float) -> None:
-        """Queue a request, or refuse one that crashes the engine, finds the queue full, or can
-        never fit into memory."""
+        """Queue a request, or refuse one that crashes the engine, meets a full queue, or can never
+        fit."""
         self._counters.add(total_requests=1)
         blame, interval = self._recovery.blame, self._settings.stream_interval
         with answered(client, self._counters):
@@ -303,7 +302,6 @@ class Core:
         self._counters.stalled(since)
 
     def update(self, stepped: Stepped, now: float) -> None:
-        """Commit the answer to the oldest plan."""
         self._now = now
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"

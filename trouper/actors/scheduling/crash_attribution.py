@@ -50,19 +50,16 @@ def cause_of(error: BaseException) -> Cause:
 
 
 Content = NewType("Content", bytes)
-"""Digest of prompt tokens and parameters that shape the computation."""
+"""Digest of prompt tokens and computation parameters."""
 
 
 @attrs.define(eq=False)
 class Standing:
-    """A request's state in the attribution of crashes, over restarts."""
-
     content: Content
     draws: bytes
     """Digest of everything else that decides the output tokens."""
     suspect: bool = False
     alone: bool = False
-    """Whether the request never shares a step."""
     passes_at: int = 1
 
     @property
@@ -93,8 +90,6 @@ UNEXPLAINED = Verdict()
 
 
 class Contents:
-    """Bounded contents, each remembered for a time."""
-
     def __init__(self, ttl_s: float, max_size: int = MAX_CONTENTS) -> None:
         self._ttl_s, self._max_size = ttl_s, max_size
         self._until: dict[Content, float] = {}
@@ -131,7 +126,7 @@ class Trial:
 
 @attrs.frozen
 class InCompany:
-    """Cause of a crash of several rows that have each passed alone since."""
+    """Cause of a crash of rows that have each passed alone since."""
 
     fresh: frozenset[Content]
     until: float
@@ -140,7 +135,7 @@ class InCompany:
 
 
 class Blame:
-    """Attribution of one model's crashes, over restarts of the engine."""
+    """Attribution for one model, over restarts of the engine."""
 
     def __init__(self) -> None:
         self.quarantine = Contents(QUARANTINE_S)

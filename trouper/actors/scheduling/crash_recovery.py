@@ -26,7 +26,7 @@ log = logging.getLogger("trouper.recovery")
 @attrs.frozen(eq=False)
 class LeftBehind:
     carried: tuple[Sequence, ...]
-    """Requests that have not ended, oldest first."""
+    """Oldest first."""
     involved: tuple[Involved, ...]
     certain: bool
     """Whether the only row of `involved` was being handled."""
@@ -54,7 +54,7 @@ class Recovery:
         return standing
 
     def hand_over(self, left: LeftBehind) -> int:
-        """Take an ending scheduler's requests, or fail them after the graph's end; returns the
+        """Take an ending scheduler's requests, or fail them after the graph's end. Returns the
         number."""
         self._left, self.closed = left, left.closed
         return self.end() if self._ended else 0
@@ -112,7 +112,7 @@ class Recovery:
         return self.stats
 
     def end(self) -> int:
-        """Fail the remaining requests, since no scheduler follows. Returns the number."""
+        """Fail the remaining requests. Returns the number."""
         carried, left, self._left, self._ended = self._carried, self._left, None, True
         for sequence in carried:
             assert left is not None

@@ -1,4 +1,4 @@
-"""Bytes of tokens to text of whole characters without stop strings. Pure."""
+"""Decodes tokens' bytes to whole characters without stop strings. Pure."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ log = logging.getLogger("trouper.scheduler")
 RUN_BYTES = 32 * 2**20
 """Approximate size of one file."""
 BACKLOG_BYTES = 4 * RUN_BYTES
-"""Bytes in flight to the disk above which no more are requested from the engine."""
+"""In-flight bytes above which the engine sends no more."""
 # A cheap SSD, before any measurement.
 FIRST_BYTES_PER_S = 500e6
 # Two threads and a plan, besides the transfer.
@@ -89,7 +89,7 @@ class Ticket:
 
 @attrs.define
 class ReadSpeed:
-    """Estimate of the disk's speed from past loads (F8)."""
+    """Estimate from past loads (F8)."""
 
     # A measured slowness decays: a disk without orders is not measured, so one load in a busy
     # moment would be the last.
@@ -150,7 +150,7 @@ class DiskTier:
     # -- from disk -------------------------------------------------------------------------------
 
     def load(self, found: Found, tokens_per_s: float) -> Ticket | None:
-        """Order a read of the missing nodes, if expected to be faster than computing (F8)."""
+        """Order a read of missing nodes, if faster than computing (F8)."""
         if (
             not found.missing
             or not self.attached
@@ -174,7 +174,7 @@ class DiskTier:
 
     @property
     def answer_due_at(self) -> float:
-        """Time at which a silent disk is given up; inf while no request waits."""
+        """Deadline of a silent disk; inf while no request waits."""
         return self._heard_at + self._answer_s if self._loading else inf
 
     def give_up_silent(self) -> None:
@@ -267,7 +267,7 @@ class DiskTier:
     # -- to disk ---------------------------------------------------------------------------------
 
     def pick(self) -> tuple[tuple[BlockId, ...], Run | None]:
-        """Blocks and snapshots whose bytes the next plan returns, and the run made from these."""
+        """Blocks and snapshots to fetch with the next plan, and the resulting run."""
         if not self.attached or self._in_flight_bytes + RUN_BYTES > BACKLOG_BYTES:
             return (), None
         pending = self._cache.writes.next_run(RUN_BYTES)

@@ -19,22 +19,22 @@ MEMORY = 2000
 DECAY = 0.9
 """Decay of the accepted and rejected counts with each draft."""
 UNKNOWN = (3.0, 1.0)
-"""Accepted and rejected tokens of a proposer without drafts yet."""
+"""Initial accepted and rejected counts of a proposer."""
 RETRY = (0.9, 0.3)
-"""Counts after a rest: two rejected drafts begin the next rest."""
+"""Counts after a rest: two rejected drafts rest again."""
 MIN_ACCEPTANCE = 0.25
-"""Acceptance below which a row rests: a draft would bring a third of a token at most."""
+"""Below, a row rests: a draft would bring a third of a token at most."""
 TRUSTED_DRAFTS = 8
-"""Drafts in sequence after which a row's earlier failures no longer count."""
+"""Drafts after which a row's earlier failures no longer count."""
 IDLE_STEPS = 16
-"""Steps without a draft or a repetition after which n-grams end; also a row's first rest."""
+"""Steps until n-grams without a draft or repetition end; also the first rest."""
 MAX_CAUTION = 16
 """Largest factor of the match, or of the rest, after rejected drafts."""
 
 
 @attrs.define(eq=False)
 class Acceptance:
-    """Exponential moving average of the accepted part of drafted tokens."""
+    """Moving average of the accepted part of drafted tokens."""
 
     accepted: float = UNKNOWN[0]
     rejected: float = UNKNOWN[1]
@@ -48,37 +48,34 @@ class Acceptance:
         self.rejected = DECAY * self.rejected + rejected
 
     def scaled(self) -> Acceptance:
-        """Return the same rate with the weight of `UNKNOWN`, to start another row."""
+        """Return the rate with the weight of `UNKNOWN`, to start another row."""
         weight = sum(UNKNOWN)
         return Acceptance(weight * self.rate, weight * (1 - self.rate))
 
 
 @attrs.define(eq=False)
 class Record:
-    """One row's drafts by one proposer."""
-
     name: ProposerName
     min_match: int
     acceptance: Acceptance
     finds: float = 1.0
-    """Moving average of how often the proposer has a draft when allowed."""
+    """Moving average of how often a permitted draft exists."""
     caution: int = 1
     """Factor of `min_match` for n-grams. Doubles after rejected drafts."""
     rest_steps: int = IDLE_STEPS
     """Steps of a rest. Doubles with each rest."""
     num_drafts: int = 0
-    """Number of drafts since the last rest."""
+    """Drafts since the last rest."""
     drafted_at: int = 0
-    """Step of the last draft."""
     matched: int = 0
-    """The longest match so far, halved: evidence twice as good lets the row begin anew."""
+    """Half of the longest match: double evidence lets the row begin anew."""
     active_until: int = 0
     """Step until which the row drafts n-grams."""
     undrafted: int = 0
     """Tokens at the answer's end behind a draft model's context."""
 
     def active(self, step: int) -> bool:
-        """Whether the row may draft; a row begins anew after any rest."""
+        """Whether the row may draft. Ends a rest that is over."""
         if step - self.drafted_at >= self.rest_steps:
             self.rest_steps = min(2 * self.rest_steps, MAX_CAUTION * IDLE_STEPS)
             self.acceptance, self.drafted_at = Acceptance(*RETRY), step
@@ -87,7 +84,7 @@ class Record:
 
     @property
     def resting(self) -> bool:
-        """Whether drafts of a draft model or a head were rejected too often."""
+        """Whether passes were rejected too often."""
         return self.name != "ngram" and self.acceptance.rate < MIN_ACCEPTANCE
 
     def repeats(self, matched: int, step: int) -> None:
@@ -100,7 +97,7 @@ class Record:
             self.active_until = step + IDLE_STEPS
 
     def learn(self, drafted: int, accepted: int, step: int) -> None:
-        """Learn from a step that allowed a draft. `drafted` 0: the proposer had none."""
+        """Learn from a step with permission to draft. `drafted` 0: no draft existed."""
         self.finds = DECAY * self.finds + (1 - DECAY) * (drafted > 0)
         if not drafted:
             return
@@ -115,7 +112,6 @@ class Record:
 
 
 Records = Mapping[ProposerName, Record]
-"""A row's drafts by each proposer."""
 UNCHOSEN: Records = MappingProxyType({})
 """Records of a sequence before the choice of proposers."""
 
@@ -124,18 +120,16 @@ UNCHOSEN: Records = MappingProxyType({})
 AGREE = 1.25
 """Largest ratio of two plain steps under equal load of the machine."""
 MIN_RATIO = 0.9
-"""Smallest duration of a step with drafts, in plain steps: below, the plain step was measured in a
-busy moment."""
+"""Smallest plausible ratio: below, the plain step was measured in a busy moment."""
 SAMPLES = 5
-"""Samples per median. After n samples, n² steps with drafts follow until the next plain step: few
-at first."""
+"""Samples per median. After n samples, n² steps with drafts follow until the next plain step."""
 Key = tuple[ProposerName, int]
 """Proposer that runs passes ("ngram": none does), and the number of rows (`round_rows`)."""
 
 
 @attrs.define(eq=False)
 class Ratio:
-    """Samples of the duration of steps with drafts, in plain steps."""
+    """Samples of a step's duration, in plain steps."""
 
     samples: deque[float] = attrs.field(factory=lambda: deque(maxlen=SAMPLES))
     median: float = 1.0
@@ -149,21 +143,20 @@ class Ratio:
 
 
 class Costs:
-    """Durations of steps with drafts, relative to the plain steps before and after with as many
-    rows. If those two differ, the machine's load has changed, and the steps between are no
-    samples."""
+    """Durations of steps with drafts, relative to the plain steps around with as many rows. If
+    those two differ, the machine's load has changed, and the steps between are discarded."""
 
     def __init__(self) -> None:
         self._ratios: dict[Key, dict[int, Ratio]] = {}
         """By the length of the longest draft (`round_size`)."""
         self._step = 0
         self._plain: tuple[int, float] | None = None
-        """Rows and seconds of the last plain step; None after a change of the number of rows."""
+        """Rows and seconds of the last plain step with this number of rows."""
         self._drafted: defaultdict[tuple[Key, int], list[float]] = defaultdict(list)
-        """Steps with drafts since the last plain step."""
+        """Steps with drafts since then."""
         self._since_plain = 0
         self._unsure = False
-        """Whether the last plain step disagrees with others, which requires another."""
+        """Whether another plain step must settle a disagreement."""
 
     def add_plain(self, rows: int, seconds: float) -> None:
         """Learn from a step without permitted drafts."""
@@ -178,7 +171,7 @@ class Costs:
         self._drafted.clear()
 
     def add_drafted(self, name: ProposerName, rows: int, longest: int, seconds: float) -> None:
-        """Learn from a step with permitted drafts. `longest`: tokens of the longest draft."""
+        """Learn from a step with permitted drafts, the longest of `longest` tokens."""
         self._step += 1
         self._since_plain += 1
         before_s = self._seconds_before(rows)
@@ -192,20 +185,18 @@ class Costs:
             self._drafted[(name, round_rows(rows)), round_size(longest)].append(seconds)
 
     def _seconds_before(self, rows: int) -> float | None:
-        """Return the last plain step's duration, if for as many rows."""
         return self._plain[1] if self._plain is not None and self._plain[0] == rows else None
 
     def needs_plain(self, name: ProposerName, rows: int, size: int) -> bool:
-        """Whether a plain step has to come first: the sooner, the fewer samples. Each of the first
-        samples has a plain step before and after."""
+        """Whether a plain step has to come first: the sooner, the fewer samples."""
         num_samples = self._usable_samples(name, rows).get(round_size(size), (0, 0.0))[0]
         if self._unsure or self._since_plain >= max(1, num_samples**2):
             return True
         return num_samples == 0 and self._seconds_before(rows) is None
 
     def ratio(self, name: ProposerName, rows: int, size: int) -> float:
-        """Duration of a step in plain steps. Without samples, a lower bound from shorter drafts,
-        n-grams or, in proportion, longer drafts."""
+        """Duration in plain steps. Without samples, a lower bound from shorter drafts, n-grams or,
+        in proportion, longer drafts."""
         size = round_size(size)
         samples = self._usable_samples(name, rows)
         if size in samples:
@@ -216,13 +207,13 @@ class Costs:
         return max(bounds)
 
     def affordable(self, name: ProposerName, rows: int, sizes: Iterable[int]) -> list[int]:
-        """Return sizes up to four times the largest with samples: a trial should not take dozens of
+        """Return sizes up to four times the largest sample: trials must not take dozens of
         steps."""
         largest = max(self._usable_samples(name, rows), default=1)
         return [size for size in sizes if size <= 4 * max(largest, 1)]
 
     def _usable_samples(self, name: ProposerName, rows: int) -> dict[int, tuple[int, float]]:
-        """Return number and ratio of each size's samples, where at least two."""
+        """Return number and ratio per size with at least two samples."""
         ratios = self._ratios.get((name, round_rows(rows)), {})
         return {
             size: (len(ratio.samples), ratio.median)

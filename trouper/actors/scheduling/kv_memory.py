@@ -152,8 +152,7 @@ class MemoryBudget:
         return usage
 
     def lengths(self, row: Sequence) -> tuple[int, int]:
-        """Tokens that decide the row's bank, and the most in KV after the next plan, drafts
-        included."""
+        """Tokens that decide the row's bank, and the most after the next plan, drafts included."""
         if row.prefilling:
             return row.num_prefill_tokens, row.num_prefill_tokens + 1
         drafts = row.num_draft_tokens + (self.max_draft_tokens if row.records else 0)
@@ -168,7 +167,6 @@ class MemoryBudget:
         )
 
     def rows_bytes(self, rows: CountedRows) -> int:
-        """Bytes that rows may need after the next plan."""
         # If any row may draft, all keep earlier recurrent states.
         return self.kv.bytes_of(rows.lengths) + rows.drafts * self.kv.draft_state_bytes * len(
             rows.lengths
@@ -238,7 +236,7 @@ class KvMemory:
     preemption: Preemption
     counters: SchedulerCounters
     row_bytes: int = 0
-    """Bytes that rows may need after the current plan."""
+    """After the current plan."""
     # Rows behind `row_bytes`, counted once for all sequences that may enter.
     _counted: CountedRows = attrs.field(init=False)
 
@@ -249,9 +247,8 @@ class KvMemory:
     # -- rows that run ---------------------------------------------------------------------------
 
     def relieve(self, now: float, choose_proposers: Callable[[Sequence], None]) -> None:
-        """Make room for the rows of the next plan, and for the queue's first sequence if of higher
-        priority. Precedes all stores of the plan. `choose_proposers` decides drafting, which takes
-        memory."""
+        """Make room for the next plan's rows, and for a queued sequence of higher priority, before
+        all stores. `choose_proposers` decides drafting, which takes memory."""
         rows = self._rows()
         self._count(rows)
         limit = self.budget.limit_bytes
@@ -303,7 +300,7 @@ class KvMemory:
             self._evict(rows, excess)
 
     def _evict(self, rows: Ordered[Sequence], nbytes: int) -> int:
-        """Returns the number of bytes still missing."""
+        """Returns the bytes still missing."""
         nbytes -= self.cache.evict(max(0, nbytes))
         for row in rows:
             if nbytes <= 0:
@@ -313,7 +310,7 @@ class KvMemory:
         return nbytes
 
     def _preempt(self, row: Sequence, now: float) -> int:
-        """Returns the number of freed bytes."""
+        """Returns the freed bytes."""
         before = self.row_bytes
         self.preemption.preempt(row, now)
         self.counters.add(preemptions=1)
@@ -321,7 +318,7 @@ class KvMemory:
         return before - self.row_bytes
 
     def _make_way(self, first: Sequence, limit: int, now: float) -> None:
-        """Preempt rows of a lower priority if that lets `first` enter."""
+        """Preempt rows of lower priority if that lets `first` enter."""
         # For memory alone: if all rows are in use, `first` waits, as in vLLM.
         if self._has_room(self._counted, first, limit):
             return

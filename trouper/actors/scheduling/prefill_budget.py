@@ -19,17 +19,17 @@ IDLE_STEP_S = 0.5
 """Length of a prefill step without streams: efficient, yet newcomers, aborts and shutdowns are seen
 soon."""
 FIRST_CHUNK_TOKENS = 16
-"""Chunk size before any measurement; grows up to fourfold a step."""
+"""Before any measurement; grows up to fourfold a step."""
 # On CPU 16 tokens beside decode cost 1.4 decode steps, and fewer tokens hardly less.
 MIN_BUSY_TOKENS = 16
-"""Smallest chunk of a step that also decodes."""
+"""While rows decode."""
 # A smaller one would pay the weights' memory traffic again.
 MIN_IDLE_TOKENS = 64
-"""Smallest chunk of a step that only prefills."""
+"""Without decoding rows."""
 
 # Each pass reads the weights: one token a step for each of 16 prompts would take 16 passes.
 MIN_LONE_TOKENS = 64
-"""Smallest chunk that runs in a separate pass."""
+"""In a separate pass."""
 
 # A slow step reflects the machine (a new kernel, a busy moment), not the chunk; a second in a row
 # counts. Otherwise one slow step makes chunks so small that each has a new shape and is slow again.
@@ -67,7 +67,7 @@ class ChunkSizer:
         )
 
     def expect(self, tokens: int) -> None:
-        """Set an estimate that holds until the first measurement."""
+        """Set an estimate until the first measurement."""
         if not self._measured:
             self.tokens = max(self.min_tokens, min(self.max_tokens, tokens))
 
@@ -107,8 +107,7 @@ class ChunkSizer:
 def take_turns(
     remaining: Sequence[tuple[RowId, int]], budget: int, last: RowId
 ) -> list[tuple[RowId, int]]:
-    """Choose rows for separate passes: `budget` tokens in few passes. Arguments and result as in
-    `share_chunks`."""
+    """Choose rows for separate passes, few in number. Arguments and result as in `share_chunks`."""
     # Round robin in the order of row ids, which grow, from behind `last`, the last row of the step
     # before: each row waits for every other row once at most.
     chosen, tokens = list[tuple[RowId, int]](), 0
@@ -124,8 +123,8 @@ def take_turns(
 def share_chunks(
     remaining: Sequence[tuple[RowId, int]], budget: int, max_tokens: int
 ) -> tuple[Chunk, ...]:
-    """Split `budget` tokens evenly among prefilling rows; short prompts leave the rest to others.
-    `remaining`: rows and remaining tokens, oldest first."""
+    """Split `budget` evenly; short prompts leave the rest to others. `remaining`: rows and tokens,
+    oldest first."""
     # A short prompt never waits behind a long one, and a long one gets a share of each step. Longer
     # rows get equal numbers even if tokens remain: rows run as wide as the widest, so another token
     # for some would be padding for the others.
@@ -150,7 +149,7 @@ def round_chunk(start: int, tokens: int, step: int) -> int:
 def free_rows(
     admitted: int, prefilling: int, rows: int, prefill_rows: int, under_pressure: bool
 ) -> int:
-    """Queued requests that may be admitted now; under memory pressure one, into an empty batch."""
+    """Queued requests that may enter; under memory pressure one, into an empty batch."""
     if under_pressure:
         return 1 if admitted == 0 else 0
     return max(0, min(rows - admitted, prefill_rows - prefilling))
@@ -162,7 +161,7 @@ Work = Literal["text", "score", "embed"]
 
 @attrs.define
 class Sizers:
-    """Chunk sizes for one kind of work. `busy`: of steps that also decode."""
+    """Chunk sizes of one kind of work; `busy` for steps that also decode."""
 
     busy: ChunkSizer
     idle: ChunkSizer
@@ -178,7 +177,7 @@ class Sizers:
 class PlannedWork:
     work: Work
     limited: bool
-    """Whether the budget left tokens of this kind over."""
+    """Whether tokens of this kind were left over."""
 
 
 @attrs.define
@@ -189,9 +188,9 @@ class PrefillBudget:
     _planned: deque[PlannedWork] = attrs.field(factory=deque)
     _last: Work = "embed"
     decode_s: float = 0.0
-    """Moving average of seconds of a step that only decodes."""
+    """Moving average of a decode step's seconds."""
     prefill_rate: float = 0.0
-    """Moving average of prefilled tokens a second; 0 before any measurement."""
+    """Moving average of tokens a second; 0 before any measurement."""
 
     @classmethod
     def of(cls, settings: Settings, chunk_step: int = 1) -> Self:
@@ -202,18 +201,17 @@ class PrefillBudget:
         return cls(stall_s, {work: Sizers.of(stall_s, max_tokens, min_idle) for work in WORKS})
 
     def turn(self, waiting: Collection[Work]) -> Work:
-        """Kind of work of the next step: round robin over the waiting kinds."""
+        """Next kind of work, round robin."""
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
 
     def plan(self, work: Work, *, limited: bool = False) -> None:
-        """Note the current step's kind of work. `limited`: see `PlannedWork`."""
+        """Note the current step's kind of work."""
         self._planned.append(PlannedWork(work, limited))
         self._last = work
 
     def budget(self, requested: int, *, busy: bool, work: Work = "text") -> int:
-        """Tokens that the next step may prefill. `requested`: remaining tokens of this kind.
-        `busy`: the step also decodes."""
+        """Tokens that the next step may prefill of `requested`. `busy`: the step also decodes."""
         sizers = self._sizers[work]
         if busy:
             return sizers.busy.tokens

@@ -1,9 +1,9 @@
 """The prefix cache: the part of a prompt that need not be computed (docs/cache.md).
 
-A lookup goes from free to slow: one match of the tree over memory and disk, up to the first node in
-neither (F6); then tails of live rows; then the benefit of each wait (`gain`, `missing_tokens`),
-which the core compares with the time of computing. A lookup pins nothing. `enter` pins the restored
-nodes until the plan is sent, and the row's node until the row ends.
+A lookup goes from free to slow: one match of the tree up to the first node in neither memory nor
+disk (F6); then tails of live rows; then the benefit of each wait (`gain`, `missing_tokens`), for
+the core to weigh. A lookup pins nothing. `enter` pins restored nodes until the plan is sent, and
+the row's node until the row ends.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from trouper.protocol.requests import CacheScope
 from trouper.protocol.settings import Settings
 
 TURNS_KEPT = 2
-"""Last turns whose ends get a snapshot, besides the first turn's."""
+"""Last turns that end with a snapshot, besides the first."""
 APART_TOKENS = 16
-"""Smallest distance of two snapshots in tokens. A closer one is not worth the pass and memory."""
+"""Smallest useful distance of two snapshots in tokens."""
 
 
 def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval: int) -> list[int]:
-    """Boundaries of prefill at which other prompts are likely to continue."""
+    """Where other prompts are likely to continue."""
     # Where this prompt departs from known texts, the ends of the first and the last turns, and
     # every `interval` tokens.
     end, first = row.num_prefill_tokens - 1, cached_tokens + APART_TOKENS
@@ -63,7 +63,7 @@ class Found:
 
     @property
     def unused(self) -> Found:
-        """Result if nothing is restored; a snapshot still belongs at the end of the match."""
+        """Restore nothing, but keep the place for a snapshot."""
         return Found(Match((), 0, self.match.last), 0, None)
 
     def within(self, nbytes: int, sizes: Sizes, *, at_snapshot: bool) -> tuple[Node, ...]:
@@ -98,7 +98,7 @@ class PrefixCache:
     def of(
         cls, card: ModelCard, namespace_hex: str, settings: Settings, stats: CacheStats
     ) -> PrefixCache:
-        """Empty cache for a model. The counters continue from `stats`."""
+        """Empty cache; counters continue from `stats`."""
         sizes = Sizes(
             block_size=settings.block_size,
             token_bytes=card.kv.token_bytes,
@@ -220,7 +220,7 @@ class PrefixCache:
         return self._storing.ended(row)
 
     def release(self, row: Sequence) -> None:
-        """Make a running row's stored blocks evictable. The row stores nothing any more."""
+        """Make a running row's blocks evictable, and store no more."""
         self._live.detach(row)
 
     # -- the disk --------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class PrefixCache:
             self.tree.not_on_disk(key)
 
     def loaded(self, ticket: int, blocks: Iterable[BlockData]) -> list[Load]:
-        """Assign ids to blocks that were read, as room allows."""
+        """Assign ids to read blocks, as room allows."""
         loads: list[Load] = []
         for index, data in enumerate(blocks):
             node = self.tree.known(data.key)
@@ -295,7 +295,6 @@ class PrefixCache:
     # -- eviction --------------------------------------------------------------------------------
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that the current plan evicts."""
         return self._eviction.freed()
 
     @property
@@ -307,11 +306,11 @@ class PrefixCache:
         return self._eviction.bytes
 
     def bound(self, nbytes: int | None) -> None:
-        """Bound the bytes up to which further blocks are stored."""
+        """Bound the bytes of further stores."""
         self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:
-        """Evict cached blocks with the next plan. Returns the number of bytes."""
+        """Evict with the next plan. Returns the number of bytes."""
         return self._eviction.evict(nbytes)
 
     # -- statistics ------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from trouper.protocol.requests import CacheScope
 
 
 class PendingNodes:
-    """Blocks on disk by the key of a parent that is not in the tree yet."""
+    """Disk blocks by the key of a parent outside the tree."""
 
     # For a tenant yet to come, or from a text announced from its end.
 
@@ -69,7 +69,7 @@ class PrefixTree:
         self.namespace, self.sizes = namespace, sizes
         self.eviction = Eviction(sizes, self._prune)
         self.collisions = 0
-        """Lookups whose key belongs to other tokens; counted as misses."""
+        """Lookups that hit a key of other tokens; counted as misses."""
         self._digest = digest
         self._nodes: dict[bytes, Node] = {}
         # Weak: a client may send another salt with each request.
@@ -77,7 +77,6 @@ class PrefixTree:
         self._pending = PendingNodes()
 
     def root(self, salt: str = "", scope: CacheScope = NO_SCOPE) -> Node:
-        """Texts of different roots never share a node."""
         key = self._digest(self.namespace + root_of(salt, scope))
         root = self._roots.get(key)
         if root is None:
@@ -212,7 +211,7 @@ class PrefixTree:
             self._link([(node, ref) for ref in pending])
 
     def _link(self, found: list[tuple[Node, BlockRef]]) -> None:
-        """Add blocks of the disk to the parents, then the pending blocks that follow."""
+        """Add disk blocks to parents, then pending blocks that follow."""
         # A loop, no recursion: a text has thousands of blocks.
         linked = list[Node]()
         while found:
@@ -234,7 +233,6 @@ class PrefixTree:
         return sound and self._digest(parent.key + ref.tokens) == ref.key
 
     def not_on_disk(self, key: bytes) -> None:
-        """Record a block that the disk lost or damaged."""
         self._pending.drop(key)
         node = self._nodes.get(key)
         if node is not None:

@@ -31,7 +31,7 @@ class ResultCommit:
     to_store: dict[RowId, Sequence] = attrs.field(factory=dict)
     """Rows that may have blocks to store in the next plan."""
     handled: Sequence | None = None
-    """The sequence whose token is being committed, which cannot go on after a crash."""
+    """Sequence whose token is being committed; cannot go on after a crash."""
 
     def take_to_store(self) -> list[Sequence]:
         to_store, self.to_store = self.to_store, {}
@@ -46,8 +46,7 @@ class ResultCommit:
                 self.handover.recovery.blame.passed(sequence.standing, now)
 
     def chunks(self, plan: Plan, now: float) -> None:
-        """Report the progress of rows that prefilled, and of waiting sequences with such a
-        primary."""
+        """Report progress of prefilling rows, also to sequences that wait for one."""
         # Preempted sequences have no time limit, and must not get one by this.
         progress, rows = (
             Progress(now),
@@ -152,7 +151,7 @@ def row_failed(request: Generate, fault: RowFault) -> Problem:
 
 
 def _no_choice(request: Generate) -> Problem:
-    """Error that names the parameters that may forbid all tokens, mostly together."""
+    """Names the parameters that may forbid all tokens, mostly together."""
     # DRY's penalty is bounded, so that it forbids none.
     sampling = request.sampling
     forbidding = {

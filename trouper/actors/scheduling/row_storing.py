@@ -25,7 +25,7 @@ TAIL_TOKENS = 256
 
 class LiveMatch(NamedTuple):
     tokens: int
-    """Tokens that need not be computed, with the tail of `source`."""
+    """Tokens not to compute, with the tail of `source`."""
     source: Sequence | None = None
     primary: Sequence | None = None
     until: int = 0
@@ -118,7 +118,7 @@ class RowStoring:
         return False
 
     def ended(self, row: Sequence) -> list[Store]:
-        """Stores of an ending row: all KV, while the engine still has the row (F12)."""
+        """Stores all KV of an ending row, while the engine still has the row (F12)."""
         if row.node is None:
             return []
         at = min(row.num_computed_tokens, row.num_tokens)

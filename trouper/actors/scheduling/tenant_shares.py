@@ -33,7 +33,7 @@ CREDIT_S = 4.0
 DEBT_S = 1.0
 """Largest debt of a tenant that prefilled while no other decoded."""
 Tenant = tuple[bool, str]
-"""Whether requests are of a batch, and the tenant's name."""
+"""Whether of a batch, and the tenant's name."""
 
 
 def tenant_of(sequence: Sequence) -> Tenant:
@@ -95,7 +95,7 @@ class TenantShares:
     def may_prefill(
         self, prefilling: list[Sequence], decoding: Iterable[Sequence]
     ) -> list[Sequence]:
-        """Rows that may prefill in the next step; all, if only the rows' own tenant decodes."""
+        """Rows that may prefill next; all, if only the same tenant decodes."""
         if not self.contended:
             return prefilling
         streaming = {tenant_of(sequence) for sequence in decoding}
@@ -133,7 +133,6 @@ class TenantShares:
     def note_prefill(
         self, step: int, chunks: Iterable[Chunk], rows: Mapping[RowId, Sequence]
     ) -> None:
-        """Note the tenants of a plan's chunks, under contention."""
         if self.contended and (
             tenants := {chunk.row: tenant_of(rows[chunk.row]) for chunk in chunks}
         ):

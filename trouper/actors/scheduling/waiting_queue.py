@@ -31,7 +31,6 @@ class WaitingQueue:
         # Sequences by priority. No class is empty.
         self._classes: dict[int, deque[Sequence]] = {}
         self.num_preempted = 0
-        """Sequences that had a row and left early."""
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
@@ -113,7 +112,6 @@ class WaitingQueue:
         return aborted
 
     def ordered(self, now: float) -> Ordered[Sequence]:
-        """Sequences in the order of entry: overdue ones first."""
         waiting = tuple(self)
         if len(self._classes) < 2 or not self._max_wait_s:
             return waiting
@@ -132,8 +130,8 @@ class WaitingQueue:
     def candidates(
         self, batch: RunningBatch, blame: Blame, *, idle: bool, now: float
     ) -> Ordered[Sequence]:
-        """Sequences that may enter the batch, in order, as far as isolated rows permit. `idle`: no
-        plan is in flight."""
+        """Sequences that may enter, as far as isolated rows permit. `idle`: no plan is in
+        flight."""
         return may_enter(
             self.ordered(now),
             [sequence.standing for sequence in (*batch.rows.values(), *batch.removed.values())],
