@@ -50,7 +50,7 @@ class Eviction:
         """Further bound for additions: memory left by rows."""
         self.bytes = 0
         self.evictable_bytes = 0
-        """Of blocks without lock and snapshots without pin."""
+        """Blocks without lock and snapshots without pin."""
         self.blocks = 0
         self.snapshots = 0
         self.evicted_blocks = 0

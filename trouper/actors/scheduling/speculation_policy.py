@@ -77,7 +77,7 @@ class Speculation:
         self._min_match = min_match
         self._costs = Costs()
         self._acceptance: defaultdict[ProposerName, Acceptance] = defaultdict(Acceptance)
-        """Of all rows; new rows begin there."""
+        """Average of all rows, with which new rows begin."""
         self._step = 0
         self._unwatched = WATCH_EVERY
         self._repeating = False
