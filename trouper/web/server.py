@@ -118,7 +118,6 @@ class _Server:
         self._context = WorkerContext(None)
         self._open: set[Connection] = set()
         self._on_spare: set[Connection] = set()
-        """Connections on spare descriptors."""
         self._left = trio.lowlevel.ParkingLot()
         self._turn = trio.Lock()
         self._limit, lowered = connection_limit(settings.max_connections)
@@ -246,7 +245,6 @@ class _Server:
 
 
 def _passes(error: OSError) -> bool:
-    """Whether accepting may go on after this error."""
     return error.errno in (
         errno.EMFILE,
         errno.ENFILE,

@@ -55,8 +55,6 @@ from trouper.web.tool_support import ToolSupport
 
 
 class RunningAnswers:
-    """Answers in progress, by key and request id."""
-
     def __init__(self) -> None:
         self._answers: dict[tuple[str, str], set[Answer]] = {}
 
@@ -99,8 +97,6 @@ TOKENIZED_BYTES = 64
 
 @attrs.frozen(eq=False)
 class Served:
-    """A leased model and the request's origin."""
-
     runtime: Runtime
     origin: RequestOrigin
 
@@ -193,7 +189,6 @@ class Service(CurrentRequest):
         )
 
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
-        """Log a request without a leased model."""
         self.scope.submitted = True
         ended = trio.current_time()
         record = RequestRecord(
@@ -217,7 +212,7 @@ class Service(CurrentRequest):
         return named(model, self.entries())
 
     def resolved(self, model: str) -> str:
-        """Resolve --model-alias among the key's models."""
+        """Resolve --model-alias."""
         return self.aliases.resolved(model, self.entries())
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:

@@ -73,7 +73,6 @@ ERRORS = {
     sqlite3.SQLITE_READONLY: errno.EROFS,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
 }
-"""The system's errors by SQLite's primary codes."""
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -85,8 +84,6 @@ class StateRefused(OSError):
 
 @attrs.define(eq=False)
 class _Job(Generic[T]):
-    """Statements of one transaction, and the waiting task."""
-
     work: Work[T]
     is_durable: bool
     truncates: bool
@@ -315,7 +312,6 @@ def _carry_out(connection: Connection, group: Sequence[_Job[Any]]) -> None:
 
 
 def _system_error(error: Exception) -> Exception:
-    """Translate SQLite errors to the system's."""
     if not isinstance(error, sqlite3.Error):
         return error
     number = ERRORS.get(_primary_code(error), errno.EIO)

@@ -50,7 +50,6 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     completed: int = 0
     failed: int = 0
     errors: list[dict[str, Any]] = []
-    """Errors of a batch that could not run."""
 
 
 @attrs.frozen
@@ -72,7 +71,6 @@ class Batch:
     answered: set[int] = attrs.field(factory=set)
     """Lines whose answers are in the database; empty after the batch's end."""
     failed: int = 0
-    """Number of answers that are errors."""
     answer_bytes: int = 0
     """Bytes of answers in the database."""
     scope: trio.CancelScope | None = None
@@ -80,7 +78,6 @@ class Batch:
     fault: str = ""
     """Error of the last write, if any."""
     entering: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held while the batch enters a status."""
 
     @property
     def status(self) -> str:
@@ -95,7 +92,6 @@ class Batch:
         return (number for number in range(self.total) if number not in self.answered)
 
     def count(self, answer: LineAnswer) -> None:
-        """Count an answer that is in the database."""
         if answer.number not in self.answered:
             self.answered.add(answer.number)
             self.failed += not answer.ok

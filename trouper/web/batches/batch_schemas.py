@@ -143,7 +143,6 @@ Order = Literal["asc", "desc"]
 
 
 def list_of(name: str) -> Json:
-    """Schema of a page of files or batches."""
     return full(
         {
             "object": {"const": "list"},

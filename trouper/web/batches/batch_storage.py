@@ -38,8 +38,8 @@ MAX_ENDED = 1000
 
 @attrs.frozen
 class KeyShares:
-    """A single key may hold all of `max_bytes`, one of several keys half, unless the key's line
-    names another bound."""
+    """A sole key may hold all of `max_bytes`, one of several half, unless its line names another
+    bound."""
 
     keys: Keys
     max_bytes: int
@@ -80,7 +80,6 @@ class BatchStorage:
         self.fault = ""
         """Error of the last write for a client, if any."""
         self.waiting = 0
-        """Number of requests that wait for room."""
         self._reserved = Counter[str]()
         """Bytes of answers to come, by owner."""
         self._opening = trio.Lock()
@@ -111,8 +110,8 @@ class BatchStorage:
         return max(0, min(self.room, limit - self._held(self.files.bytes_of(owners), owners)))
 
     def _held(self, file_bytes: int, owners: Collection[str] | None) -> int:
-        """Bytes that these owners (None: all) hold or have reserved. Answers of a running batch
-        count twice, for the output file to come."""
+        """Bytes that owners (None: all) hold or have reserved. A running batch's answers count
+        twice, for the output file to come."""
         reserved = sum(
             size for owner, size in self._reserved.items() if owners is None or owner in owners
         )
@@ -151,7 +150,7 @@ class BatchStorage:
         return await self.files.begin(owner)
 
     async def has_room(self, owner: str, size: int) -> None:
-        """Wait until the owner has room for `size` bytes."""
+        """Wait for `size` bytes of room."""
         if self.room_of(owner) >= size:
             return
         if not self.waiting:
@@ -175,9 +174,8 @@ class BatchStorage:
             self._reserved[owner] -= size
 
     async def open(self, *, create: bool) -> bool:
-        """Open the directory once and return whether the directory exists. `create` makes the
-        directory. Raises `RequestFailed` (503) for a directory that is unusable or another
-        server's."""
+        """Open the directory and return whether one exists. `create` makes the directory. Raises
+        `RequestFailed` (503) for an unusable or occupied directory."""
         async with self._opening:
             if not self.opened.is_set():
                 try:
@@ -204,8 +202,7 @@ class BatchStorage:
         self.fault = ""
 
     async def open_when_possible(self) -> None:
-        """Retry until the directory is open: another server that holds the directory may be about
-        to end."""
+        """Retry until the directory is open: another server may be about to release the lock."""
         known = ""
         while not self.opened.is_set():
             try:
@@ -260,7 +257,7 @@ class BatchStorage:
         return batch
 
     def of(self, owners: Collection[str] | None) -> Sequence[Batch]:
-        """Batches of these owners (None: all), the oldest first."""
+        """Owners' batches (None: all), the oldest first."""
         return [
             batch for batch in self.batches.values() if owners is None or batch.spec.owner in owners
         ]

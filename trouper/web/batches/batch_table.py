@@ -48,7 +48,6 @@ class BatchTable:
         return result
 
     async def load(self) -> list[Batch]:
-        """Read all batches, the oldest first."""
         return await self._database.run(_read_batches)
 
     async def create(self, batch: Batch) -> None:
@@ -67,7 +66,7 @@ class BatchTable:
                 batch.state = await self._write(batch, work)
 
     async def finish(self, batch: Batch, state: BatchState, files: Sequence[StoredFile]) -> None:
-        """Write the batch's end together with the output files."""
+        """Write the end together with the output files."""
         work = partial(_finish, batch_id=batch.spec.id, state=state, files=files)
         await self._write(batch, work, truncates=True)
         batch.state = state
@@ -94,7 +93,6 @@ class BatchTable:
         await self._write(batch, partial(return_attempt, batch_id=batch.spec.id, number=number))
 
     async def store_answers(self, batch: Batch, answers: Sequence[LineAnswer]) -> None:
-        """Store answers of lines that have none."""
         work = partial(insert_answers, batch_id=batch.spec.id, answers=answers)
         await self._write(batch, work)
         for answer in answers:

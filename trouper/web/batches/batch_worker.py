@@ -63,8 +63,6 @@ OUTCOMES = ("completed", "failed", "again")
 
 @attrs.define
 class BatchCounts:
-    """Counts since the server's start."""
-
     running: int = 0
     outcomes: Counter[str] = attrs.field(factory=lambda: Counter(dict.fromkeys(OUTCOMES, 0)))
 
@@ -199,8 +197,8 @@ class BatchWorker:
                     nursery.start_soon(self._run_line, batch, lines, number, begun)
 
     async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
-        """Run an interrupted request with no other beside: a request that kills the process is
-        identified, and the others complete."""
+        """Run an interrupted request alone: a request that kills the process is identified, and the
+        others complete."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         async with self.all_slots():
             answer = await self._attempt(batch, lines, number)
@@ -368,7 +366,7 @@ class BatchWorker:
         )
 
     async def cancel(self, batch: Batch) -> None:
-        """Cancel a batch and all its requests. Raises `OSError`."""
+        """Raises `OSError`."""
         if batch.status not in ("validating", "in_progress"):
             return
         await self._table.enter(batch, "cancelling", now())

@@ -99,7 +99,7 @@ class InputLines:
     offsets: array[int]
     sizes: array[int]
     models: dict[str, int]
-    """Models with the first line that names each."""
+    """Each model's first line."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -120,7 +120,6 @@ class _Validation:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._first_lines: dict[str, int] = {}
-        """Line of each `custom_id`."""
         self._decoder = msgspec.json.Decoder(InputLine)
         self.models: dict[str, int] = {}
 
@@ -182,7 +181,6 @@ class _Validation:
 
 
 def _misfit(error: msgspec.ValidationError, line: int) -> LineError:
-    """Name the parameter that msgspec refuses."""
     refused, known, path = str(error).rpartition(FAULT_PATH)
     message, param = (refused, path.removesuffix("`").removeprefix(".")) if known else (path, None)
     if missing := re.search(r"missing required field `(\w+)`", message):

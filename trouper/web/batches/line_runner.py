@@ -107,7 +107,6 @@ class _ErrorBody(msgspec.Struct):
 
 
 def code_of(response: LineResponse) -> str | None:
-    """Return the code of an error response."""
     try:
         error = msgspec.json.decode(response.body, type=_ErrorBody).error
     except msgspec.MsgspecError:
@@ -126,7 +125,6 @@ def output_line(request_id: str, custom_id: str, response: LineResponse) -> byte
 
 
 def error_line(request_id: str, custom_id: str, code: str, message: str) -> bytes:
-    """Format the line of a request without a response."""
     return _line(request_id, custom_id, None, {"code": code, "message": message})
 
 

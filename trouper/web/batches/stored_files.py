@@ -80,7 +80,6 @@ class Content:
     path: Path
     _fd: int
     size: int = 0
-    """Bytes written."""
 
     @classmethod
     def create(cls, path: Path) -> Content:
@@ -107,7 +106,7 @@ class Content:
 
 
 def create(path: Path) -> int:
-    """Open a file for writing, empty. Raises `OSError`."""
+    """Raises `OSError`."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
 
 
@@ -145,9 +144,7 @@ class FileStore:
         self._directory, self._database = directory, database
         self._files: dict[str, StoredFile] = {}
         self._stored_bytes = Counter[str]()
-        """By owner."""
         self._stored_files = Counter[str]()
-        """By owner."""
         self._uploads: set[Upload] = set()
 
     def __len__(self) -> int:
@@ -234,7 +231,6 @@ class FileStore:
             await on_disk(self._unlink, file.id)
 
     def note(self, file: StoredFile) -> None:
-        """Index a file whose description is in the database."""
         self._forget(file.id)
         self._files[file.id] = file
         self._stored_bytes[file.owner] += file.bytes
@@ -265,7 +261,7 @@ class FileStore:
         return file
 
     def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:
-        """Files of these owners (None: all), the oldest first."""
+        """Owners' files (None: all), the oldest first."""
         return [file for file in self._files.values() if owners is None or file.owner in owners]
 
 

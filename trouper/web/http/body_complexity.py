@@ -71,7 +71,6 @@ def _count(body: bytes, signs: bytes) -> int:
 
 
 def outside_strings(body: bytes) -> bytes:
-    """Return the JSON without strings and quotes."""
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     quotes = plain == QUOTE
     inside = np.logical_xor.accumulate(quotes)

@@ -17,7 +17,6 @@ from trouper.web.http.body_complexity import check_complexity
 from trouper.web.http.leniency import ReadPast
 
 NAME = "lone_surrogate"
-"""Name of a lone surrogate in X-Trouper-Ignored."""
 REPLACEMENT = rb"\ufffd"
 ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",

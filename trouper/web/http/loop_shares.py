@@ -19,7 +19,6 @@ SHARE = 0.1
 """One tenant's part of the event loop's time beside others."""
 BURST_S = 0.05
 MAX_DEBT_S = 0.5
-"""Most debt in seconds that counts."""
 MIN_WAIT_S = 0.001
 """Shortest wait: a clock may not advance by less."""
 WEIGHT = 0.2

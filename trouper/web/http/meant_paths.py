@@ -35,7 +35,6 @@ OLLAMA = re.compile(
 
 
 def meant_path(path: str) -> str:
-    """Return the intended endpoint's path, or the path unchanged."""
     squeezed = SLASHES.sub("/", path).rstrip("/")
     if squeezed in OTHERS:
         return OTHERS[squeezed]

@@ -22,12 +22,10 @@ class PacedBody(TrioBody):
         super().__init__(expected_content_length, max_content_length)
         self._room, self._ended = trio.Event(), trio.Event()
         self._unread = 0
-        """Bytes that wait for the reader."""
         self._max_unread: float = READ_AHEAD
         self._take: Take | None = None
         self._failure: RequestFailed | None = None
         self.received = 0
-        """Bytes received and not dropped."""
         self._dropped: int | None = None
 
     def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:

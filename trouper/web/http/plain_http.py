@@ -105,7 +105,6 @@ class PlainHttp:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the client may be sending more."""
         return self._ends or self._more_to_come or self.request_waits
 
     @property

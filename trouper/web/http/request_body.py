@@ -46,7 +46,6 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: ClassVar[tuple[Json, ...]] = ()
     """Rules between fields as JSON Schema, which functions check after decoding."""
     unknown_may_be_null: ClassVar[bool] = False
-    """Whether an unknown name may be null."""
     may_lack_tag: ClassVar[bool] = False
     essential: ClassVar[frozenset[str]] = frozenset()
     """Names that are never read past: the answer would be wrong."""
@@ -60,7 +59,6 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def may_skip(cls, name: str) -> bool:
-        """Whether lenient reading may read past an unknown name."""
         return name not in cls.essential if cls.harmless is None else name in cls.harmless
 
 

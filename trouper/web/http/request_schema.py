@@ -34,7 +34,6 @@ length of an answer, dimensions of an embedding."""
 
 READ_PAST = "Read past, and named in the header X-Trouper-Ignored."
 HARMLESS = Meta(description="Changes nothing.")
-"""Metadata of a field without effect."""
 
 
 def described(value: Json, **limits: Any) -> Meta:

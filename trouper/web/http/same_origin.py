@@ -53,7 +53,6 @@ class Head:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Every authority that the request names as receiver."""
         target = (
             "" if self.target.startswith("/") else self.target.partition("://")[2].partition("/")[0]
         )
@@ -94,7 +93,6 @@ class Policy:
 
 
 def decide(head: Head, policy: Policy) -> Problem | None:
-    """Return the reason to refuse the request, if any."""
     return _host(head, policy) or _origin(head, policy) or _site(head, policy) or _body(head)
 
 

@@ -14,7 +14,6 @@ from trouper.web.http.plain_http import StrictHttp
 AT_ONCE = 32
 """Connections accepted per run of the event loop."""
 LONGEST_PROBE = 2**12
-"""Bytes of a probe's head."""
 PROBE = b"GET /livez HTTP/1.1\r\n"
 ALIVE = b'{"status":"alive"}'
 

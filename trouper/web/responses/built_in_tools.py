@@ -137,7 +137,6 @@ def _object(text: str) -> Json:
 
 
 def _decoded(text: str, otherwise: Json) -> Json:
-    """Return the text's object, or `otherwise`."""
     try:
         value: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

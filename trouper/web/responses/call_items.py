@@ -113,7 +113,6 @@ CALLS: dict[str, ToolKind] = {
     "shell_call": "shell",
     "apply_patch_call": "apply_patch",
 }
-"""Kinds of tools, by type of call item."""
 OUTPUTS = tuple(f"{kind}_output" for kind in CALLS)
 PREFIXES: dict[ToolKind, str] = {
     "function": "fc_",
@@ -122,7 +121,6 @@ PREFIXES: dict[ToolKind, str] = {
     "shell": "sh_",
     "apply_patch": "apc_",
 }
-"""Prefixes of item ids."""
 Output = Annotated[
     str | list[Annotated[InputText | InputImage, not_a_part("input_text or input_image")]],
     says("{path} must be a string, not {type}", "invalid_type"),

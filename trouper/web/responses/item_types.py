@@ -152,7 +152,6 @@ KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, "item_reference")
 PATCH_OUTPUT = "apply_patch_call_output"
 """Items whose status is content: whether a patch could be applied."""
 TOOL_ITEMS = ("additional_tools", "tool_search_output")
-"""Items that offer more tools."""
 
 
 def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:

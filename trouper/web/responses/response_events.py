@@ -141,7 +141,6 @@ class ResponseDialect:
         self._begun = not head["background"]
         self._outcome: Json = {"completed_at": None, "error": None, "incomplete_details": None}
         self._status: Status | None = None
-        """The final status; None while the response runs."""
         self._last = b""
 
     @property
@@ -306,7 +305,6 @@ class ResponseDialect:
         )
 
     def _close(self, status: Status) -> bytes:
-        """Close the open item, if any."""
         if self._open is None:
             return self._close_call(status)
         item, part, location, number = (
@@ -344,7 +342,6 @@ class ResponseDialect:
         return self._event(f"{self._call.event}.delta", self._call.location | {"delta": text})
 
     def _close_call(self, status: Status) -> bytes:
-        """Close the open call, if any."""
         if self._call is None:
             return b""
         call, self._call = self._call, None
@@ -405,7 +402,6 @@ def _framed(kind: str, fields: Json) -> bytes:
 
 
 def head_of(resolved: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
-    """Return a response's constant fields."""
     parsed, given = resolved.request, resolved.given
     text: Json = given.get("text") or {}
     return {

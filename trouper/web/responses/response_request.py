@@ -238,8 +238,6 @@ class ResponseRequest(SamplingParameters, kw_only=True, frozen=True):
 
 @attrs.frozen(kw_only=True)
 class ResolvedRequest:
-    """A request with defaults and combined parameters resolved."""
-
     request: ResponseRequest
     tools: Tools
     grammar: Grammar | None

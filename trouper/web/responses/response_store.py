@@ -41,7 +41,6 @@ WITH RECURSIVE turns (id, previous, age) AS (
     ON responses.id = turns.previous
 )
 """
-"""A response and all responses before."""
 T = TypeVar("T")
 
 
@@ -50,11 +49,9 @@ class StoredResponse:
     body: Json
     input: Sequence[Json]
     previous: str | None = None
-    """Id of the response before."""
     log: EventLog | None = None
     """Events of a streamed background response."""
     owner: str = ""
-    """Identity of the API key that created the response."""
 
     @property
     def id(self) -> str:

@@ -56,21 +56,16 @@ STOPPED = Problem(
 
 @attrs.define(eq=False, kw_only=True)
 class Live:
-    """A response that still runs."""
-
     id: str
     dialect: ResponseDialect
     answer: Answer
     earlier: list[Json]
-    """Items of the conversation before."""
     previous: str | None
-    """Id of the response before."""
     input: tuple[Json, ...]
     background: bool
     stored: bool
     log: EventLog | None
     owner: str
-    """Identity of the creating API key."""
     hold: Hold
     """Accounts for bytes that a background response keeps."""
     settling: trio.Lock = attrs.field(factory=trio.Lock)
@@ -375,7 +370,6 @@ class Responses:
         return live
 
     def _own(self, response_id: str) -> Live | None:
-        """Return this key's running response."""
         live = self._live.get(response_id)
         return live if live is not None and live.owner == self._service.key_identity else None
 
