@@ -1,9 +1,8 @@
-"""Steps that ran out of device memory, and the resulting bound on rows and cached blocks. Pure; the
-caller passes the time.
+"""Bounds rows and cached blocks after steps that ran out of device memory. Pure.
 
-The engine restarts, and all requests resume within half of the bytes in use, halved again until a
-row runs alone. A row that fails twice alone is answered 503, and the bound ends. The same content,
-sent again, runs alone for a while and costs no other row a token.
+The engine restarts, and requests resume within half of the bytes in use, halved again until a row
+runs alone. A row that fails twice alone is answered 503, and the bound ends. The same content, sent
+again, runs alone for a while and costs no other row a token.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from trouper.actors.scheduling.crash_attribution import Contents, Involved, Stan
 from trouper.protocol.problems import Problem
 
 BOUND_S = 300.0
-"""Time for which a bound holds, and for which a too large content runs alone."""
+"""Time for which a bound holds, and a too large content runs alone."""
 
 
 @attrs.define(eq=False)
@@ -30,8 +29,7 @@ class AllocationFailures:
     _too_large: Contents = attrs.field(factory=lambda: Contents(BOUND_S))
 
     def failed(self, involved: Sequence[Involved], used_bytes: int, now: float) -> bool:
-        """Handle a step without memory, with `used_bytes` in rows and cached blocks. Returns False
-        if the failure counts as a crash."""
+        """Handle a step without memory. Returns False if the failure counts as a crash."""
         if not involved:
             return False
         lone = involved[0].standing if len(involved) == 1 else None

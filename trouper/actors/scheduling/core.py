@@ -1,8 +1,8 @@
 """The scheduler's core decides, and neither waits nor sends. No Trio, no MLX.
 
-`schedule(now)` composes the next plan; `update(stepped, now)` takes the answer to the oldest one.
-In between the caller passes requests (`enqueue`), news of the disk (`hear`) and ends of requests
-(`close`), and calls `drop_aborted`. Clients hear through a `PreparedRequest`, which never blocks.
+`schedule(now)` composes the next plan; `update(stepped, now)` takes the oldest plan's answer. In
+between come requests (`enqueue`), news of the disk (`hear`), ends of requests (`close`), and
+`drop_aborted`. A `PreparedRequest` never blocks.
 """
 
 from __future__ import annotations
@@ -282,8 +282,8 @@ class Core:
     # -- plans -----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Plan | None:
-        """The next plan, to be sent at once; None without work or with two unanswered plans. One
-        empty plan flushes the last that had work."""
+        """The next plan, to be sent at once; None without work or with two unanswered plans. An
+        empty plan flushes the last."""
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None

@@ -22,7 +22,7 @@ from trouper.protocol.work import DiskOrder
 
 @attrs.frozen(kw_only=True, eq=False)
 class CoreWatches:
-    """Watches to publish and to read. A watch holds the latest value and never blocks."""
+    """A watch holds the latest value and never blocks."""
 
     stats: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
@@ -36,8 +36,8 @@ class CoreWatches:
 
 @attrs.frozen(kw_only=True, eq=False)
 class DiskSeam:
-    """The way to SSDWriter. `send` returns False if an order finds no room or no writer. `known` is
-    called once the disk's content is known. `answer_s`: longest silence while a request waits."""
+    """The way to SSDWriter. `send` returns False for a refused order. `known` is called once the
+    disk's content is known. `answer_s`: longest silence while a request waits."""
 
     send: Callable[[DiskOrder], bool]
     known: Callable[[], object]

@@ -1,9 +1,9 @@
-"""Attribution of crashes to requests. Pure; the caller passes the time.
+"""Attribution of crashes to requests. Pure.
 
-All rows of a crashed step become *suspects*. After the restart each suspect is *tried*: no step is
-shared until the suspect has passed the point of the crash. A crash in a trial *convicts*: the
-content is refused for a while, and the others are cleared. A crash that comes only in company
-isolates more rows at each repetition, hence ends.
+All rows of a crashed step become *suspects*. After the restart each suspect is *tried*: alone until
+past the point of the crash. A crash in a trial *convicts*: the content is refused for a while, and
+the others are cleared. A crash that comes only in company isolates more rows at each repetition,
+hence ends.
 """
 
 from __future__ import annotations

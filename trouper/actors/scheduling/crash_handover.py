@@ -1,5 +1,5 @@
 """Handover from a crashed scheduler to the next. A sequence continues with the next token and keeps
-the standing in the attribution of crashes."""
+the `Standing`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class CrashHandover:
     """Sequences taken over and not queued yet; the first is suspect of a crash meanwhile."""
 
     def take_up(self, now: float) -> None:
-        """Queue the crashed scheduler's sequences. Convicted contents are refused, as is a row for
-        which the device had no memory."""
+        """Queue the crashed scheduler's sequences. Convicted contents and rows too large for the
+        device are refused."""
         self.taken.extend(self.recovery.take_up())
         while self.taken:
             self._take(self.taken[0], now)
@@ -91,9 +91,9 @@ class CrashHandover:
         used_bytes: int,
         now: float,
     ) -> None:
-        """Hand all sequences to the next scheduler, if allowed. `handled` had a token being handled
-        and cannot continue. `admitted` is tried again, since the cache at fault may be gone.
-        `proving`: the crashed plans had no client. `used_bytes`: of rows and cached blocks."""
+        """Hand sequences to the next scheduler, if allowed. `handled`, whose token was at work, is
+        refused. `admitted` is tried again, since the cache at fault may be gone. `proving`: the
+        crashed plans had no client. `used_bytes`: of rows and cached blocks."""
         plans = tuple(unanswered)
         self._keep_aborted(plans)
         involved = () if proving else self._involved(plans)

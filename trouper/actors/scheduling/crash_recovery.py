@@ -1,9 +1,8 @@
 """State that outlives a crash of Scheduler, RankMirror and ModelStepper: requests, and the
-attribution of crashes. Without a next scheduler, the graph ends the requests.
+attribution of crashes.
 
-Blocks in memory are lost: after an exception in a step neither the arrays nor the device can be
-trusted, and the tree would need a rollback. Files are verified when read: rows resume from the disk
-and compute the rest again.
+Blocks in memory are lost: after an exception in a step neither arrays nor device can be trusted.
+Files are verified when read: rows resume from the disk and compute the rest again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ class TextStream:
     """The growing text of one answer.
 
     The stop string that *completes* first wins, the longer of two, however tokens cut the text
-    (F4). Text that may become a stop string is withheld.
+    (F4). A possible beginning is withheld.
     """
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
@@ -20,7 +20,7 @@ class TextStream:
 
     def push(self, data: bytes, *, may_stop: bool = True) -> str:
         """Append bytes, and return text that is safe to send; none after a stop. Without
-        `may_stop`, a stop string that completes here is text."""
+        `may_stop`, a completed stop string is text."""
         # The decoder is written in Python, and asked only about bytes that may be a part of a
         # character.
         new = (

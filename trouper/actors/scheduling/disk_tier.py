@@ -1,14 +1,12 @@
-"""The disk tier of the prefix cache: which blocks to read, and which to write. The scheduler never
-waits for the disk.
+"""The disk tier of the prefix cache, for which the scheduler never waits.
 
 A disk lookup has a fixed order:
 
 1. The prefix tree, which knows the catalogue, yields the nodes on disk only (`Found.missing`).
 2. `load` sends a `Read` if reading should be faster than computing.
-3. An accepted order pins the nodes, lest eviction remove parents of arriving blocks. A refused
-   order changes nothing.
-4. The answer, `Loaded`, comes in parts. Each part becomes blocks under the pins, since room for one
-   block may cost another. The engine takes a part while the next is read.
+3. An accepted order pins the nodes, lest eviction remove parents of arriving blocks.
+4. The answer, `Loaded`, comes in parts. Each part becomes blocks under the pins, and the engine
+   takes a part while the next is read.
 5. After the last part, missing blocks leave the tree: no request asks again.
 6. The pins are released, and the request is looked up again. The admitting plan carries the last
    part: the engine loads before admission.
@@ -122,8 +120,8 @@ class DiskTier:
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """`send` returns False if an order finds no room or no writer. `on_catalogue` is called
-        when the catalogue is complete. `answer_s`: longest silence of the disk."""
+        """`send` returns False for a refused order. `on_catalogue` is called when the catalogue is
+        complete. `answer_s`: longest silence of the disk."""
         self._send, self._directory, self._on_catalogue = send, directory, on_catalogue
         self._cache, self._clock = cache, clock
         self._loading: dict[int, Ticket] = {}

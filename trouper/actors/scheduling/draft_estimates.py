@@ -144,7 +144,7 @@ class Ratio:
 
 class Costs:
     """Durations of steps with drafts, relative to the plain steps around with as many rows. If
-    those two differ, the machine's load has changed, and the steps between are discarded."""
+    those two differ, the steps between are discarded: the machine's load has changed."""
 
     def __init__(self) -> None:
         self._ratios: dict[Key, dict[int, Ratio]] = {}

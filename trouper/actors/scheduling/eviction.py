@@ -132,7 +132,7 @@ class Eviction:
     # -- blocks in memory ------------------------------------------------------------------------
 
     def add_block(self, node: Node) -> None:
-        """Give a node a new block id, for the caller to fill. There must be room."""
+        """Give a node a new block id for the caller to fill, given room."""
         if not node.is_resident:
             self._add_resident_child(node.parent)
         node.block = BlockId(next(self._ids))
@@ -141,7 +141,7 @@ class Eviction:
         self.touch((node,))
 
     def add_snapshot(self, node: Node) -> None:
-        """Give a node a new snapshot id, for the caller to fill. There must be room."""
+        """Give a node a new snapshot id for the caller to fill, given room."""
         node.snapshot = BlockId(next(self._ids))
         self._count_bytes(self.sizes.snapshot_bytes, evictable=not node.pins)
         self.snapshots += 1
@@ -184,8 +184,8 @@ class Eviction:
     # -- evicting --------------------------------------------------------------------------------
 
     def make_room(self, nbytes: int, blocks: int = 0, *, keep: Node) -> bool:
-        """Evict until `nbytes` and `blocks` more fit, sparing `keep` and its ancestors. False if
-        the remaining nodes are in use."""
+        """Evict until `nbytes` and `blocks` fit, sparing `keep` and all ancestors. False if the
+        rest is in use."""
         fits = self._fits(nbytes, blocks)
         if not fits and nbytes <= self._capacity_bytes:
             self.pin(keep)

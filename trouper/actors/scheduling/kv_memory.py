@@ -4,8 +4,7 @@ single row runs. Pure.
 When rows outgrow the limit, three measures follow in order:
 
 1. Evict unused cached blocks, least recently used first.
-2. Evict blocks that running rows have stored as copies of own KV. The next row to be preempted
-   keeps the copy, for the return.
+2. Evict blocks that running rows have stored, except the copy of the next row to be preempted.
 3. Preempt rows, of the lowest priority the youngest first; never the last row.
 """
 
@@ -38,8 +37,7 @@ ACTIVATION_BYTES = 2**17
 # Float32, penalized, with noise.
 LOGIT_BYTES = 12
 RESERVE, RETURN_RESERVE = 64, 16
-"""One part in so many of the limit stays free when a sequence enters, and when a preempted one
-returns."""
+"""Divisors: a part of the limit stays free at an entry, and at a return after preemption."""
 # Buffers have at most eight slots for one row, each four times as long as the row.
 MAX_SPARE = 32
 
@@ -355,8 +353,8 @@ class KvMemory:
         return self.budget.admits(self._counted, sequence, limit)
 
     def enter(self, sequence: Sequence, found: Found) -> Found | None:
-        """Make room for a sequence, sparing blocks to restore. Returns the prefix to restore, or
-        None if the sequence must wait."""
+        """Make room, sparing blocks to restore. Returns the prefix to restore, or None if the
+        sequence must wait."""
         limit, counted = self.budget.limit_bytes, self.budget.with_entering(self._counted, sequence)
         row_bytes = self.budget.rows_bytes(counted)
         if limit is not None:

@@ -1,7 +1,7 @@
 """Prompt tokens of the next step, from the speed of past steps. Pure.
 
-Each kind of work is measured apart, and a step prefills a single kind: a scored token costs several
-ordinary ones, and embedded prompts run alone.
+A step prefills one kind of work, measured apart: a scored token costs several ordinary ones, and
+embedded prompts run alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 from trouper.protocol.settings import Settings
 
 IDLE_STEP_S = 0.5
-"""Length of a prefill step without streams: efficient, yet newcomers, aborts and shutdowns are seen
-soon."""
+"""A prefill step without streams: efficient, yet newcomers, aborts and shutdowns are seen soon."""
 FIRST_CHUNK_TOKENS = 16
 """Before any measurement; grows up to fourfold a step."""
 # On CPU 16 tokens beside decode cost 1.4 decode steps, and fewer tokens hardly less.
@@ -75,8 +74,7 @@ class ChunkSizer:
         self, tokens: int, seconds: float, *, limited: bool = False, preparing: bool = False
     ) -> None:
         """Learn from a step of `tokens` prefilled tokens and `seconds`, decode included. `limited`:
-        more tokens were waiting. `preparing`: the device prepared kernels, and the step can only
-        show that chunks may grow."""
+        more tokens were waiting. `preparing`: kernels were prepared, and chunks can only grow."""
         if (
             seconds <= 0
             or tokens <= 0

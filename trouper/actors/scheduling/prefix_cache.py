@@ -123,7 +123,7 @@ class PrefixCache:
         return Found(Match((), 0, chain.root), 0, None)
 
     def look(self, chain: Chain) -> Found:
-        """Look a prompt up. The last token is always computed, for its logits (F3)."""
+        """Look a prompt up. The last token is always computed, for the logits (F3)."""
         if not self._enabled:
             return self.nothing(chain)
         limit, tails = len(chain) - 1, self._snapshot_tokens is None

@@ -2,7 +2,7 @@
 arrays.
 
 Full blocks are found by key. The last one's children are sorted by tokens, with the longest common
-prefix next to the insertion point: reuse at token granularity with one index.
+prefix next to the insertion point: reuse at token granularity.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PrefixTree:
     # -- lookup ----------------------------------------------------------------------------------
 
     def match(self, chain: Chain, limit: int, *, at_snapshot: bool = False) -> Match:
-        """The longest prefix of `chain`, at most `limit` tokens, in memory or on disk; with
+        """The longest prefix of `chain` in memory or on disk, at most `limit` tokens; with
         `at_snapshot` up to a snapshot."""
         nodes = self._full_blocks(chain, limit)
         last = nodes[-1] if nodes else chain.root
@@ -150,8 +150,8 @@ class PrefixTree:
     # -- blocks in memory ------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: bytes) -> Node | None:
-        """The node of these tokens, with a block or a new id that the caller must fill. None
-        without room, or if another text has the key."""
+        """The node of these tokens, with a block or a new id for the caller to fill. None without
+        room, or if another text has the key."""
         key = self._digest(parent.key + tokens)
         node = self._nodes.get(key)
         if node is not None and (node.parent is not parent or node.tokens != tokens):

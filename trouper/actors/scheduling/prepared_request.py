@@ -14,7 +14,7 @@ from trouper.protocol.requests import Generate
 
 
 class PreparedRequest(Protocol):
-    """A request's prompt tokens, and the way back to the client. No method blocks."""
+    """Prompt tokens and the way back to the client. No method blocks."""
 
     @property
     def request(self) -> Generate: ...

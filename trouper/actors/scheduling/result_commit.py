@@ -38,8 +38,7 @@ class ResultCommit:
         return [sequence for sequence in to_store.values() if not sequence.dropped]
 
     def drops(self, plan: Plan, now: float) -> None:
-        """Handle the plan's drops, which the engine has carried out. A suspect that ended is
-        acquitted."""
+        """Handle drops that the engine has carried out. Ended suspects are acquitted."""
         for row in plan.drop:
             sequence = self.batch.dropped(row)
             if sequence is not None and sequence.standing.suspect:
@@ -74,8 +73,8 @@ class ResultCommit:
                 self._fail(rows[row], row_failed(rows[row].request, fault))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
-        """Commit tokens; returns the number. A row gets none after the end. A row's tokens after
-        the first were drafted."""
+        """Commit tokens; returns the number. A row gets none after the end. Tokens after a row's
+        first were drafted."""
         logprobs: dict[RowId, list[TokenLogprobs]] = {}
         for row, at in stepped.logprobs:
             logprobs.setdefault(row, []).append(at)

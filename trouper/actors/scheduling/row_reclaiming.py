@@ -1,5 +1,5 @@
 """Rows beyond a tenant's share return to the queue, the youngest first: at once if another tenant
-waits and no row is free, else after `PATIENCE_S`: a short question interrupts nobody."""
+waits and no row is free, else after `PATIENCE_S`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Which KV of a row becomes blocks and snapshots, and when; and the reuse of live rows.
+"""Storing of rows as blocks and snapshots, and reuse of live rows.
 
 Full blocks are stored by the plan after the last chunk. The *tail* behind them is stored when the
 row ends, or has grown by `TAIL_TOKENS`; until then other rows copy the tail from the row. A
-*primary* is a row that prefills tokens which a waiting prompt shares; the core decides whether to
-wait.
+*primary* is a row that prefills tokens which a waiting prompt shares.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class RowStoring:
         return stores
 
     def due(self, row: Sequence) -> bool:
-        """Whether a decoding row has a long tail, or is at a boundary. If not, sets
+        """Whether a decoding row has a long tail or meets a boundary. If not, sets
         `Sequence.stores_from`."""
         # After a failed store the next attempt waits for as many tokens again: each attempt hashes
         # the block and looks for a victim.
@@ -172,8 +171,7 @@ class RowStoring:
     def _store_block(
         self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]
     ) -> Node | None:
-        """The node of these tokens. A new store is added to `stores`, or merged with the last
-        one."""
+        """The node of these tokens. A new store joins `stores`, or the last one."""
         tokens = row.chain.part(start, end)
         before = self._tree.child(parent, tokens)
         in_memory = before is not None and before.block is not None

@@ -11,8 +11,8 @@ from trouper.protocol.watch import Watch
 
 
 class SchedulerCounters:
-    """Events since the last publication, and the last published values, from which a new scheduler
-    goes on."""
+    """Events since the last publication, and the published values, which a new scheduler
+    continues."""
 
     def __init__(self, watch: Watch[SchedulerStats]) -> None:
         self._watch = watch

@@ -203,8 +203,7 @@ class Sequence:
         return last
 
     def schedule_token(self) -> bool:
-        """Count a sampled token, or an accepted draft. Returns whether that token ends the
-        answer."""
+        """Count a sampled token, or an accepted draft. Returns as `schedule_chunk`."""
         self.num_scheduled_tokens += 1
         if self.num_scheduled_tokens < self.output.max_tokens:
             return False

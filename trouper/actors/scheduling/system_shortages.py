@@ -1,5 +1,4 @@
-"""Steps that failed for lack of file descriptors, processes or system memory. Pure; the caller
-passes the time.
+"""Steps that failed for lack of file descriptors, processes or system memory. Pure.
 
 Compiling a kernel takes such resources, and a brief shortage is no crash: all requests resume. Rows
 with new work in the step run alone until past that point; a second failure there is answered 503.

@@ -3,11 +3,10 @@ single tenant.
 
 - **Queue**: of equal priority, the tenant with the fewest rows goes first. Each tenant may fill a
   separate queue.
-- **Rows**: at most the number of rows divided by the tenants present, since every row makes every
-  step longer.
+- **Rows**: at most the number of rows divided by the tenants present.
 - **Prefill**: a step's tokens are split between tenants, then between prompts. While others decode,
   prefill takes credit: each second gives every tenant a share of a second, up to `CREDIT_S`. Rare
-  long prompts are not slowed down; constant ones take a share of the time.
+  long prompts are not slowed down.
 
 Batches yield to all others (`preemption.py`), and take turns among themselves.
 

@@ -1,8 +1,8 @@
 """Sequences without a row, by priority, then by arrival, preempted ones first. Tenants take turns
 within a priority (`tenant_shares.py`).
 
-A sequence that has waited longer than `max_wait_s` is overdue and precedes all others, lest lower
-numbers starve higher ones. Requests of batches become overdue one at a time (`preemption.py`).
+After `max_wait_s` a sequence is overdue and precedes all others, lest lower numbers starve higher
+ones. Requests of batches become overdue one at a time (`preemption.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WaitingQueue:
             yield from self._shares.in_turn(self._classes[priority])
 
     def count_sharing(self, sequence: Sequence, num_tokens: int, at_most: int) -> int:
-        """Number of sequences with the same first `num_tokens` tokens, this one included, up to
+        """Count sequences with the same first `num_tokens` tokens, this one included, up to
         `at_most`."""
         chain = sequence.chain
         start = chain.part(0, num_tokens)
@@ -165,9 +165,9 @@ def may_enter(
     apart: bool,
     now: float,
 ) -> Ordered[Q]:
-    """Requests that may be admitted now, in order. `present`: rows in the engine or with unanswered
-    last plans. `trials`: suspects in the order of trial. `idle`: no plan is in flight. `apart`: all
-    rows run alone."""
+    """Requests that may enter now, in order. `present`: rows in the engine or with unanswered
+    last plans. `trials`: suspects in order. `idle`: no plan is in flight. `apart`: all rows run
+    alone."""
     # A row that runs alone enters when nothing is in flight, so that a crash can have come from
     # nobody else.
     if any(standing.isolated for standing in present) or (apart and present):

@@ -38,8 +38,8 @@ MAX_ENDED = 1000
 
 @attrs.frozen
 class KeyShares:
-    """A sole key may hold all of `max_bytes`, one of several half, unless its line names another
-    bound."""
+    """A sole key may hold all of `max_bytes`, one of several half, unless the key's line names
+    another bound."""
 
     keys: Keys
     max_bytes: int
