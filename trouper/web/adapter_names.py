@@ -1,5 +1,5 @@
-"""Names of LoRA adapters in requests: as the model (`MODEL:ADAPTER`, `ADAPTER`), or in mlx-lm's
-field `adapters`."""
+"""LoRA adapters in requests: as the model (`MODEL:ADAPTER`, `ADAPTER`), or in mlx-lm's field
+`adapters`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trouper.protocol.problems import adapter_not_found, bad_request
 
 
 def split(model: str | None, entries: Sequence[ModelEntry]) -> tuple[str | None, str]:
-    """Split a requested name into model and adapter; "": no adapter is named. Raises
-    `RequestFailed` (404) for an adapter that is unknown or was unloaded."""
+    """Split a requested name into model and adapter ("": none). Raises `RequestFailed` (404) for an
+    unknown or unloaded adapter."""
     if model is None or any(model in entry.names for entry in entries):
         return model, ""
     base, _, name = model.rpartition(":")
@@ -33,8 +33,8 @@ def checked(adapter: str, entry: ModelEntry) -> str:
 
 
 def agreed(named: str, field: str | None, entry: ModelEntry) -> str:
-    """Return the adapter that a request names, in `model` or in `adapters`. Raises `RequestFailed`:
-    404 for an unknown adapter, 400 for two different ones."""
+    """Return the adapter from `model` or `adapters`. Raises `RequestFailed`: 404 for an unknown
+    adapter, 400 for two different ones."""
     if field is None or field == named:
         return named
     if named:

@@ -1,4 +1,4 @@
-"""The Quart-Trio app: its routes, and the checks that every request passes."""
+"""The Quart-Trio app: routes, and the checks of every request."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ from trouper.web.streaming.step_delivery import StepDelivery
 log = logging.getLogger("trouper.web")
 LARGE_RESPONSE = 2**16
 LAST_RESPONSES_S = 1.0
-"""Time for storing the last responses after the models were drained."""
+"""Time for storing the last responses after the models have drained."""
 KEY_REMOVED = http_problem(
     401, "the API key that created this batch is not accepted any more", "invalid_api_key"
 )
 
 
 class AppRequest(PacedRequest):
-    """An upload's body goes to disk as it arrives."""
+    """Upload bodies go to disk on arrival."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -125,7 +125,7 @@ class HTTPConnection(TrioASGIHTTPConnection):
 
 
 def with_meant_path(scope: HTTPScope) -> HTTPScope:
-    """Return the scope with a mistyped path corrected, below the app's root path."""
+    """Correct a mistyped path below the app's root path."""
     root, path = scope.get("root_path", ""), scope["path"]
     if not path.startswith(f"{root}/"):
         return scope
@@ -136,7 +136,7 @@ class App(QuartTrio):
     asgi_http_class = HTTPConnection
     request_class = AppRequest
     delivery: StepDelivery
-    """Writes the text of streams where the server lends its writers; its `run` is started there."""
+    """Writes streams' text where the server lends writers; the server starts `run`."""
     batching: Batching | None
 
 
@@ -149,9 +149,9 @@ def create_app(
 ) -> App:
     """Build the app. Raises `SettingsInvalid` for a bad key file.
 
-    `background` runs batches, and work that outlives its connection; without a nursery such
-    requests are refused. `observers` get the record of each ended request. `clock`: seconds, for
-    the limits of keys.
+    `background` runs batches and work that outlives the connection; without a nursery such requests
+    are refused. `observers` get the record of each ended request. `clock` returns seconds, for key
+    limits.
     """
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
@@ -206,8 +206,8 @@ def create_app(
 async def _run_state(
     batching: Batching | None, finished: trio.Event, closes: Sequence[Callable[[], Awaitable[None]]]
 ) -> None:
-    """Run batches until the models were drained, and close the database a moment later: responses
-    that ended then are stored."""
+    """Run batches until the models have drained, and close the database shortly after the last
+    responses are stored."""
     try:
         if batching is not None:
             await batching.run()
@@ -228,8 +228,6 @@ def _configured(app: App, settings: ServerSettings) -> App:
 
 
 class HttpEdge:
-    """Checks and headers of every request, error handlers, and health."""
-
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
         self._service, self._keys, self._metrics = service, keys, metrics
         self._key_file = KeyFile(keys)
@@ -377,7 +375,7 @@ class HttpEdge:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        """Report ready if every loaded model makes progress, except those being unloaded."""
+        """Ready if every loaded model makes progress, except models that are being unloaded."""
         listed = self._service.models.entries()
         entries = [entry for entry in listed if entry.state != "unloading"]
         loaded = [entry.runtime.health() for entry in entries if entry.runtime is not None]

@@ -1,4 +1,4 @@
-"""The request at hand: its id, key and body, and the resources that end with the request."""
+"""The current request: id, key, body, and resources until the request's end."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
 """Bytes of a body beyond which parsing leaves the event loop."""
 LARGE_AT_ONCE = 2
-"""Number of large bodies that are parsed at a time: parsing holds the GIL."""
+"""Large bodies parsed at a time: parsing holds the GIL."""
 HUGE_BODY = 2**20
 GIVE_BACK_AFTER_S = 0.5
-"""Delay after a huge body before memory goes back to the system. Requests that end meanwhile share
-one call."""
+"""Delay between a huge body and the return of memory to the system; one call serves several
+requests."""
 BATCH_OWNER = "trouper.batch_owner"
-"""Key in the ASGI state of a line of a batch: identity of the API key that made the batch. No
-client can set the state."""
+"""ASGI state key of a batch line: the identity of the batch's API key. Clients cannot set the
+state."""
 BATCH_BEGIN = "trouper.batch_begin"
-"""Key in the same state: an async function that is called before a model works for the line. Raises
+"""ASGI state key: an async function, called before a model works for the line. Raises
 `RequestFailed`."""
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 @attrs.define(eq=False)
 class RequestScope:
-    """The state of one request, from its head to its end."""
+    """The state of one request, from the head to the end."""
 
     headers: Mapping[str, str]
-    """By names in lower case; of several headers with one name, the first."""
+    """By lower-case name; the first of several."""
     request_id: str
     """The client's X-Request-Id if valid, else a new id."""
     owned: ExitStack
     nursery: trio.Nursery
     writer: SocketWriter | None
-    """The connection's writer, where the guard lends it."""
+    """The connection's writer, if the guard lends one."""
     batch_owner: str | None
     begin_line: Callable[[], Awaitable[None]] | None
     meter: Meter = attrs.field(factory=Meter)
@@ -113,7 +113,7 @@ def at_hand(scope: RequestScope) -> Iterator[None]:
 
 
 class Heap:
-    """Returns memory to the system, once for huge requests that end at about the same time."""
+    """Returns memory to the system, once for several huge requests."""
 
     def __init__(self) -> None:
         self._due = False
@@ -130,8 +130,8 @@ class Heap:
 
 
 def priority_with(key: ApiKey, given: int | None) -> int:
-    """Return the priority of a request; `given` None: that of its key. Raises `RequestFailed` (403)
-    if the key does not allow a priority so urgent."""
+    """Return the request's priority (`given` None: the key's). Raises `RequestFailed` (403) if too
+    urgent for the key."""
     if given is None:
         return key.priority
     if key.min_priority is None or given >= key.min_priority:
@@ -150,7 +150,7 @@ def take_text(holding: Holding, size: int) -> None:
 
 
 class CurrentRequest:
-    """Access to the request at hand and to its key. Most methods need a request context."""
+    """The current request and key. Most methods need a request context."""
 
     def __init__(
         self, settings: ServerSettings, keys: Keys, clock: Callable[[], float] = trio.current_time
@@ -182,13 +182,13 @@ class CurrentRequest:
         return self.scope.batch_owner
 
     async def begin_line(self) -> None:
-        """Called before a model works for this line of a batch. Raises `RequestFailed` (503)."""
+        """Called before a model works for this batch line. Raises `RequestFailed` (503)."""
         if (begin := self.scope.begin_line) is not None:
             await begin()
 
     @property
     def submitted(self) -> bool:
-        """Whether a model was asked. The request log then has an entry."""
+        """Whether a model was asked, which makes an entry in the request log."""
         return self.scope.submitted
 
     @property
@@ -202,7 +202,7 @@ class CurrentRequest:
     # -- its turn ---------------------------------------------------------------------------------
 
     async def begin_turn(self, *, waits: bool) -> None:
-        """Wait until the tenant may begin one more request, if this one `waits`."""
+        """If the request `waits`, wait until the tenant may begin one more."""
         tenant = self.tenant
         await self._shares.begin(tenant, self.scope.meter, waits=waits)
         self.at_end(self._shares.end, tenant)
@@ -225,7 +225,7 @@ class CurrentRequest:
         return scope.holding
 
     def hold(self, amount: int) -> None:
-        """Hold so many bytes more. Raises `RequestFailed` (413, 429, 503)."""
+        """Hold `amount` more bytes. Raises `RequestFailed` (413, 429, 503)."""
         self.holding.take(amount)
 
     @property
@@ -233,8 +233,8 @@ class CurrentRequest:
         return self.scope.body_bytes
 
     async def body(self) -> dict[str, Any]:
-        """Return the request's JSON object. Raises `RequestFailed` (400, 413, 415, 429, 503), or
-        werkzeug's 408 and 413."""
+        """Return the JSON object. Raises `RequestFailed` (400, 413, 415, 429, 503), or werkzeug's
+        408 and 413."""
         data = await self._received()
         encoding = self.headers.get("content-encoding", "")
         if is_encoded(encoding):
@@ -294,7 +294,7 @@ class CurrentRequest:
     async def run_off_loop(
         self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments
     ) -> T:
-        """Call the function, on a thread if the body is large: other streams go on meanwhile."""
+        """Call the function, for a large body on a thread: other streams go on meanwhile."""
         if not self.scope.is_large:
             return function(*arguments)
         meter = self.scope.meter
@@ -316,8 +316,8 @@ class CurrentRequest:
 
     @property
     def key(self) -> ApiKey | None:
-        """The key of this request, or of its batch; None: no key. A key that is removed meanwhile
-        counts to the end of the request."""
+        """The key of this request or batch, if any. A key removed meanwhile counts until the
+        request's end."""
         scope = SCOPE.get(None)
         if scope is None:
             return ANYBODY
@@ -342,8 +342,8 @@ class CurrentRequest:
 
     @property
     def tenant(self) -> str:
-        """Name of the client where clients take turns: its key, or without keys its address.
-        Batches of a client are a tenant of their own."""
+        """Fairness tenant: the key, or without keys the address. A client's batches are a separate
+        tenant."""
         scope = SCOPE.get(None)
         if scope is None:
             return self.key_identity
@@ -354,17 +354,16 @@ class CurrentRequest:
 
     @property
     def key_identities(self) -> frozenset[str]:
-        """Names that the key has had: older stored objects have earlier ones."""
+        """All identities of the key: older stored objects have earlier ones."""
         return self.keys.identities_of(self.key_identity)
 
     @property
     def managed_identities(self) -> frozenset[str] | None:
-        """Names of the keys whose files and batches this request may manage; None: all, with
-        `admin`."""
+        """Identities whose files and batches this request may manage; None (`admin`): all."""
         return None if self.has_right("admin") else self.key_identities
 
     def owner_labels(self, owners: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Return the field `owner` of an answer for each owner; empty without `admin`."""
+        """Return each owner's `owner` field for an answer; empty without `admin`."""
         is_admin = self.has_right("admin")
         labels = {owner: self.keys.label_of(owner) if is_admin else "" for owner in set(owners)}
         return {owner: {"owner": label} if label else {} for owner, label in labels.items()}
@@ -384,8 +383,8 @@ class CurrentRequest:
     # -- the limits of the key --------------------------------------------------------------------
 
     def count(self) -> None:
-        """Count this request once against its key's limit, if a model is asked. Raises
-        `RequestFailed` (429)."""
+        """Count a request that asks a model once against the key's limit. Raises `RequestFailed`
+        (429)."""
         rule = request.url_rule
         if rule is not None and asks_model(rule.rule):
             self._count_once()
@@ -398,8 +397,8 @@ class CurrentRequest:
         return scope.account
 
     def account(self, model: str) -> KeyAccount:
-        """Return the key's account, after counting the request once for the model. Raises
-        `RequestFailed` (429)."""
+        """Return the key's account; counts the request once for the model. Raises `RequestFailed`
+        (429)."""
         account = self._count_once()
         if self.scope.counted_model is None:
             self.scope.counted_model = model
@@ -407,8 +406,7 @@ class CurrentRequest:
         return account
 
     def begin(self, model: str, prompts: int) -> None:
-        """Count the request once; so many prompts and choices reserve next. Raises `RequestFailed`
-        (429)."""
+        """Count the request once; `prompts` reservations follow. Raises `RequestFailed` (429)."""
         account, scope = self.account(model), self.scope
         if scope.tokens is None:
             scope.tokens = account.request_tokens()

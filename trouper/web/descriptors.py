@@ -1,4 +1,4 @@
-"""The number of connections that the limit on open files has room for."""
+"""Number of connections within the limit on open files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from trouper.protocol.problems import SettingsInvalid
 
 SPARE = 32
-"""Descriptors that no connection takes: for files, a compiler's pipes, the process that tries
+"""Descriptors kept from connections: for files, a compiler's pipes, the process that tries
 grammars, the SSD tier and links of ranks."""
 RESERVED = 8
-"""Connections beyond --max-connections: health is answered there, everything else refused."""
+"""Connections beyond --max-connections, for health and refusals."""
 FLAG = "--max-connections"
 
 
 def connection_limit(connections: int) -> tuple[int, str]:
-    """Return the number of connections, and a line for the log if fewer than `connections`. Raises
-    the soft limit as far as possible. Raises `SettingsInvalid` if there is room for none."""
+    """Return the number of connections, and a line for the log if below `connections`. Raises the
+    soft limit as far as possible. Raises `SettingsInvalid` if none fits."""
     others = other_files()
     soft = _raised_limit(connections + others)
     if soft is None or soft >= connections + others:
@@ -35,7 +35,7 @@ def other_files() -> int:
 
 
 def is_spare(descriptor: int) -> bool:
-    """Whether a descriptor just opened is among the last ones, which are not for connections."""
+    """Whether a new descriptor is among the last ones, kept from connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft != resource.RLIM_INFINITY and descriptor >= soft - SPARE
 

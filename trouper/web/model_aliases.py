@@ -1,4 +1,4 @@
-"""Models that answer to names that no model has (--model-alias)."""
+"""Models that answer to unknown names (--model-alias)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trouper.protocol.problems import quoted
 
 log = logging.getLogger("trouper.web")
 MAX_LOGGED = 100
-"""Number of unknown names whose first use is logged: clients choose the names."""
+"""Unknown names whose first use is logged; clients choose the names."""
 
 
 class ModelAliases:
@@ -24,8 +24,8 @@ class ModelAliases:
         return aliases_in_use(self._given, len(self._models.entries()))
 
     def resolved(self, name: str, entries: Sequence[ModelEntry]) -> str:
-        """Return the name of the model that answers; `name` itself if a model has it, or if no
-        alias matches. `entries`: models that the key of the request may use, its default first."""
+        """Return the answering model's name; `name` itself if a model has that name or no alias
+        matches. `entries` are the key's models, the default first."""
         names = [entry.names for entry in entries]
         if any(name in own for own in names):
             return name

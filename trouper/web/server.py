@@ -1,6 +1,6 @@
-"""The listening server. At the limit a connection without a request gives way to a new one; if all
-have requests, a few more are accepted, for health and refusals. In a crowd, connections begin their
-first requests one by one, and health before them."""
+"""The listening server. At the limit, a connection without a request gives way to a new one. If all
+have requests, a few more are accepted for health and refusals. Under a crowd, first requests begin
+one by one, health first."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from trouper.web.observability.request_log import RequestObserver
 log = logging.getLogger("trouper.web")
 
 LAST_BYTES_S = 1.0
-"""Time for the last writes at shutdown: the runtime was drained before."""
+"""Time for the last writes at shutdown, after the runtime has drained."""
 
 
 CROWD = 64
-"""Number of open connections beyond which new ones begin one by one."""
+"""Open connections beyond which new ones begin one by one."""
 
 
 async def serve_http(
@@ -46,9 +46,9 @@ async def serve_http(
     clock: Callable[[], float] = trio.current_time,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Started with the URLs. `observers`,
-    `clock`: as for `create_app`. Raises `SettingsInvalid` for a taken port, a key that cannot be
-    sent, a name without effect."""
+    """Serve until `shutdown`, then end within two seconds. Started with the URLs. `observers` and
+    `clock` are `create_app`'s. Raises `SettingsInvalid` for a taken port, a key that cannot be
+    sent, or a name without effect."""
     listeners = await _listen(settings)
     with ExitStack() as owned:
         for listener in listeners:
@@ -68,8 +68,8 @@ async def serve_app(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an app that mounts the one of `create_app`, as `serve_http` does. Only the address and
-    the limits of connections of `settings` count. The app gets no lifespan events."""
+    """Serve an app that mounts `create_app`'s. Of `settings`, only the address and the connection
+    limits count. The app gets no lifespan events."""
     await _serve(app, await _listen(settings), settings, shutdown, task_status)
 
 
@@ -82,7 +82,7 @@ async def _serve(
     *,
     direct: bool = False,
 ) -> None:
-    """`direct`: as for `Connection`; only for an app that is all ours."""
+    """`direct` is `Connection`'s; only for an app that is all ours."""
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
     # Without it Hypercorn adds a handler of its own; the program sets up logging.
@@ -118,7 +118,6 @@ class _Server:
         self._context = WorkerContext(None)
         self._open: set[Connection] = set()
         self._on_spare: set[Connection] = set()
-        """Connections on spare descriptors, since none gave way."""
         self._left = trio.lowlevel.ParkingLot()
         self._turn = trio.Lock()
         self._limit, lowered = connection_limit(settings.max_connections)
@@ -147,14 +146,14 @@ class _Server:
                     self._take_waiting(listener, connections)
 
     async def _wait_for_reserve(self) -> None:
-        """Wait while all connections have requests, also those in the reserve."""
+        """Wait until a connection of the reserve, too, is free or idle."""
         while self._is_full() and not in_order_of_leaving(self._open):
             await self._left.park()
 
     def _take_waiting(
         self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
     ) -> None:
-        """Take connections that wait behind the one just accepted, a supervisor's among them."""
+        """Accept the connections queued behind the last one, perhaps a supervisor's."""
         for client in accept_waiting(listener):
             headers = self._config.response_headers("h11")
             if self._direct and self._is_crowded() and answer_probe(client, headers):
@@ -167,8 +166,8 @@ class _Server:
         return len(self._open) > CROWD
 
     async def _begin(self) -> None:
-        """Wait for the turn of a connection's first request: in a crowd one begins in each run of
-        the event loop, so that streams and health go on between them."""
+        """Wait for the turn of a connection's first request. A crowd begins one per run of the
+        event loop, between streams and health."""
         if self._is_crowded():
             async with self._turn:
                 await trio.lowlevel.checkpoint()
@@ -221,8 +220,8 @@ class _Server:
         self._on_spare.discard(connection)
 
     async def cut_when_cancelled(self) -> None:
-        """Close all sockets when the server is cancelled: nothing else ends the shielded last write
-        of a response."""
+        """Close all sockets when the server is cancelled: nothing else ends a response's shielded
+        last write."""
         try:
             await trio.sleep_forever()
         finally:
@@ -233,8 +232,8 @@ class _Server:
             connection.cut()
 
     async def finish(self, scope: trio.CancelScope) -> None:
-        """Close idle connections now, busy ones after their response, and all sockets when the time
-        is over."""
+        """Close idle connections now, busy ones after the response, and all at the end of the time
+        limit."""
         await self._context.terminated.set()
         for connection in tuple(self._open):
             connection.retire()
@@ -246,7 +245,6 @@ class _Server:
 
 
 def _passes(error: OSError) -> bool:
-    """Whether accepting may go on after this error."""
     return error.errno in (
         errno.EMFILE,
         errno.ENFILE,

@@ -1,4 +1,4 @@
-"""Methods of every dialect's handlers: lease a model, submit requests, format responses."""
+"""Leases models, submits requests and formats responses for every dialect."""
 
 from __future__ import annotations
 
@@ -55,14 +55,12 @@ from trouper.web.tool_support import ToolSupport
 
 
 class RunningAnswers:
-    """Answers in progress, by key and request id."""
-
     def __init__(self) -> None:
         self._answers: dict[tuple[str, str], set[Answer]] = {}
 
     def add(self, owner: str, request_id: str, answer: Answer) -> Callable[[], None]:
-        """Add an answer. Returns a function that closes and removes the answer. `owner`: identity
-        of the key."""
+        """Add an answer, and return a function that closes and removes the answer. `owner` is the
+        key's identity."""
         self._answers.setdefault((owner, request_id), set()).add(answer)
         return partial(self._ended, (owner, request_id), answer)
 
@@ -74,8 +72,8 @@ class RunningAnswers:
             del self._answers[name]
 
     def cancel(self, request_id: str, owner: str | None) -> bool:
-        """Cancel the answers of a request, by the id of its header or of its response body. `owner`
-        None: of any key. Returns whether there were any."""
+        """Cancel the answers of a request, by header id or response id, and return whether any
+        existed. `owner` None means any key."""
         return self._cancel(request_id, owner) or self._cancel(
             re.split("[-_]", request_id, maxsplit=1)[-1], owner
         )
@@ -93,14 +91,12 @@ class RunningAnswers:
 log = logging.getLogger("trouper.web")
 MAX_HEADER_CHARS = 512
 TOKEN_BYTES = 40
-"""Memory of a token of a waiting prompt: an integer and a slot of a tuple."""
+"""Bytes of a waiting prompt's token: an integer and a tuple's slot."""
 TOKENIZED_BYTES = 64
 
 
 @attrs.frozen(eq=False)
 class Served:
-    """A leased model, and the origin of the request for it."""
-
     runtime: Runtime
     origin: RequestOrigin
 
@@ -110,7 +106,7 @@ class Served:
 
     @property
     def adapter(self) -> str:
-        """Name of the LoRA adapter that answers; "": the model itself."""
+        """Name of the LoRA adapter that answers; "" is the model itself."""
         return self.origin.adapter
 
     @property
@@ -141,7 +137,7 @@ class Service(CurrentRequest):
         self.request_log = request_log or RequestLog()
         self.running = RunningAnswers()
         self.delivery = StepDelivery()
-        """Runs where `serve_http` does: a nursery of another program would not end before it."""
+        """Runs only under `serve_http`: no nursery of another program could end before."""
         self._tool_support = ToolSupport(self)
         self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
@@ -158,8 +154,8 @@ class Service(CurrentRequest):
     # -- models -----------------------------------------------------------------------------------
 
     async def served(self, model: str | None, adapter: str | None = None) -> Served:
-        """Lease the model with that name or alias to the end of the request; None: the default.
-        `adapter`: a LoRA adapter, if the name has none. Raises `RequestFailed` (404, 503)."""
+        """Lease a model by name or alias (None: the default) until the request's end. `adapter`
+        counts if the name has none. Raises `RequestFailed` (404, 503)."""
         model, named = adapter_names.split(model, self.entries())
         model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
@@ -193,7 +189,6 @@ class Service(CurrentRequest):
         )
 
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
-        """Log a request whose model was not leased."""
         self.scope.submitted = True
         ended = trio.current_time()
         record = RequestRecord(
@@ -212,30 +207,28 @@ class Service(CurrentRequest):
         return [entry for entry in self.models.entries() if key.may_use(entry.names)]
 
     def listed(self, model: str | None) -> ModelEntry:
-        """Return the entry of a model; None: the default. Raises `RequestFailed` (404), also for a
-        model that the key may not use."""
+        """Return a model's entry (None: the default). Raises `RequestFailed` (404), also for a
+        model forbidden to the key."""
         return named(model, self.entries())
 
     def resolved(self, model: str) -> str:
-        """Return the model that answers to a name (--model-alias), among those of the key."""
+        """Resolve --model-alias."""
         return self.aliases.resolved(model, self.entries())
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:
-        """Whether tools are left out, for a model that cannot call any. Raises `RequestFailed`
-        (400)."""
+        """Whether to drop tools for a model that cannot call any. Raises `RequestFailed` (400)."""
         return self._tool_support.omits(tools, served.name, served.runtime)
 
     def parsers(self, served: Served, tools: Tools, answer: Answer) -> Callable[[], OutputParser]:
-        """Return the maker of each choice's parser. `answer`: any of the answers, which share a
-        prompt."""
+        """Return a factory of choices' parsers. `answer` is any of the answers to the prompt."""
         tokenizer = served.runtime.tokenizer
         thinks = thinks_already(answer.accepted.prompt_tokens, tokenizer)
         report = partial(self.malformed_calls.note, served.name)
         return partial(OutputParser, tools, tokenizer, thinks=thinks, report=report)
 
     async def tokens(self, served: Served, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt whose tokens are sent or counted. Raises `RequestFailed` (400, 413,
-        429, 503)."""
+        """Tokenize a prompt for sending or counting. Raises `RequestFailed` (400, 413, 429,
+        503)."""
         self.hold(TOKENIZED_BYTES * self.body_bytes)
         return await served.runtime.tokens(prompt, self.tenant)
 
@@ -244,8 +237,8 @@ class Service(CurrentRequest):
     async def submit(
         self, served: Served, generates: Sequence[Generate], priority: int | None
     ) -> list[Answer]:
-        """Submit the requests and wait for their admission. `priority` None: that of the API key.
-        Lines of batches come last, and wait without a limit. Raises `RequestFailed`."""
+        """Submit requests and wait for admission. `priority` None is the key's. Batch lines come
+        last and wait without a limit. Raises `RequestFailed`."""
         key = self.key or ANYBODY
         if self.batch_owner is None:
             priority = priority_with(key, priority)
@@ -315,8 +308,7 @@ class Service(CurrentRequest):
         self.note_ignored()
 
     def cancel(self, request_id: str) -> bool:
-        """Cancel the answers of a request of this key (of any, with `admin`), by the id of its
-        header or response body."""
+        """Cancel answers of this key's request (with `admin`: any), by header id or response id."""
         return self.running.cancel(
             request_id, None if self.has_right("admin") else self.key_identity
         )
@@ -354,8 +346,7 @@ class Service(CurrentRequest):
 
 
 def _bounded_header(header: str) -> str:
-    """Return the header for the request log; "" for a long one, which W3C allows for trace
-    state."""
+    """Return the header for the log; "" for a long one, which W3C allows for trace state."""
     return header if len(header) <= MAX_HEADER_CHARS else ""
 
 

@@ -1,9 +1,8 @@
-"""`state.sqlite` in --batch-dir: descriptions of files, batches with their answers, and stored
-responses.
+"""`state.sqlite` in --batch-dir: files, batches with answers, and stored responses.
 
-All statements run on one thread, and those that wait at the same time are committed together. A
-commit survives `kill -9`. A durable one also survives a loss of power; after that, other commits of
-the last seconds may be missing, and the database is whole.
+One thread runs all statements, and commits waiting ones together. A commit survives `kill -9`, and
+a durable commit also a power loss, which may undo other commits of the last seconds but keeps the
+database whole.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from trouper.protocol.paths import exists
 from trouper.protocol.private_files import FILE_MODE, make_private
 
 FORMAT = 1
-"""The `user_version` of the database. A database of a newer format is refused."""
+"""The database's `user_version`. Newer formats are refused."""
 NAME = "state.sqlite"
 MAX_TOGETHER = 256
-"""Number of jobs that are committed together at most."""
+"""Jobs per commit."""
 CLOSE_S = 1.0
-"""Time that the last jobs have when the server ends."""
+"""Time for the last jobs at the server's end."""
 SCHEMA = """
 CREATE TABLE files (id TEXT PRIMARY KEY, file BLOB NOT NULL);
 CREATE TABLE batches (id TEXT PRIMARY KEY, spec BLOB NOT NULL, state BLOB NOT NULL);
@@ -74,20 +73,17 @@ ERRORS = {
     sqlite3.SQLITE_READONLY: errno.EROFS,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
 }
-"""The system's errors by SQLite's primary codes."""
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 T = TypeVar("T")
 Work = Callable[[Connection], T]
 
 
 class StateRefused(OSError):
-    """The directory or its database is not for this server. The text names the remedy."""
+    """The directory or database is not for this server. The text names the remedy."""
 
 
 @attrs.define(eq=False)
 class _Job(Generic[T]):
-    """Statements that are committed as a whole, and the task that waits for them."""
-
     work: Work[T]
     is_durable: bool
     truncates: bool
@@ -108,15 +104,14 @@ class _Job(Generic[T]):
 
 
 class StateDatabase:
-    """The database of a directory, which is opened by its first use, and locked: one server at a
-    time has it."""
+    """A directory's database, opened at the first use and locked against other servers."""
 
     def __init__(self, directory: Path | None) -> None:
         """`directory` None: the database is in memory."""
         self.directory = directory
         self.opened = trio.Event()
         self.problem = ""
-        """Why the directory cannot be used; empty if it can."""
+        """Reason why the directory is unusable, if any."""
         self._opening, self._looking = trio.Lock(), trio.CapacityLimiter(1)
         self._jobs = SimpleQueue[_Job[Any] | None]()
         self._ended = trio.Event()
@@ -125,15 +120,15 @@ class StateDatabase:
         self._lock_fd = -1
 
     async def open(self, *, create: bool) -> bool:
-        """Open the database, unless that is done. Returns whether the directory is there; `create`
-        makes it. Raises `OSError` if another server has it, or if it cannot be used."""
+        """Open the database once and return whether the directory exists. `create` makes the
+        directory. Raises `OSError` for a directory that is unusable or another server's."""
         async with self._opening:
             if not self.opened.is_set() and (create or await self._exists()):
                 await self._start()
         return self.opened.is_set()
 
     async def _exists(self) -> bool:
-        """Look on a thread: a file system that does not answer must not stop the event loop."""
+        """Look on a thread: a file system that hangs must not stop the event loop."""
         return self.directory is None or await run_on_thread(
             partial(exists, self.directory), self._looking
         )
@@ -167,10 +162,9 @@ class StateDatabase:
         return first
 
     async def run(self, work: Work[T], *, is_durable: bool = True, truncates: bool = False) -> T:
-        """Run `work` in a transaction and return its result once that is committed. A cancelled
-        task's work is done all the same. `work` may be called again if what was committed with it
-        failed. `truncates`: what it deleted is in no file afterwards. Raises `OSError`; then
-        nothing of it is in the database."""
+        """Run `work` in a transaction and return the result after the commit. Cancelled tasks' work
+        is done too. `work` may run again if a common commit fails. `truncates` also removes deleted
+        text from the files. Raises `OSError`; the transaction then had no effect."""
         if not self.opened.is_set():
             raise OSError(errno.EBADF, f"{NAME} is closed")
         job = _Job(work, is_durable=is_durable, truncates=truncates)
@@ -178,8 +172,7 @@ class StateDatabase:
         return await job.wait()
 
     async def close(self) -> None:
-        """Let the jobs that wait end, and leave the directory to others. A database that is being
-        opened is closed, too."""
+        """Finish waiting jobs and release the directory, also amid opening."""
         if self._first is not None:
             self.opened, self._first = trio.Event(), None
             self._jobs.put(None)
@@ -240,8 +233,8 @@ class StateDatabase:
 
 
 def _require_format(path: Path) -> None:
-    """Make the file, private, or look at the format of the one that is there without changing
-    anything. Raises `OSError` and `sqlite3.Error`."""
+    """Create a private file, or check an existing one's format without changes. Raises `OSError`
+    and `sqlite3.Error`."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE))
     except FileExistsError:
@@ -280,7 +273,7 @@ def _format_of(connection: Connection) -> int:
 
 
 def _next_group(jobs: SimpleQueue[_Job[Any] | None]) -> list[_Job[Any]] | None:
-    """Wait for jobs. None: there are no further ones."""
+    """Wait for jobs; None is the end."""
     group = list[_Job[Any]]()
     while not group or (len(group) < MAX_TOGETHER and not jobs.empty()):
         job = jobs.get()
@@ -294,7 +287,7 @@ def _next_group(jobs: SimpleQueue[_Job[Any] | None]) -> list[_Job[Any]] | None:
 
 
 def _carry_out(connection: Connection, group: Sequence[_Job[Any]]) -> None:
-    """Commit jobs together, or if that fails, each of them alone."""
+    """Commit jobs together, or after a failure one by one."""
     try:
         level = "FULL" if any(job.is_durable for job in group) else "NORMAL"
         connection.execute(f"PRAGMA synchronous = {level}")
@@ -319,7 +312,6 @@ def _carry_out(connection: Connection, group: Sequence[_Job[Any]]) -> None:
 
 
 def _system_error(error: Exception) -> Exception:
-    """Return SQLite's error as the system's; another one as it is."""
     if not isinstance(error, sqlite3.Error):
         return error
     number = ERRORS.get(_primary_code(error), errno.EIO)

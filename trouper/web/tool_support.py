@@ -1,4 +1,4 @@
-"""Tools for a model that was not trained to call any: left out and named."""
+"""Drops and reports tools for a model that was not trained to call any."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 def can_call_tools(tokenizer: Tokenizer) -> bool:
-    """Whether the model was trained to call tools, in a format that is parsed here."""
+    """Whether the model was trained to call tools in a known format."""
     return tokenizer.tool_parser is not None
 
 
 def suggestions(runtime: Runtime) -> str:
-    """Name models that can call tools and fit this device, as one sentence."""
+    """Name tool-calling models that fit this device, as one sentence."""
     memory = runtime.health().memory.limit_bytes * runtime.settings.memory_fraction
     models = that_fit(memory, float32=runtime.model.dtype.startswith("float32"))[:SUGGESTIONS]
     if not models:
@@ -51,8 +51,8 @@ class ToolSupport:
         self._logged: set[str] = set()
 
     def omits(self, tools: Tools, name: str, runtime: Runtime) -> bool:
-        """Whether the tools of the request at hand are left out, and named. A forced call needs no
-        training: a grammar makes the call. Raises `RequestFailed` (400) if the server is strict."""
+        """Whether the request's tools are dropped and reported. A forced call needs a grammar and
+        no training. Raises `RequestFailed` (400) if the server is strict."""
         if not tools.offered or tools.forced or can_call_tools(runtime.tokenizer):
             return False
         if self._request.settings.strict:

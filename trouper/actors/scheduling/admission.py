@@ -1,11 +1,9 @@
-"""Admission: which waiting sequences enter the batch, and how much of their prompts comes from the
-cache.
+"""Admission of waiting sequences, with prompt prefixes from the cache.
 
-A lookup has a fixed order. A request that is scored or embedded bypasses the cache. A sequence that
-waits already keeps waiting. Then the tree is matched, and the disk is asked, once, if more tokens
-are on disk than a primary computes: the disk needs no step of the engine. Only then may the
-sequence wait for a primary, if the wait saves more than its cost. In all other cases the sequence
-is admitted with the match.
+A lookup has a fixed order. Scored and embedded requests bypass the cache. A waiting sequence keeps
+waiting. Then the tree is matched, and the disk is asked, once, if more tokens are on disk than a
+primary computes: the disk needs no engine step. Only then may the sequence wait for a primary, if
+the wait saves more than its cost. Otherwise the sequence is admitted with the match.
 """
 
 from __future__ import annotations
@@ -48,15 +46,15 @@ class Admission:
     shares: TenantShares
     yielding: BatchYielding = attrs.field(init=False)
     handled: Sequence | None = attrs.field(default=None, init=False)
-    """The sequence being admitted, the suspect of a crash meanwhile."""
+    """Suspect of a crash during admission."""
 
     @yielding.default
     def _make_yielding(self) -> BatchYielding:
         return BatchYielding(self.kv_memory.preemption, self.counters, self.settings)
 
     def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
-        """Admit as many sequences as there are free rows and memory. `under_pressure`: device
-        memory is nearly full. `idle`: no plan is in flight."""
+        """Admit sequences as rows and memory allow. `under_pressure`: device memory is nearly full.
+        `idle`: no plan is in flight."""
         # The first sequence without room ends admission: shorter prompts must not overtake a long
         # one for ever. One whose tenant has its share of rows does not end admission.
         if not self.queue:
@@ -130,7 +128,7 @@ class Admission:
         return read is not None
 
     def _waits_until(self, sequence: Sequence, found: Found, primary: Sequence) -> int | None:
-        """Number of tokens up to which a wait for the primary pays; None: no wait pays."""
+        """Number of tokens up to which a wait for the primary pays, if any."""
         worth = self._worth_waiting()
         if found.gain >= worth:
             return found.until
@@ -144,7 +142,7 @@ class Admission:
         return pause if pause > found.tokens else None
 
     def _worth_waiting(self) -> int:
-        """Number of tokens whose prefill takes as long as the pass that a wait may cost."""
+        """Tokens whose prefill takes as long as the pass that a wait may cost."""
         return max(
             self.settings.block_size,
             int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate),
@@ -187,7 +185,7 @@ class Admission:
         )
 
     def choose_proposers(self, sequence: Sequence) -> None:
-        """Choose the drafting of a sequence before entry, since drafts take memory of all rows."""
+        """Choose a sequence's drafting before entry, as drafts take memory of all rows."""
         # A draft model rests where the row would outgrow its context.
         # Chosen once: a sequence may wait for memory through many plans.
         if sequence.records is not UNCHOSEN:

@@ -1,9 +1,8 @@
-"""Steps for which the device had no memory, and the bound on rows and cached blocks that follows.
-Pure; the caller passes the time.
+"""Bounds rows and cached blocks after steps that ran out of device memory. Pure.
 
-The engine restarts after such a step, and all requests resume within half of the bytes in use;
-halved again until a row runs alone. A row without memory twice although alone is answered 503, and
-the bound ends. The same content, sent again, runs alone for a while and costs no other row a token.
+The engine restarts, and requests resume within half of the bytes in use, halved again until a row
+runs alone. A row that fails twice alone is answered 503, and the bound ends. The same content, sent
+again, runs alone for a while and costs no other row a token.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from trouper.actors.scheduling.crash_attribution import Contents, Involved, Stan
 from trouper.protocol.problems import Problem
 
 BOUND_S = 300.0
-"""Time after the last failure for which a bound holds, and for which a too large content runs
-alone."""
+"""Time for which a bound holds, and a too large content runs alone."""
 
 
 @attrs.define(eq=False)
@@ -31,8 +29,7 @@ class AllocationFailures:
     _too_large: Contents = attrs.field(factory=lambda: Contents(BOUND_S))
 
     def failed(self, involved: Sequence[Involved], used_bytes: int, now: float) -> bool:
-        """Handle a step without memory, in which rows and cached blocks had `used_bytes`. Returns
-        False if the failure counts as a crash."""
+        """Handle a step without memory. Returns False if the failure counts as a crash."""
         if not involved:
             return False
         lone = involved[0].standing if len(involved) == 1 else None
@@ -48,7 +45,7 @@ class AllocationFailures:
         return True
 
     def look(self, now: float) -> int:
-        """The present bound; 0: there is none."""
+        """The present bound; 0 without one."""
         if now >= self._until:
             self.bound_bytes = None
         return self.bound_bytes or 0

@@ -1,5 +1,3 @@
-"""The output of one sequence: text, stop strings, log-probabilities, and the end of the answer."""
-
 from __future__ import annotations
 
 import logging
@@ -26,20 +24,20 @@ log = logging.getLogger("trouper.scheduler")
 
 @attrs.define(eq=False)
 class AnswerOutput:
-    """Sends each token's text to the client, and alone decides that the answer ends."""
+    """Sends tokens' text to the client, and alone decides that the answer ends."""
 
     client: PreparedRequest
     tokenizer: Tokenizer
     text: TextStream
     ends: frozenset[int]
     max_tokens: int
-    """Maximum of the request, or less if memory holds fewer."""
+    """The request's maximum, or less if memory holds fewer."""
     first_token_at: float | None = None
     scores: list[TokenLogprobs] = attrs.field(factory=list)
     """Requested log-probabilities of the prompt, until the first output token."""
     num_tokens: int = 0
     stream_interval: int = 1
-    """Number of tokens in each Delta but the first and the last, as vLLM's --stream-interval."""
+    """Tokens of a Delta but the first and the last, as vLLM's --stream-interval."""
     _unsent: list[Delta] = attrs.field(factory=list)
 
     @classmethod
@@ -86,7 +84,6 @@ class AnswerOutput:
             self.scores.clear()
 
     def _end(self, reason: FinishReason, last: Delta, matched: int | None = None) -> Finished:
-        """Send withheld text too, unless a stop string ends the text."""
         if self.text.stop is None:
             last = structs.replace(last, text=last.text + self.text.flush())
         self._unsent.append(last)

@@ -1,5 +1,4 @@
-"""The batch view: a snapshot of the batch for viewers, at two comparisons a step while there is
-none."""
+"""A snapshot of the batch for viewers; two comparisons a step without any."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from trouper.protocol.batch import NOTHING_SHOWN, BatchStats, RowState, RowStats
 from trouper.protocol.watch import Watch
 
 VIEW_S = 2.0
-"""Time for which one view keeps the snapshot current; a viewer views again before."""
+"""Time for which one view keeps the snapshot current; viewers renew earlier."""
 LATENCIES_KEPT = 512
 
 
 @attrs.define(eq=False)
 class BatchView:
-    """Answers each view once, after the current step, however fast the steps are."""
+    """Answers each view once, after the current step."""
 
     _last_viewed_at: Watch[float]
     _batch: Watch[BatchStats]
@@ -38,7 +37,7 @@ class BatchView:
         )
 
     def stepped(self, now: float, *, decoded: bool, produced: bool) -> None:
-        """Observe a step whose tokens were committed. `decoded`: rows decoded."""
+        """Observe a step with committed tokens. `decoded`: rows decoded."""
         if not self._watched:
             self._tokens_at = None
             return
@@ -49,7 +48,7 @@ class BatchView:
             self._tokens_at = now
 
     def show(self, rows: Collection[Sequence], queue: Iterable[Sequence], now: float) -> None:
-        """Publish the view if due. Called after each step, and before the scheduler idles."""
+        """Publish the view if due. Called after each step, and before idling."""
         if not self._watched:
             return
         look, viewed = self._last_viewed_at.latest, self._last_viewed_at.latest > self._answered

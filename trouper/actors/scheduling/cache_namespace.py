@@ -31,7 +31,7 @@ def cache_namespace(card: ModelCard, settings: Settings) -> str:
 
 
 def root_of(salt: str, scope: CacheScope) -> bytes:
-    """Key of a prefix tree's root, different for each pair of scope and salt."""
+    """Key of a prefix tree's root, by scope and salt."""
     if scope == NO_SCOPE:
         return salt.encode()
     parts = scope.group, scope.adapter, salt

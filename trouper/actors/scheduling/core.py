@@ -1,9 +1,8 @@
-"""The core of the scheduler: decides, and neither waits nor sends. No Trio, no MLX.
+"""The scheduler's core decides, and neither waits nor sends. No Trio, no MLX.
 
-`schedule(now)` composes the next plan; `update(stepped, now)` takes the answer to the oldest one.
-In between the caller passes requests (`enqueue`), news of the disk (`hear`) and the end of requests
-(`close`), and calls `drop_aborted`. Clients hear through their `PreparedRequest`, which never
-blocks.
+`schedule(now)` composes the next plan; `update(stepped, now)` takes the oldest plan's answer. In
+between come requests (`enqueue`), news of the disk (`hear`), ends of requests (`close`), and
+`drop_aborted`. A `PreparedRequest` never blocks.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ from trouper.protocol.work import DiskNews
 
 
 class Core:
-    """Sequences and unanswered plans. `recovery`: takes the sequences that a crash leaves; None:
-    all end with the crash."""
+    """`recovery` takes the sequences that a crash leaves; without one, all end."""
 
     def __init__(
         self,
@@ -166,14 +164,14 @@ class Core:
 
     @property
     def must_prove_engine(self) -> bool:
-        """Whether the engine crashed, so that `proof` comes before any other plan."""
+        """Whether `proof` comes first, after a crash."""
         return self._recovery.crashed
 
     def take_up(self, now: float) -> None:
         self._handover.take_up(now)
 
     def proof(self, now: float) -> tuple[Plan, ...]:
-        """Plans for a token of a prompt of nobody's; `proved` takes each answer."""
+        """Plans for a prompt token without a client; `proved` takes each answer."""
         # If the engine fails at that, no request is to blame.
         self._proving, self._now = True, now
         row, prompt = self._batch.next_id(), np.zeros(1, "<i4").tobytes()
@@ -193,8 +191,8 @@ class Core:
     # -- requests --------------------------------------------------------------------------------
 
     def enqueue(self, client: PreparedRequest, now: float) -> None:
-        """Queue a request, or refuse one that crashes the engine, finds the queue full, or can
-        never fit into memory."""
+        """Queue a request, or refuse one that crashes the engine, meets a full queue, or can never
+        fit."""
         self._counters.add(total_requests=1)
         blame, interval = self._recovery.blame, self._settings.stream_interval
         with answered(client, self._counters):
@@ -270,7 +268,7 @@ class Core:
         self.publish()
 
     def _end_problem(self) -> Problem:
-        """503 if the server is leaving, 500 if the engine crashed."""
+        """503 at shutdown, 500 after a crash of the engine."""
         if lost := self._watches.ranks.latest.lost:
             return rank_lost(lost)
         message = "the engine stopped before the answer was complete"
@@ -284,8 +282,8 @@ class Core:
     # -- plans -----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Plan | None:
-        """The next plan, to be sent at once; None while two are unanswered, or without work. One
-        empty plan flushes the last that had work."""
+        """The next plan, to be sent at once; None without work or with two unanswered plans. An
+        empty plan flushes the last."""
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None
@@ -304,7 +302,6 @@ class Core:
         self._counters.stalled(since)
 
     def update(self, stepped: Stepped, now: float) -> None:
-        """Commit the answer to the oldest plan."""
         self._now = now
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
@@ -332,7 +329,6 @@ class Core:
         self._speculation.answered(plan, stepped, self._batch.rows)
 
     def publish(self) -> None:
-        """Publish counters and gauges, and the batch view for viewers."""
         self._counters.publish(
             cache=self._cache.stats(),
             active_sequences=len(self._batch.rows),

@@ -1,4 +1,4 @@
-"""Connections of the scheduler's core: watches, and the way to the disk."""
+"""The core's watches, and the way to the disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trouper.protocol.work import DiskOrder
 
 @attrs.frozen(kw_only=True, eq=False)
 class CoreWatches:
-    """Watches to publish and to read. A watch holds the latest value and never blocks."""
+    """A watch holds the latest value and never blocks."""
 
     stats: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
@@ -36,8 +36,8 @@ class CoreWatches:
 
 @attrs.frozen(kw_only=True, eq=False)
 class DiskSeam:
-    """The way to SSDWriter. send: False if an order finds no room or no writer. known: called once
-    the content of the disk is known. answer_s: longest silence while a request waits."""
+    """The way to SSDWriter. `send` returns False for a refused order. `known` is called once the
+    disk's content is known. `answer_s`: longest silence while a request waits."""
 
     send: Callable[[DiskOrder], bool]
     known: Callable[[], object]

@@ -1,9 +1,9 @@
-"""Attribution of crashes to requests. Pure; the caller passes the time.
+"""Attribution of crashes to requests. Pure.
 
-All rows of a crashed step become *suspects*. After the restart each suspect is *tried*: the suspect
-shares no step until it has passed the point of the crash. A crash in a trial *convicts*: the
-content is refused for a while, and all others are cleared. A crash that comes only in company
-isolates more rows at each repetition, so there are finitely many.
+All rows of a crashed step become *suspects*. After the restart each suspect is *tried*: alone until
+past the point of the crash. A crash in a trial *convicts*: the content is refused for a while, and
+the others are cleared. A crash that comes only in company isolates more rows at each repetition,
+hence ends.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from trouper.actors.scheduling.prepared_request import PreparedRequest
 QUARANTINE_S = 3600.0
 MAX_CONTENTS = 1024
 SUSPICION_S = 600.0
-"""Time for which a content of a crashed step stays suspect, even once answered."""
+"""Time for which a crashed step's content stays suspect, even once answered."""
 APART_S = 60.0
-"""Time for which all rows run alone the first time; doubled each further time."""
+"""Time for which all rows first run alone, doubled each further time."""
 MAX_APART_S = 3600.0
 
 
 @attrs.frozen
 class Cause:
-    """Type of an exception and the innermost location in the code."""
+    """Type of an exception and the innermost code location."""
 
     # No message: it may quote a prompt, and differs between crashes of one cause.
 
@@ -50,19 +50,16 @@ def cause_of(error: BaseException) -> Cause:
 
 
 Content = NewType("Content", bytes)
-"""Digest of a prompt's tokens and of the parameters that shape the computation."""
+"""Digest of prompt tokens and computation parameters."""
 
 
 @attrs.define(eq=False)
 class Standing:
-    """State of one request in the attribution of crashes, over restarts."""
-
     content: Content
     draws: bytes
     """Digest of everything else that decides the output tokens."""
     suspect: bool = False
     alone: bool = False
-    """Whether the request shares no step for its whole life."""
     passes_at: int = 1
 
     @property
@@ -93,8 +90,6 @@ UNEXPLAINED = Verdict()
 
 
 class Contents:
-    """A bounded number of contents, each remembered for a time."""
-
     def __init__(self, ttl_s: float, max_size: int = MAX_CONTENTS) -> None:
         self._ttl_s, self._max_size = ttl_s, max_size
         self._until: dict[Content, float] = {}
@@ -122,7 +117,7 @@ class Contents:
 
 @attrs.frozen
 class Trial:
-    """Trial of the suspects of a crash without a conviction yet."""
+    """Trial of a crash's suspects, without a conviction yet."""
 
     cause: Cause
     suspects: tuple[Standing, ...]
@@ -131,7 +126,7 @@ class Trial:
 
 @attrs.frozen
 class InCompany:
-    """Cause of a crash of several rows, each of which has passed alone since."""
+    """Cause of a crash of rows that have each passed alone since."""
 
     fresh: frozenset[Content]
     until: float
@@ -140,7 +135,7 @@ class InCompany:
 
 
 class Blame:
-    """Attribution of crashes for one model, over restarts of the engine."""
+    """Attribution for one model, over restarts of the engine."""
 
     def __init__(self) -> None:
         self.quarantine = Contents(QUARANTINE_S)
@@ -177,7 +172,7 @@ class Blame:
         )
 
     def passed(self, standing: Standing, now: float) -> None:
-        """Acquit a suspect that ran alone beyond the point of the crash, or to its end."""
+        """Acquit a suspect that ran alone beyond the point of the crash, or to the end."""
         standing.suspect = False
         self._suspected.discard(standing.content)
         trial = self._trial
@@ -267,7 +262,6 @@ def fresh_of(involved: Iterable[Involved]) -> frozenset[Content]:
 
 
 def digests(client: PreparedRequest, tokens: bytes) -> tuple[Content, bytes]:
-    """Digests (content, draws) of a request."""
     # A repeated request may draw another seed, so the content has none, but parameters that select
     # other code.
     request, sampling = client.request, client.request.sampling

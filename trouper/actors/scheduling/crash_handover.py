@@ -1,5 +1,5 @@
-"""Handover between a crashed scheduler and the next. A sequence goes on with its next token and
-keeps its standing in the attribution of crashes."""
+"""Handover from a crashed scheduler to the next. A sequence continues with the next token and keeps
+the `Standing`."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ class CrashHandover:
     counters: SchedulerCounters
     preemption: Preemption
     taken: deque[Sequence] = attrs.field(factory=deque, init=False)
-    """Sequences that were taken over and are not queued yet; the first is the suspect of a crash
-    meanwhile."""
+    """Sequences taken over and not queued yet; the first is suspect of a crash meanwhile."""
 
     def take_up(self, now: float) -> None:
-        """Queue the sequences of the crashed scheduler. Convicted contents are refused, as is a row
-        for which the device had no memory."""
+        """Queue the crashed scheduler's sequences. Convicted contents and rows too large for the
+        device are refused."""
         self.taken.extend(self.recovery.take_up())
         while self.taken:
             self._take(self.taken[0], now)
@@ -75,7 +74,7 @@ class CrashHandover:
         self.counters.add(requests_errored=1)
 
     def passed(self, sequence: Sequence, now: float) -> None:
-        """Acquit a suspect. While there are others, its row makes room for the next trial."""
+        """Acquit a suspect, whose row makes room for another's trial."""
         self.recovery.blame.passed(sequence.standing, now)
         if not sequence.dropped and any(queued.standing.suspect for queued in self.queue):
             self.preemption.preempt(sequence, now)
@@ -92,10 +91,9 @@ class CrashHandover:
         used_bytes: int,
         now: float,
     ) -> None:
-        """Hand all sequences over to the next scheduler, if there may be one. `handled`: the
-        sequence whose token was being handled, which cannot go on. `admitted`: the sequence being
-        admitted, tried once more, since the cache at fault may be gone. `proving`: the crashed
-        plans were nobody's. `used_bytes`: of rows and cached blocks."""
+        """Hand sequences to the next scheduler, if allowed. `handled`, whose token was at work, is
+        refused. `admitted` is tried again, since the cache at fault may be gone. `proving`: the
+        crashed plans had no client. `used_bytes`: of rows and cached blocks."""
         plans = tuple(unanswered)
         self._keep_aborted(plans)
         involved = () if proving else self._involved(plans)
@@ -128,7 +126,7 @@ class CrashHandover:
         return carried
 
     def _keep_aborted(self, unanswered: tuple[Plan, ...]) -> None:
-        """Carry aborted sequences over that may have caused the crash; finish the others."""
+        """Carry over aborted sequences that may have caused the crash; finish the others."""
         in_flight = {row for plan in unanswered for row in plan.rows}
         for row in tuple(self.batch.aborted):
             if row in in_flight:

@@ -1,9 +1,8 @@
 """State that outlives a crash of Scheduler, RankMirror and ModelStepper: requests, and the
-attribution of crashes. If no scheduler follows, the graph ends the requests.
+attribution of crashes.
 
-Blocks in memory are not carried over: after an exception in a step nobody knows which arrays were
-evaluated, or whether the device is to be trusted, and the tree would need a rollback. Files are
-verified when read, so rows resume from the disk and compute the rest again.
+Blocks in memory are lost: after an exception in a step neither arrays nor device can be trusted.
+Files are verified when read: rows resume from the disk and compute the rest again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = logging.getLogger("trouper.recovery")
 @attrs.frozen(eq=False)
 class LeftBehind:
     carried: tuple[Sequence, ...]
-    """Requests that have not ended, oldest first."""
+    """Oldest first."""
     involved: tuple[Involved, ...]
     certain: bool
     """Whether the only row of `involved` was being handled."""
@@ -36,7 +35,7 @@ class LeftBehind:
 
 
 class Recovery:
-    """Recovery of one graph. Several ranks have none: the crash of one rank ends all."""
+    """Recovery of one graph. Several ranks have none: one rank's crash ends all."""
 
     def __init__(self) -> None:
         self.blame, self.allocations = Blame(), AllocationFailures()
@@ -54,8 +53,8 @@ class Recovery:
         return standing
 
     def hand_over(self, left: LeftBehind) -> int:
-        """Take the requests of a scheduler that ends, or fail them after the graph's end; returns
-        their number."""
+        """Take an ending scheduler's requests, or fail them after the graph's end. Returns the
+        number."""
         self._left, self.closed = left, left.closed
         return self.end() if self._ended else 0
 
@@ -112,7 +111,7 @@ class Recovery:
         return self.stats
 
     def end(self) -> int:
-        """Fail the remaining requests, since no scheduler follows. Returns their number."""
+        """Fail the remaining requests. Returns the number."""
         carried, left, self._left, self._ended = self._carried, self._left, None, True
         for sequence in carried:
             assert left is not None

@@ -1,4 +1,4 @@
-"""Detokenization: bytes of tokens to text of whole characters without stop strings. Pure."""
+"""Decodes tokens' bytes to whole characters without stop strings. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import codecs
 class TextStream:
     """The growing text of one answer.
 
-    The stop string that *completes* first wins, the longer of two, so the result does not depend on
-    the cuts between tokens (F4). Text that may become a stop string is withheld.
+    The stop string that *completes* first wins, the longer of two, however tokens cut the text
+    (F4). A possible beginning is withheld.
     """
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
@@ -19,8 +19,8 @@ class TextStream:
         self.stop: str | None = None
 
     def push(self, data: bytes, *, may_stop: bool = True) -> str:
-        """Append bytes, and return text that is safe to send; not after a stop. Without `may_stop`
-        a stop string that completes here is text."""
+        """Append bytes, and return text that is safe to send; none after a stop. Without
+        `may_stop`, a completed stop string is text."""
         # The decoder is written in Python, and asked only about bytes that may be a part of a
         # character.
         new = (
@@ -64,7 +64,7 @@ def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, s
 
 
 def held_length(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest tail of `text` that may begin a stop string or another marker."""
+    """Length of the longest tail that may begin a stop string or another marker."""
     longest = min(max(map(len, stops), default=1) - 1, len(text))
     return next(
         (n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0

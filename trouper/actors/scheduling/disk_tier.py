@@ -1,19 +1,17 @@
-"""The disk tier of the prefix cache: which blocks to read from disk, and which to write. The
-scheduler never waits for the disk.
+"""The disk tier of the prefix cache, for which the scheduler never waits.
 
-A disk lookup has a fixed order, in which each step protects the next:
+A disk lookup has a fixed order:
 
 1. The prefix tree, which knows the catalogue, yields the nodes on disk only (`Found.missing`).
-2. `load` sends a `Read` if reading is expected to be faster than computing.
-3. An accepted order pins the nodes, lest eviction remove the parents of arriving blocks. A refused
-   order leaves nothing behind.
-4. The answer, `Loaded`, comes in parts. Each part becomes blocks under the pins, since room for one
-   block may cost another. The engine takes a part while the next one is read.
-5. After the last part, blocks that did not arrive leave the tree, so that no request asks again.
-6. The pins are released, and the request is looked up again. The plan that admits the request
-   carries the last part: the engine loads before admission.
+2. `load` sends a `Read` if reading should be faster than computing.
+3. An accepted order pins the nodes, lest eviction remove parents of arriving blocks.
+4. The answer, `Loaded`, comes in parts. Each part becomes blocks under the pins, and the engine
+   takes a part while the next is read.
+5. After the last part, missing blocks leave the tree: no request asks again.
+6. The pins are released, and the request is looked up again. The admitting plan carries the last
+   part: the engine loads before admission.
 
-Every order may be refused, every answer may be empty or missing; then the prompt is computed.
+Orders may be refused, answers empty or missing; then the prompt is computed.
 """
 
 from __future__ import annotations
@@ -52,19 +50,19 @@ log = logging.getLogger("trouper.scheduler")
 RUN_BYTES = 32 * 2**20
 """Approximate size of one file."""
 BACKLOG_BYTES = 4 * RUN_BYTES
-"""Bytes in flight to the disk above which no more are requested from the engine."""
+"""In-flight bytes above which the engine sends no more."""
 # A cheap SSD, before any measurement.
 FIRST_BYTES_PER_S = 500e6
 # Two threads and a plan, besides the transfer.
 LATENCY_S = 0.02
 WORTH = 0.8
-"""Maximum expected duration of a load, as a share of the time of computing."""
+"""Largest expected load time, as a share of the time of computing."""
 HALF_LIFE_S = 300.0
 # Each file takes less than a second.
 ANSWER_S = 15.0
 """Longest silence of the disk while a request waits."""
 PAUSE_S = 60.0
-"""Time for which a silent disk is not asked, unless it speaks."""
+"""Time for which a silent disk is not asked, unless news comes."""
 
 # Unique in the process: an answer to a crashed scheduler matches no ticket of the next.
 _tickets = count()
@@ -89,7 +87,7 @@ class Ticket:
 
 @attrs.define
 class ReadSpeed:
-    """Estimate of the disk's speed from past loads (F8)."""
+    """Estimate from past loads (F8)."""
 
     # A measured slowness decays: a disk without orders is not measured, so one load in a busy
     # moment would be the last.
@@ -122,8 +120,8 @@ class DiskTier:
         *,
         answer_s: float = ANSWER_S,
     ) -> None:
-        """`send`: False if an order finds no room or no writer. `on_catalogue`: called when the
-        catalogue is complete. `answer_s`: longest silence of the disk."""
+        """`send` returns False for a refused order. `on_catalogue` is called when the catalogue is
+        complete. `answer_s`: longest silence of the disk."""
         self._send, self._directory, self._on_catalogue = send, directory, on_catalogue
         self._cache, self._clock = cache, clock
         self._loading: dict[int, Ticket] = {}
@@ -150,7 +148,7 @@ class DiskTier:
     # -- from disk -------------------------------------------------------------------------------
 
     def load(self, found: Found, tokens_per_s: float) -> Ticket | None:
-        """Order a read of the missing nodes, if expected to be faster than computing (F8)."""
+        """Order a read of missing nodes, if faster than computing (F8)."""
         if (
             not found.missing
             or not self.attached
@@ -174,11 +172,11 @@ class DiskTier:
 
     @property
     def answer_due_at(self) -> float:
-        """Time at which a silent disk is given up; inf: no request waits."""
+        """Deadline of a silent disk; inf while no request waits."""
         return self._heard_at + self._answer_s if self._loading else inf
 
     def give_up_silent(self) -> None:
-        """Let requests compute the blocks of a silent disk. Called before each plan."""
+        """Let requests compute a silent disk's blocks. Called before each plan."""
         if self._clock() >= self.answer_due_at:
             log.warning(
                 "the disk of the cache has said nothing for %g s; %d requests go on without it",
@@ -267,8 +265,7 @@ class DiskTier:
     # -- to disk ---------------------------------------------------------------------------------
 
     def pick(self) -> tuple[tuple[BlockId, ...], Run | None]:
-        """Blocks and snapshots whose bytes the next plan returns, and the one run that they
-        become."""
+        """Blocks and snapshots to fetch with the next plan, and the resulting run."""
         if not self.attached or self._in_flight_bytes + RUN_BYTES > BACKLOG_BYTES:
             return (), None
         pending = self._cache.writes.next_run(RUN_BYTES)

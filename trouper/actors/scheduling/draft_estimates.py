@@ -1,5 +1,4 @@
-"""Estimates about drafts: how many of their tokens are accepted, and how long steps with drafts
-take. Pure."""
+"""Estimates of draft acceptance and of the duration of steps with drafts. Pure."""
 
 from __future__ import annotations
 
@@ -13,32 +12,29 @@ import attrs
 from trouper.protocol.plans import ProposerName
 
 MEMORY = 2000
-"""Number of steps after which an estimate that was not renewed counts for nothing, so that nothing
-forbids drafts for ever."""
+"""Steps after which an estimate expires: nothing forbids drafts for ever."""
 
 # -- acceptance ----------------------------------------------------------------------------------
 
 DECAY = 0.9
-"""Decay of the counts of accepted and rejected tokens with each draft."""
+"""Decay of the accepted and rejected counts with each draft."""
 UNKNOWN = (3.0, 1.0)
-"""Counts of accepted and rejected tokens of a proposer without any drafts yet."""
+"""Initial accepted and rejected counts of a proposer."""
 RETRY = (0.9, 0.3)
-"""Counts after a rest: few enough that two rejected drafts begin the next rest."""
+"""Counts after a rest: two rejected drafts rest again."""
 MIN_ACCEPTANCE = 0.25
-"""Acceptance below which a row rests: a draft would bring a third of a token at most."""
+"""Below, a row rests: a draft would bring a third of a token at most."""
 TRUSTED_DRAFTS = 8
-"""Number of drafts in sequence after which earlier failures of a row no longer count."""
+"""Drafts after which a row's earlier failures no longer count."""
 IDLE_STEPS = 16
-"""Number of steps without a draft or a repetition after which a row drafts no n-grams, and the
-first rest of a row."""
+"""Steps until n-grams without a draft or repetition end; also the first rest."""
 MAX_CAUTION = 16
-"""Maximum factor of the match, or of the rest, after which a row with rejected drafts tries
-again."""
+"""Largest factor of the match, or of the rest, after rejected drafts."""
 
 
 @attrs.define(eq=False)
 class Acceptance:
-    """Exponential moving average of the part of drafted tokens that verification accepts."""
+    """Moving average of the accepted part of drafted tokens."""
 
     accepted: float = UNKNOWN[0]
     rejected: float = UNKNOWN[1]
@@ -52,40 +48,34 @@ class Acceptance:
         self.rejected = DECAY * self.rejected + rejected
 
     def scaled(self) -> Acceptance:
-        """Return the same rate with the weight of `UNKNOWN`, as the start of another row."""
+        """Return the rate with the weight of `UNKNOWN`, to start another row."""
         weight = sum(UNKNOWN)
         return Acceptance(weight * self.rate, weight * (1 - self.rate))
 
 
 @attrs.define(eq=False)
 class Record:
-    """One row's drafts by one proposer."""
-
     name: ProposerName
     min_match: int
     acceptance: Acceptance
     finds: float = 1.0
-    """Moving average of how often the proposer has a draft when the row may draft."""
+    """Moving average of how often a permitted draft exists."""
     caution: int = 1
-    """Factor of `min_match` that a row needs before it drafts n-grams. Doubles when drafts were
-    rejected."""
+    """Factor of `min_match` for n-grams. Doubles after rejected drafts."""
     rest_steps: int = IDLE_STEPS
-    """Number of steps without a draft after which a row begins anew. Doubles with each rest."""
+    """Steps of a rest. Doubles with each rest."""
     num_drafts: int = 0
-    """Number of drafts since the last rest."""
+    """Drafts since the last rest."""
     drafted_at: int = 0
-    """Step of the last draft."""
     matched: int = 0
-    """The longest match so far, to its half: evidence twice as good lets the row begin anew."""
+    """Half of the longest match: double evidence lets the row begin anew."""
     active_until: int = 0
     """Step until which the row drafts n-grams."""
     undrafted: int = 0
-    """Number of tokens at the end of the answer that the proposer cannot draft: they lie behind a
-    draft model's context."""
+    """Tokens at the answer's end behind a draft model's context."""
 
     def active(self, step: int) -> bool:
-        """Whether the row may draft. A row begins anew after a rest, be it that drafts were
-        rejected or that they did not pay."""
+        """Whether the row may draft. Ends a rest that is over."""
         if step - self.drafted_at >= self.rest_steps:
             self.rest_steps = min(2 * self.rest_steps, MAX_CAUTION * IDLE_STEPS)
             self.acceptance, self.drafted_at = Acceptance(*RETRY), step
@@ -94,11 +84,11 @@ class Record:
 
     @property
     def resting(self) -> bool:
-        """Whether drafts of a draft model or a head were rejected too often."""
+        """Whether passes were rejected too often."""
         return self.name != "ngram" and self.acceptance.rate < MIN_ACCEPTANCE
 
     def repeats(self, matched: int, step: int) -> None:
-        """The row's last `matched` tokens occur earlier in its text."""
+        """The row's last `matched` tokens occur earlier in the text."""
         if matched >= self.min_match * self.caution:
             if matched >= 2 * self.matched:
                 if self.acceptance.rate < Acceptance(*RETRY).rate:
@@ -107,8 +97,7 @@ class Record:
             self.active_until = step + IDLE_STEPS
 
     def learn(self, drafted: int, accepted: int, step: int) -> None:
-        """Learn from a step in which the row was allowed to draft. `drafted` 0: the proposer had no
-        draft."""
+        """Learn from a step with permission to draft. `drafted` 0: no draft existed."""
         self.finds = DECAY * self.finds + (1 - DECAY) * (drafted > 0)
         if not drafted:
             return
@@ -123,27 +112,24 @@ class Record:
 
 
 Records = Mapping[ProposerName, Record]
-"""A row's drafts by each proposer."""
 UNCHOSEN: Records = MappingProxyType({})
-"""Records of a sequence whose proposers were not chosen yet."""
+"""Records of a sequence before the choice of proposers."""
 
 # -- costs ---------------------------------------------------------------------------------------
 
 AGREE = 1.25
-"""Maximum ratio of two plain steps between which the load of the machine was the same."""
+"""Largest ratio of two plain steps under equal load of the machine."""
 MIN_RATIO = 0.9
-"""Minimum duration of a step with drafts, in plain steps: a faster one shows that the plain step
-was measured in a busy moment."""
+"""Smallest plausible ratio: below, the plain step was measured in a busy moment."""
 SAMPLES = 5
-"""Number of samples of which the median counts. After n samples n² steps with drafts follow each
-other until the next plain step: few at first."""
+"""Samples per median. After n samples, n² steps with drafts follow until the next plain step."""
 Key = tuple[ProposerName, int]
 """Proposer that runs passes ("ngram": none does), and the number of rows (`round_rows`)."""
 
 
 @attrs.define(eq=False)
 class Ratio:
-    """Samples of the duration of steps with drafts, in plain steps."""
+    """Samples of a step's duration, in plain steps."""
 
     samples: deque[float] = attrs.field(factory=lambda: deque(maxlen=SAMPLES))
     median: float = 1.0
@@ -157,24 +143,23 @@ class Ratio:
 
 
 class Costs:
-    """Durations of steps with drafts, relative to the plain steps before and after them with as
-    many rows. If those two differ, the load of the machine has changed, and the steps between them
-    are no samples."""
+    """Durations of steps with drafts, relative to the plain steps around with as many rows. If
+    those two differ, the steps between are discarded: the machine's load has changed."""
 
     def __init__(self) -> None:
         self._ratios: dict[Key, dict[int, Ratio]] = {}
-        """Ratios by the length of the longest draft (`round_size`)."""
+        """By the length of the longest draft (`round_size`)."""
         self._step = 0
         self._plain: tuple[int, float] | None = None
-        """Rows and seconds of the last plain step, unless the number of rows has changed since."""
+        """Rows and seconds of the last plain step with this number of rows."""
         self._drafted: defaultdict[tuple[Key, int], list[float]] = defaultdict(list)
         """Steps with drafts since then."""
         self._since_plain = 0
         self._unsure = False
-        """Whether the last plain step disagrees with other steps, so that one more has to come."""
+        """Whether another plain step must settle a disagreement."""
 
     def add_plain(self, rows: int, seconds: float) -> None:
-        """Learn from a step in which no row was allowed to draft."""
+        """Learn from a step without permitted drafts."""
         self._step += 1
         before_s = self._seconds_before(rows)
         self._unsure = before_s is not None and not before_s / AGREE <= seconds <= before_s * AGREE
@@ -186,8 +171,7 @@ class Costs:
         self._drafted.clear()
 
     def add_drafted(self, name: ProposerName, rows: int, longest: int, seconds: float) -> None:
-        """Learn from a step in which rows were allowed to draft. `longest`: number of tokens of the
-        longest draft."""
+        """Learn from a step with permitted drafts, the longest of `longest` tokens."""
         self._step += 1
         self._since_plain += 1
         before_s = self._seconds_before(rows)
@@ -201,20 +185,18 @@ class Costs:
             self._drafted[(name, round_rows(rows)), round_size(longest)].append(seconds)
 
     def _seconds_before(self, rows: int) -> float | None:
-        """Return the duration of the last plain step, if its number of rows is the same."""
         return self._plain[1] if self._plain is not None and self._plain[0] == rows else None
 
     def needs_plain(self, name: ProposerName, rows: int, size: int) -> bool:
-        """Whether a plain step has to come first. The fewer samples a size has, the sooner: each of
-        the first samples has a plain step before and after."""
+        """Whether a plain step has to come first: the sooner, the fewer samples."""
         num_samples = self._usable_samples(name, rows).get(round_size(size), (0, 0.0))[0]
         if self._unsure or self._since_plain >= max(1, num_samples**2):
             return True
         return num_samples == 0 and self._seconds_before(rows) is None
 
     def ratio(self, name: ProposerName, rows: int, size: int) -> float:
-        """Duration of a step in plain steps. Without samples, a lower bound: the duration with
-        shorter drafts or with n-grams, and in proportion that with longer drafts."""
+        """Duration in plain steps. Without samples, a lower bound from shorter drafts, n-grams or,
+        in proportion, longer drafts."""
         size = round_size(size)
         samples = self._usable_samples(name, rows)
         if size in samples:
@@ -225,13 +207,13 @@ class Costs:
         return max(bounds)
 
     def affordable(self, name: ProposerName, rows: int, sizes: Iterable[int]) -> list[int]:
-        """Return the sizes up to four times the largest one with samples: a trial should not take
-        dozens of steps."""
+        """Return sizes up to four times the largest sample: trials must not take dozens of
+        steps."""
         largest = max(self._usable_samples(name, rows), default=1)
         return [size for size in sizes if size <= 4 * max(largest, 1)]
 
     def _usable_samples(self, name: ProposerName, rows: int) -> dict[int, tuple[int, float]]:
-        """Return the number of samples and the ratio of each size that has at least two."""
+        """Return number and ratio per size with at least two samples."""
         ratios = self._ratios.get((name, round_rows(rows)), {})
         return {
             size: (len(ratio.samples), ratio.median)
@@ -241,10 +223,10 @@ class Costs:
 
 
 def round_rows(rows: int) -> int:
-    """Round a number of rows up: exact up to four, then to a power of two."""
+    """Round up: exact up to four, then to a power of two."""
     return rows if rows <= 4 else 1 << (rows - 1).bit_length()
 
 
 def round_size(drafted: int) -> int:
-    """Round the length of a draft up to a power of two; 0: no row had a draft."""
+    """Round a draft's length up to a power of two; 0: no draft."""
     return 1 << (drafted - 1).bit_length() if drafted else 0

@@ -1,13 +1,11 @@
-"""Eviction: which cached block is evicted first, and the bounds of the cache in bytes and blocks.
-Pure: counts only.
+"""Order of eviction, and the cache's bounds in bytes and blocks. Pure: counts only.
 
-Least recently used first, and leaves first, as in SGLang's radix cache: a block with a resident
-child stays, since the child could not be found without its parent. Texts are thus evicted from the
-end, and shared prefixes stay longest. A snapshot has its own time of use and may be evicted alone.
+Least recently used leaves go first, as in SGLang's radix cache: a child cannot be found without its
+parent. A snapshot has a time of use of its own and may be evicted alone.
 
-Rows and loads pin their nodes. A pin locks the node and all ancestors against eviction; the bytes
-of all others are `evictable_bytes`. Locks propagate up to the first locked ancestor only, so the
-cost of a pin does not grow with the text.
+Rows and loads pin nodes. A pin locks the node and all ancestors; the bytes of all others are
+`evictable_bytes`. Locks propagate to the first locked ancestor only: a pin's cost does not grow
+with the text.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.plans import BlockId
 
 NODE_COST = 1024
-"""Bytes of a node in this process besides its KV, which bound even the number of empty blocks."""
+"""Bytes of a node besides KV, which bound even empty blocks."""
 SNAPSHOT, BLOCK = 0, 1
 
 
@@ -44,16 +42,15 @@ class Sizes:
 
 
 class Eviction:
-    """The blocks and snapshots in memory. `prune` is called with each node that may be
-    superfluous."""
+    """Blocks and snapshots in memory. `prune` gets each node that may be superfluous."""
 
     def __init__(self, sizes: Sizes, prune: Callable[[Node], None]) -> None:
         self.sizes, self._prune = sizes, prune
         self.bound_bytes: int | None = None
-        """Further bound on `bytes` for additions: the memory left by rows."""
+        """Further bound for additions: memory left by rows."""
         self.bytes = 0
         self.evictable_bytes = 0
-        """Bytes of blocks without lock and of snapshots without pin."""
+        """Blocks without lock and snapshots without pin."""
         self.blocks = 0
         self.snapshots = 0
         self.evicted_blocks = 0
@@ -101,12 +98,12 @@ class Eviction:
         self._prune(node)
 
     def pin_until_sent(self, node: Node) -> None:
-        """Pin a node that the plan in composition fills, lest the same plan evict it."""
+        """Pin a node that the current plan fills against eviction by the same plan."""
         self.pin(node)
         self._unsent.append(node)
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that the plan in composition evicts. The plan is sent after this call."""
+        """Ids that the current plan evicts, after which the plan is sent."""
         freed, self._freed = tuple(self._freed), []
         unsent, self._unsent = self._unsent, []
         for node in unsent:
@@ -135,7 +132,7 @@ class Eviction:
     # -- blocks in memory ------------------------------------------------------------------------
 
     def add_block(self, node: Node) -> None:
-        """Give a node a block with a new id that the caller must fill. There must be room."""
+        """Give a node a new block id for the caller to fill, given room."""
         if not node.is_resident:
             self._add_resident_child(node.parent)
         node.block = BlockId(next(self._ids))
@@ -144,7 +141,7 @@ class Eviction:
         self.touch((node,))
 
     def add_snapshot(self, node: Node) -> None:
-        """Give a node a snapshot with a new id that the caller must fill. There must be room."""
+        """Give a node a new snapshot id for the caller to fill, given room."""
         node.snapshot = BlockId(next(self._ids))
         self._count_bytes(self.sizes.snapshot_bytes, evictable=not node.pins)
         self.snapshots += 1
@@ -187,8 +184,8 @@ class Eviction:
     # -- evicting --------------------------------------------------------------------------------
 
     def make_room(self, nbytes: int, blocks: int = 0, *, keep: Node) -> bool:
-        """Evict until `nbytes` more bytes and `blocks` more blocks fit, sparing `keep` and its
-        ancestors. False if the remaining nodes are in use."""
+        """Evict until `nbytes` and `blocks` fit, sparing `keep` and all ancestors. False if the
+        rest is in use."""
         fits = self._fits(nbytes, blocks)
         if not fits and nbytes <= self._capacity_bytes:
             self.pin(keep)
@@ -210,8 +207,7 @@ class Eviction:
         return capacity if self.bound_bytes is None else min(capacity, self.bound_bytes)
 
     def evict(self, nbytes: int) -> int:
-        """Evict `nbytes` bytes, or as many as are evictable. Returns the number of evicted
-        bytes."""
+        """Evict up to `nbytes` bytes, and return the number."""
         before = self.bytes
         while before - self.bytes < nbytes and self._evict_oldest():
             pass

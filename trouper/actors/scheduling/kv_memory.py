@@ -1,11 +1,10 @@
 """KV memory: running rows and cached blocks share a limit, which holds after each plan unless a
 single row runs. Pure.
 
-Rows come first. When rows outgrow the limit, three measures follow in order:
+When rows outgrow the limit, three measures follow in order:
 
 1. Evict unused cached blocks, least recently used first.
-2. Evict blocks that running rows have stored as copies of their own KV. The row that would be
-   preempted first keeps its copy, to return by.
+2. Evict blocks that running rows have stored, except the copy of the next row to be preempted.
 3. Preempt rows, of the lowest priority the youngest first; never the last row.
 """
 
@@ -38,8 +37,7 @@ ACTIVATION_BYTES = 2**17
 # Float32, penalized, with noise.
 LOGIT_BYTES = 12
 RESERVE, RETURN_RESERVE = 64, 16
-"""One part in so many of the limit stays free when a sequence enters, and when a preempted one
-returns."""
+"""Divisors: a part of the limit stays free at an entry, and at a return after preemption."""
 # Buffers have at most eight slots for one row, each four times as long as the row.
 MAX_SPARE = 32
 
@@ -152,8 +150,7 @@ class MemoryBudget:
         return usage
 
     def lengths(self, row: Sequence) -> tuple[int, int]:
-        """Number of tokens that decides the row's bank, and the maximum in the KV after the next
-        plan, drafts included."""
+        """Tokens that decide the row's bank, and the most after the next plan, drafts included."""
         if row.prefilling:
             return row.num_prefill_tokens, row.num_prefill_tokens + 1
         drafts = row.num_draft_tokens + (self.max_draft_tokens if row.records else 0)
@@ -161,14 +158,13 @@ class MemoryBudget:
         return row.num_tokens - 1, row.num_prompt_tokens + reserved
 
     def with_entering(self, rows: CountedRows, entering: Sequence) -> CountedRows:
-        """Count a sequence as if its known tokens were prefilled and one was sampled."""
+        """Count a sequence as prefilled, with one sampled token."""
         usage = self.kv.usage(entering.num_tokens, entering.num_tokens + 1)
         return CountedRows(
             rows.lengths.with_row(usage), drafts=rows.drafts or bool(entering.records)
         )
 
     def rows_bytes(self, rows: CountedRows) -> int:
-        """Bytes that rows may need after the next plan."""
         # If any row may draft, all keep earlier recurrent states.
         return self.kv.bytes_of(rows.lengths) + rows.drafts * self.kv.draft_state_bytes * len(
             rows.lengths
@@ -238,7 +234,7 @@ class KvMemory:
     preemption: Preemption
     counters: SchedulerCounters
     row_bytes: int = 0
-    """Bytes that rows may need after the plan in composition."""
+    """After the current plan."""
     # Rows behind `row_bytes`, counted once for all sequences that may enter.
     _counted: CountedRows = attrs.field(init=False)
 
@@ -249,9 +245,8 @@ class KvMemory:
     # -- rows that run ---------------------------------------------------------------------------
 
     def relieve(self, now: float, choose_proposers: Callable[[Sequence], None]) -> None:
-        """Make room for the rows of the next plan, and for the queue's first sequence if its
-        priority is higher. Precedes all stores of the plan. `choose_proposers` decides drafting,
-        which takes memory."""
+        """Make room for the next plan's rows, and for a queued sequence of higher priority, before
+        all stores. `choose_proposers` decides drafting, which takes memory."""
         rows = self._rows()
         self._count(rows)
         limit = self.budget.limit_bytes
@@ -303,7 +298,7 @@ class KvMemory:
             self._evict(rows, excess)
 
     def _evict(self, rows: Ordered[Sequence], nbytes: int) -> int:
-        """Returns the number of bytes still missing."""
+        """Returns the bytes still missing."""
         nbytes -= self.cache.evict(max(0, nbytes))
         for row in rows:
             if nbytes <= 0:
@@ -313,7 +308,7 @@ class KvMemory:
         return nbytes
 
     def _preempt(self, row: Sequence, now: float) -> int:
-        """Returns the number of freed bytes."""
+        """Returns the freed bytes."""
         before = self.row_bytes
         self.preemption.preempt(row, now)
         self.counters.add(preemptions=1)
@@ -321,7 +316,7 @@ class KvMemory:
         return before - self.row_bytes
 
     def _make_way(self, first: Sequence, limit: int, now: float) -> None:
-        """Preempt rows of a lower priority if that lets `first` enter."""
+        """Preempt rows of lower priority if that lets `first` enter."""
         # For memory alone: if all rows are in use, `first` waits, as in vLLM.
         if self._has_room(self._counted, first, limit):
             return
@@ -347,7 +342,7 @@ class KvMemory:
     # -- rows that enter -------------------------------------------------------------------------
 
     def admits(self, sequence: Sequence, *, idle: bool) -> bool:
-        """Whether a sequence has room, cached blocks evicted. An empty batch takes any sequence."""
+        """Whether a sequence fits once cached blocks are evicted. An empty batch takes any."""
         # After a failed allocation nothing may be in flight (`idle`), so that a second failure
         # costs no other row.
         limit = self.budget.limit_bytes
@@ -358,8 +353,8 @@ class KvMemory:
         return self.budget.admits(self._counted, sequence, limit)
 
     def enter(self, sequence: Sequence, found: Found) -> Found | None:
-        """Make room for a sequence without evicting blocks that it restores. Returns the prefix to
-        restore, or None if the sequence must wait."""
+        """Make room, sparing blocks to restore. Returns the prefix to restore, or None if the
+        sequence must wait."""
         limit, counted = self.budget.limit_bytes, self.budget.with_entering(self._counted, sequence)
         row_bytes = self.budget.rows_bytes(counted)
         if limit is not None:

@@ -38,7 +38,7 @@ class PlanComposer:
     prefill_together: bool
     chunk_step: int = 1
     loads: list[Load] = attrs.field(factory=list)
-    """Blocks that were read from disk, for the next plan."""
+    """Blocks read from disk, for the next plan."""
     # The last row that prefilled in a pass of its own.
     _last_lone: RowId = NO_ROW
     _memory_seen: MemoryStatus = attrs.field(
@@ -49,16 +49,16 @@ class PlanComposer:
     )
 
     def compose(self, step: int, *, idle: bool, now: float) -> Plan:
-        """Compose the plan of one step: every row that can decode does, and prefill gets the rest
-        of the stall bound (chunked prefill, as in Sarathi-Serve and vLLM).
+        """Compose one step's plan: every row that can decode does, and prefill gets the rest of the
+        stall bound (chunked prefill, as in Sarathi-Serve and vLLM).
 
         The order matters. Memory pressure is relieved before any use of the cache. Rows of batches
         yield, then rows beyond a tenant's share, before rows are counted. Rows and cached blocks
-        are fitted into memory before any store, so that a preempted row is stored as any other that
-        leaves. Stores precede admission, so that no row is promised their room, and drops. Admitted
-        sequences prefill in this step. Drafts precede the count of decoded tokens. The next plan
-        drops a row whose last token is scheduled here. Evictions are collected last, since all
-        earlier steps may evict.
+        are fitted into memory before any store: preempted rows are stored like others that leave.
+        Stores precede admission, which must not promise that room, and drops. Admitted sequences
+        prefill in this step. Drafts precede the count of decoded tokens. The next plan drops a row
+        whose last token is scheduled here. Evictions are collected last, since all earlier steps
+        may evict.
         """
         self._relieve_pressure()
         self.admission.yielding.yield_rows(now)

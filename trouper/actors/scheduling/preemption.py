@@ -1,11 +1,11 @@
-"""Preemption: a sequence leaves its row early, and goes on later in another one.
+"""Preemption: a sequence leaves a row early and resumes later in another.
 
-The plan that drops the row stores its KV, as far as there is room. The sequence resumes from these
-blocks and computes the rest again. Tokens in flight are sampled again, with the same result.
+The dropping plan stores the row's KV as room allows; the rest is computed again. Tokens in flight
+are sampled again, with the same result.
 
-Requests of batches yield to others, since each row makes every step longer: while others run or
-wait, batches keep `--batch-min-rows` rows. If others need all rows, a request of a batch becomes
-overdue after `--priority-max-wait-s`, and keeps its row to the end.
+Requests of batches yield to others, since each row makes every step longer: meanwhile batches keep
+`--batch-min-rows` rows. If others need all rows, a request of a batch becomes overdue after
+`--priority-max-wait-s`, and keeps the row to the end.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class BatchYielding:
     _ran_at: float = inf
 
     def yield_rows(self, now: float) -> None:
-        """Preempt rows of batches, or let a request of a batch become overdue. Comes first in a
-        plan."""
+        """Preempt rows of batches, or let one become overdue. Comes first in a plan."""
         rows, others = self._rows()
         if others or self.preemption.queue.has_others:
             self._others_at = now

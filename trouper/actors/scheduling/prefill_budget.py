@@ -1,7 +1,7 @@
-"""Prefill budget: the number of prompt tokens of the next step, from the speed of past steps. Pure.
+"""Prompt tokens of the next step, from the speed of past steps. Pure.
 
-Each kind of work is measured apart, and a step prefills one kind only: a scored token costs several
-times an ordinary one, and embedded prompts run alone.
+A step prefills one kind of work, measured apart: a scored token costs several ordinary ones, and
+embedded prompts run alone.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 from trouper.protocol.settings import Settings
 
 IDLE_STEP_S = 0.5
-"""Length of a prefill step without streams: long enough to be efficient, short enough that
-newcomers, aborts and shutdowns are seen soon."""
+"""A prefill step without streams: efficient, yet newcomers, aborts and shutdowns are seen soon."""
 FIRST_CHUNK_TOKENS = 16
-"""Chunk size before any measurement; grows up to fourfold a step."""
+"""Before any measurement; grows up to fourfold a step."""
 # On CPU 16 tokens beside decode cost 1.4 decode steps, and fewer tokens hardly less.
 MIN_BUSY_TOKENS = 16
-"""Minimum chunk of a step that also decodes."""
+"""While rows decode."""
 # A smaller one would pay the weights' memory traffic again.
 MIN_IDLE_TOKENS = 64
-"""Minimum chunk of a step that only prefills."""
+"""Without decoding rows."""
 
 # Each pass reads the weights: one token a step for each of 16 prompts would take 16 passes.
 MIN_LONE_TOKENS = 64
-"""Minimum chunk of a row whose chunk runs in a pass of its own."""
+"""In a separate pass."""
 
 # A slow step reflects the machine (a new kernel, a busy moment), not the chunk; a second in a row
 # counts. Otherwise one slow step makes chunks so small that each has a new shape and is slow again.
@@ -40,14 +39,14 @@ AIM = 0.75
 """Target of a step as a share of --decode-stall-ms."""
 # Each pass has a fixed cost, which a remainder of a few tokens would pay again.
 REST = 1.5
-"""Maximum number of chunks in a step that completes all prompts while no row decodes."""
+"""Most chunks in a step that completes all prompts while no row decodes."""
 NEWEST = 0.2
 WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 
 @attrs.define
 class ChunkSizer:
-    """Number of prompt tokens that one step may prefill within `target_s`."""
+    """Prompt tokens that one step may prefill within `target_s`."""
 
     # A controller, not a model: cost depends on the device, the context and the batch, and drifts.
 
@@ -67,16 +66,15 @@ class ChunkSizer:
         )
 
     def expect(self, tokens: int) -> None:
-        """Set an estimate that holds until the first measurement."""
+        """Set an estimate until the first measurement."""
         if not self._measured:
             self.tokens = max(self.min_tokens, min(self.max_tokens, tokens))
 
     def measured(
         self, tokens: int, seconds: float, *, limited: bool = False, preparing: bool = False
     ) -> None:
-        """Learn from a step that prefilled `tokens` tokens in `seconds`, decode included.
-        `limited`: more would have been prefilled if allowed. `preparing`: the device prepared
-        kernels, so that the step can only show that chunks may be larger."""
+        """Learn from a step of `tokens` prefilled tokens and `seconds`, decode included. `limited`:
+        more tokens were waiting. `preparing`: kernels were prepared, and chunks can only grow."""
         if (
             seconds <= 0
             or tokens <= 0
@@ -107,8 +105,7 @@ class ChunkSizer:
 def take_turns(
     remaining: Sequence[tuple[RowId, int]], budget: int, last: RowId
 ) -> list[tuple[RowId, int]]:
-    """Choose the rows whose chunks run in passes of their own, so that `budget` tokens make few
-    passes. Arguments and result as in `share_chunks`."""
+    """Choose rows for separate passes, few in number. Arguments and result as in `share_chunks`."""
     # Round robin in the order of row ids, which grow, from behind `last`, the last row of the step
     # before: each row waits for every other row once at most.
     chosen, tokens = list[tuple[RowId, int]](), 0
@@ -124,8 +121,8 @@ def take_turns(
 def share_chunks(
     remaining: Sequence[tuple[RowId, int]], budget: int, max_tokens: int
 ) -> tuple[Chunk, ...]:
-    """Split `budget` tokens among prefilling rows in equal shares; short prompts leave the rest of
-    theirs to the others. `remaining`: rows and their remaining tokens, oldest first."""
+    """Split `budget` evenly; short prompts leave the rest to others. `remaining`: rows and tokens,
+    oldest first."""
     # A short prompt never waits behind a long one, and a long one gets a share of each step. Longer
     # rows get equal numbers even if tokens remain: rows run as wide as the widest, so another token
     # for some would be padding for the others.
@@ -142,7 +139,7 @@ def share_chunks(
 
 def round_chunk(start: int, tokens: int, step: int) -> int:
     """Shorten a chunk behind `start` to end at a multiple of `step`, or of a smaller power of two,
-    keeping half of its tokens: lengths of attention then recur."""
+    keeping half of the tokens: lengths of attention then recur."""
     unit = min(step, 1 << max(tokens.bit_length() - 2, 0))
     return (start + tokens) // unit * unit - start
 
@@ -150,8 +147,7 @@ def round_chunk(start: int, tokens: int, step: int) -> int:
 def free_rows(
     admitted: int, prefilling: int, rows: int, prefill_rows: int, under_pressure: bool
 ) -> int:
-    """Number of queued requests that may be admitted now; under memory pressure one, into an empty
-    batch."""
+    """Queued requests that may enter; under memory pressure one, into an empty batch."""
     if under_pressure:
         return 1 if admitted == 0 else 0
     return max(0, min(rows - admitted, prefill_rows - prefilling))
@@ -163,7 +159,7 @@ Work = Literal["text", "score", "embed"]
 
 @attrs.define
 class Sizers:
-    """Chunk sizes for one kind of work. `busy`: of steps that also decode."""
+    """Chunk sizes of one kind of work; `busy` for steps that also decode."""
 
     busy: ChunkSizer
     idle: ChunkSizer
@@ -179,7 +175,7 @@ class Sizers:
 class PlannedWork:
     work: Work
     limited: bool
-    """Whether the budget left tokens of this kind over."""
+    """Whether tokens of this kind were left over."""
 
 
 @attrs.define
@@ -190,9 +186,9 @@ class PrefillBudget:
     _planned: deque[PlannedWork] = attrs.field(factory=deque)
     _last: Work = "embed"
     decode_s: float = 0.0
-    """Moving average of the seconds of a step that only decodes."""
+    """Moving average of a decode step's seconds."""
     prefill_rate: float = 0.0
-    """Moving average of prefilled tokens a second; 0 before any measurement."""
+    """Moving average of tokens a second; 0 before any measurement."""
 
     @classmethod
     def of(cls, settings: Settings, chunk_step: int = 1) -> Self:
@@ -203,18 +199,17 @@ class PrefillBudget:
         return cls(stall_s, {work: Sizers.of(stall_s, max_tokens, min_idle) for work in WORKS})
 
     def turn(self, waiting: Collection[Work]) -> Work:
-        """Kind of work of the next step: round robin over the waiting kinds."""
+        """Next kind of work, round robin."""
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
 
     def plan(self, work: Work, *, limited: bool = False) -> None:
-        """Note the kind of work of the step in composition. `limited`: see `PlannedWork`."""
+        """Note the current step's kind of work."""
         self._planned.append(PlannedWork(work, limited))
         self._last = work
 
     def budget(self, requested: int, *, busy: bool, work: Work = "text") -> int:
-        """Number of tokens that the next step may prefill. `requested`: remaining tokens of all
-        prompts of this kind. `busy`: the step also decodes."""
+        """Tokens that the next step may prefill of `requested`. `busy`: the step also decodes."""
         sizers = self._sizers[work]
         if busy:
             return sizers.busy.tokens

@@ -1,9 +1,9 @@
 """The prefix cache: the part of a prompt that need not be computed (docs/cache.md).
 
-A lookup proceeds from free to slow: one match of the tree over memory and disk, up to the first
-node in neither (F6); then tails of live rows; then the benefit of each wait (`gain`,
-`missing_tokens`), which the core compares with the time of computing. A lookup pins nothing.
-`enter` pins the restored nodes until the plan is sent, and the row's node until the row ends.
+A lookup goes from free to slow: one match of the tree up to the first node in neither memory nor
+disk (F6); then tails of live rows; then the benefit of each wait (`gain`, `missing_tokens`), for
+the core to weigh. A lookup pins nothing. `enter` pins restored nodes until the plan is sent, and
+the row's node until the row ends.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from trouper.protocol.requests import CacheScope
 from trouper.protocol.settings import Settings
 
 TURNS_KEPT = 2
-"""Number of last turns whose ends get a snapshot besides the first turn's."""
+"""Last turns that end with a snapshot, besides the first."""
 APART_TOKENS = 16
-"""Minimum distance of two snapshots in tokens. A closer one is not worth its pass and memory."""
+"""Smallest useful distance of two snapshots in tokens."""
 
 
 def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval: int) -> list[int]:
-    """Boundaries of prefill at which other prompts are likely to continue."""
+    """Where other prompts are likely to continue."""
     # Where this prompt departs from known texts, the ends of the first and the last turns, and
     # every `interval` tokens.
     end, first = row.num_prefill_tokens - 1, cached_tokens + APART_TOKENS
@@ -63,12 +63,11 @@ class Found:
 
     @property
     def unused(self) -> Found:
-        """Result if nothing is restored; a snapshot still belongs at the end of the match."""
+        """Restore nothing, but keep the place for a snapshot."""
         return Found(Match((), 0, self.match.last), 0, None)
 
     def within(self, nbytes: int, sizes: Sizes, *, at_snapshot: bool) -> tuple[Node, ...]:
-        """The first nodes, at most `nbytes` bytes; with `at_snapshot` up to a snapshot, which
-        counts."""
+        """The first nodes, at most `nbytes` bytes; with `at_snapshot` up to and with a snapshot."""
         nodes, count = self.match.nodes, 0
         nbytes -= at_snapshot * sizes.snapshot_bytes
         for node in nodes:
@@ -99,7 +98,7 @@ class PrefixCache:
     def of(
         cls, card: ModelCard, namespace_hex: str, settings: Settings, stats: CacheStats
     ) -> PrefixCache:
-        """Empty cache for a model. The counters continue from `stats`."""
+        """Empty cache; counters continue from `stats`."""
         sizes = Sizes(
             block_size=settings.block_size,
             token_bytes=card.kv.token_bytes,
@@ -124,7 +123,7 @@ class PrefixCache:
         return Found(Match((), 0, chain.root), 0, None)
 
     def look(self, chain: Chain) -> Found:
-        """Look a prompt up. The last token is always computed, for its logits (F3)."""
+        """Look a prompt up. The last token is always computed, for the logits (F3)."""
         if not self._enabled:
             return self.nothing(chain)
         limit, tails = len(chain) - 1, self._snapshot_tokens is None
@@ -221,7 +220,7 @@ class PrefixCache:
         return self._storing.ended(row)
 
     def release(self, row: Sequence) -> None:
-        """Make the stored blocks of a running row evictable. The row stores nothing any more."""
+        """Make a running row's blocks evictable, and store no more."""
         self._live.detach(row)
 
     # -- the disk --------------------------------------------------------------------------------
@@ -235,7 +234,7 @@ class PrefixCache:
         self.writes.enabled = enabled
 
     def missing_refs(self, found: Found) -> tuple[BlockRef, ...]:
-        """Blocks to read from disk, with the last node's snapshot if one is needed."""
+        """Blocks to read from disk, with the last node's snapshot if needed."""
         last = None if self._snapshot_tokens is None else found.missing[-1]
         return tuple(
             BlockRef(node.key, node.tokens, node.block is None, node is last)
@@ -258,7 +257,7 @@ class PrefixCache:
             self._eviction.unpin(node)
 
     def on_disk(self, blocks: Iterable[tuple[bytes, BlockRef]]) -> None:
-        """Record blocks, each with the key of its parent."""
+        """Record blocks, each with the parent's key."""
         empty = not self.tree.sizes.token_bytes
         for parent_key, ref in blocks:
             self.tree.on_disk(parent_key, attrs.evolve(ref, payload=True) if empty else ref)
@@ -268,7 +267,7 @@ class PrefixCache:
             self.tree.not_on_disk(key)
 
     def loaded(self, ticket: int, blocks: Iterable[BlockData]) -> list[Load]:
-        """Assign ids to blocks that were read, as far as there is room."""
+        """Assign ids to read blocks, as room allows."""
         loads: list[Load] = []
         for index, data in enumerate(blocks):
             node = self.tree.known(data.key)
@@ -296,7 +295,6 @@ class PrefixCache:
     # -- eviction --------------------------------------------------------------------------------
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that the plan in composition evicts."""
         return self._eviction.freed()
 
     @property
@@ -308,11 +306,11 @@ class PrefixCache:
         return self._eviction.bytes
 
     def bound(self, nbytes: int | None) -> None:
-        """Bound the bytes up to which further blocks are stored."""
+        """Bound the bytes of further stores."""
         self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:
-        """Evict cached blocks with the next plan. Returns the number of evicted bytes."""
+        """Evict with the next plan. Returns the number of bytes."""
         return self._eviction.evict(nbytes)
 
     # -- statistics ------------------------------------------------------------------------------

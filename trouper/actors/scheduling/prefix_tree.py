@@ -1,8 +1,8 @@
-"""The prefix tree: the tokens whose KV is cached, and the location of that KV. Pure: no clock, no
-disk, no arrays.
+"""The prefix tree: tokens with cached KV, and the KV's location. Pure: no clock, no disk, no
+arrays.
 
-Full blocks are found by key. The children of the last one are sorted by tokens, so the longest
-common prefix is next to the insertion point: reuse at token granularity with one index.
+Full blocks are found by key. The last one's children are sorted by tokens, with the longest common
+prefix next to the insertion point: reuse at token granularity.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trouper.protocol.requests import CacheScope
 
 
 class PendingNodes:
-    """Blocks on disk by the key of a parent that is not in the tree yet."""
+    """Disk blocks by the key of a parent outside the tree."""
 
     # For a tenant yet to come, or from a text announced from its end.
 
@@ -56,7 +56,7 @@ class PendingNodes:
 
 
 class Match(NamedTuple):
-    """The cached prefix of a text. `nodes`: from the root on; the last one may be used in part."""
+    """The cached prefix of a text. `nodes` begins at the root; the last may be used in part."""
 
     nodes: tuple[Node, ...]
     tokens: int
@@ -69,7 +69,7 @@ class PrefixTree:
         self.namespace, self.sizes = namespace, sizes
         self.eviction = Eviction(sizes, self._prune)
         self.collisions = 0
-        """Number of lookups whose key belongs to other tokens; counted as misses."""
+        """Lookups that hit a key of other tokens; counted as misses."""
         self._digest = digest
         self._nodes: dict[bytes, Node] = {}
         # Weak: a client may send another salt with each request.
@@ -77,7 +77,6 @@ class PrefixTree:
         self._pending = PendingNodes()
 
     def root(self, salt: str = "", scope: CacheScope = NO_SCOPE) -> Node:
-        """Texts of different roots never share a node."""
         key = self._digest(self.namespace + root_of(salt, scope))
         root = self._roots.get(key)
         if root is None:
@@ -95,7 +94,7 @@ class PrefixTree:
         return self._nodes.get(key)
 
     def child(self, parent: Node, tokens: bytes) -> Node | None:
-        """The child with exactly these tokens, wherever its data is."""
+        """The child with exactly these tokens, wherever the data is."""
         node = self._nodes.get(self._digest(parent.key + tokens))
         return (
             node if node is not None and node.parent is parent and node.tokens == tokens else None
@@ -104,7 +103,7 @@ class PrefixTree:
     # -- lookup ----------------------------------------------------------------------------------
 
     def match(self, chain: Chain, limit: int, *, at_snapshot: bool = False) -> Match:
-        """The longest prefix of `chain`, at most `limit` tokens, in memory or on disk; with
+        """The longest prefix of `chain` in memory or on disk, at most `limit` tokens; with
         `at_snapshot` up to a snapshot."""
         nodes = self._full_blocks(chain, limit)
         last = nodes[-1] if nodes else chain.root
@@ -151,8 +150,8 @@ class PrefixTree:
     # -- blocks in memory ------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: bytes) -> Node | None:
-        """The node of these tokens, with a block or a new id that the caller must fill. None if
-        there is no room, or another text has the key."""
+        """The node of these tokens, with a block or a new id for the caller to fill. None without
+        room, or if another text has the key."""
         key = self._digest(parent.key + tokens)
         node = self._nodes.get(key)
         if node is not None and (node.parent is not parent or node.tokens != tokens):
@@ -171,7 +170,7 @@ class PrefixTree:
         return node
 
     def add_snapshot(self, node: Node) -> BlockId | None:
-        """Id of a new snapshot; None if there is one already, or no room."""
+        """Id of a new snapshot; None if one exists, or without room."""
         if node.snapshot is not None or not self.eviction.make_room(
             self.sizes.snapshot_bytes, keep=node
         ):
@@ -200,7 +199,7 @@ class PrefixTree:
     # -- blocks on disk --------------------------------------------------------------------------
 
     def on_disk(self, parent_key: bytes, ref: BlockRef) -> None:
-        """Record a block, reachable once its parent is known."""
+        """Record a block, reachable once the parent is known."""
         parent = self._nodes.get(parent_key) or self._roots.get(parent_key)
         if parent is not None:
             self._link([(parent, ref)])
@@ -212,7 +211,7 @@ class PrefixTree:
             self._link([(node, ref) for ref in pending])
 
     def _link(self, found: list[tuple[Node, BlockRef]]) -> None:
-        """Add blocks of the disk to their parents, then the pending blocks that follow."""
+        """Add disk blocks to parents, then pending blocks that follow."""
         # A loop, no recursion: a text has thousands of blocks.
         linked = list[Node]()
         while found:
@@ -234,7 +233,6 @@ class PrefixTree:
         return sound and self._digest(parent.key + ref.tokens) == ref.key
 
     def not_on_disk(self, key: bytes) -> None:
-        """Record a block that the disk lost or damaged."""
         self._pending.drop(key)
         node = self._nodes.get(key)
         if node is not None:

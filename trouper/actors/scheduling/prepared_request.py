@@ -1,5 +1,4 @@
-"""A request as RequestIntake passes it on: tokenized, its grammar compiled, answerable by the
-model."""
+"""A request from RequestIntake: tokenized, its grammar compiled, answerable by the model."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from trouper.protocol.requests import Generate
 
 
 class PreparedRequest(Protocol):
-    """A request with its prompt's tokens, and the way back to its client. No method blocks."""
+    """Prompt tokens and the way back to the client. No method blocks."""
 
     @property
     def request(self) -> Generate: ...
@@ -37,7 +36,7 @@ class PreparedRequest(Protocol):
     def aborted(self) -> bool: ...
 
     def accept(self, max_tokens: int, /) -> None:
-        """Tell the client that the request is queued, and the maximum length of the answer."""
+        """Tell the client that the request is queued, and the answer's maximum length."""
 
     def reply(self, event: Reply, /) -> bool: ...
 

@@ -1,5 +1,4 @@
-"""Committing the results of a step: sequences get their tokens, one by one, up to the end of their
-answers."""
+"""Commits a step's tokens to sequences, one by one, up to the end of each answer."""
 
 from __future__ import annotations
 
@@ -32,22 +31,21 @@ class ResultCommit:
     to_store: dict[RowId, Sequence] = attrs.field(factory=dict)
     """Rows that may have blocks to store in the next plan."""
     handled: Sequence | None = None
-    """The sequence whose token is being committed, which cannot go on after a crash."""
+    """Sequence whose token is being committed; cannot go on after a crash."""
 
     def take_to_store(self) -> list[Sequence]:
         to_store, self.to_store = self.to_store, {}
         return [sequence for sequence in to_store.values() if not sequence.dropped]
 
     def drops(self, plan: Plan, now: float) -> None:
-        """Handle the plan's drops, which the engine has carried out. A suspect that ended is
-        acquitted."""
+        """Handle drops that the engine has carried out. Ended suspects are acquitted."""
         for row in plan.drop:
             sequence = self.batch.dropped(row)
             if sequence is not None and sequence.standing.suspect:
                 self.handover.recovery.blame.passed(sequence.standing, now)
 
     def chunks(self, plan: Plan, now: float) -> None:
-        """Report the progress of rows that prefilled, and of those that wait for such a row."""
+        """Report progress of prefilling rows, also to sequences that wait for one."""
         # Preempted sequences have no time limit, and must not get one by this.
         progress, rows = (
             Progress(now),
@@ -75,8 +73,8 @@ class ResultCommit:
                 self._fail(rows[row], row_failed(rows[row].request, fault))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
-        """Commit tokens; returns their number. A row gets none after its end. The second and later
-        tokens of a row were drafted."""
+        """Commit tokens; returns the number. A row gets none after the end. Tokens after a row's
+        first were drafted."""
         logprobs: dict[RowId, list[TokenLogprobs]] = {}
         for row, at in stepped.logprobs:
             logprobs.setdefault(row, []).append(at)
@@ -152,7 +150,7 @@ def row_failed(request: Generate, fault: RowFault) -> Problem:
 
 
 def _no_choice(request: Generate) -> Problem:
-    """Error that names the parameters that may forbid all tokens, mostly together."""
+    """Names the parameters that may forbid all tokens, mostly together."""
     # DRY's penalty is bounded, so that it forbids none.
     sampling = request.sampling
     forbidding = {

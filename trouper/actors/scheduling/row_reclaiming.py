@@ -1,6 +1,5 @@
-"""Rows beyond a tenant's share go back to the queue: at once if another tenant waits for a row and
-none is free, else after `PATIENCE_S`, so that a short question interrupts nobody. The youngest
-leave first."""
+"""Rows beyond a tenant's share return to the queue, the youngest first: at once if another tenant
+waits and no row is free, else after `PATIENCE_S`."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ class RowReclaiming:
         return beyond
 
     def _num_awaited(self) -> int:
-        """Number of rows beyond the free ones that tenants below their share wait for."""
+        """Rows beyond the free ones that tenants below a full share wait for."""
         shares, batch = self.shares, self.preemption.batch
         ready: dict[Tenant, int] = {}
         for sequence in self.preemption.queue:

@@ -1,10 +1,8 @@
-"""Storing of rows: which KV of a row becomes blocks and snapshots, and when; and the reuse of live
-rows.
+"""Storing of rows as blocks and snapshots, and reuse of live rows.
 
-Full blocks are stored by the plan after their last chunk. The *tail* behind them is stored when the
+Full blocks are stored by the plan after the last chunk. The *tail* behind them is stored when the
 row ends, or has grown by `TAIL_TOKENS`; until then other rows copy the tail from the row. A
-*primary* is a row that prefills tokens which a waiting prompt shares; the core decides whether to
-wait.
+*primary* is a row that prefills tokens which a waiting prompt shares.
 """
 
 from __future__ import annotations
@@ -21,19 +19,19 @@ from trouper.actors.scheduling.write_queue import WriteQueue
 from trouper.protocol.plans import PLANS_IN_FLIGHT, RowId, Store
 
 TAIL_TOKENS = 256
-"""Length at which the tail of an answer is stored, so that no step copies much."""
+"""Length at which an answer's tail is stored: no step copies much."""
 
 
 class LiveMatch(NamedTuple):
     tokens: int
-    """Number of tokens that need not be computed, with the tail of `source`."""
+    """Tokens not to compute, with the tail of `source`."""
     source: Sequence | None = None
     primary: Sequence | None = None
     until: int = 0
 
 
 class LiveRows:
-    """The live rows, by the node at which their stored blocks end. A row pins that node."""
+    """Live rows, by the pinned node at which each row's stored blocks end."""
 
     def __init__(self, eviction: Eviction) -> None:
         self._eviction = eviction
@@ -103,7 +101,7 @@ class RowStoring:
         return stores
 
     def due(self, row: Sequence) -> bool:
-        """Whether a decoding row has a long tail, or is at a boundary. If not, sets
+        """Whether a decoding row has a long tail or meets a boundary. If not, sets
         `Sequence.stores_from`."""
         # After a failed store the next attempt waits for as many tokens again: each attempt hashes
         # the block and looks for a victim.
@@ -119,7 +117,7 @@ class RowStoring:
         return False
 
     def ended(self, row: Sequence) -> list[Store]:
-        """Stores of a row that ends: all of its KV, while the engine still has the row (F12)."""
+        """Stores all KV of an ending row, while the engine still has the row (F12)."""
         if row.node is None:
             return []
         at = min(row.num_computed_tokens, row.num_tokens)
@@ -134,7 +132,7 @@ class RowStoring:
         return self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
 
     def _store(self, row: Sequence, end: int, cut: int | None) -> list[Store]:
-        """Stores of full blocks up to `end`; with `cut` also of the part up to there, with its
+        """Stores of full blocks up to `end`; with `cut` also the part up to there, with the
         snapshot."""
         stores: list[Store] = []
         size = self._tree.sizes.block_size
@@ -173,8 +171,7 @@ class RowStoring:
     def _store_block(
         self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]
     ) -> Node | None:
-        """The node of these tokens. A new store is added to `stores`, or merged with the last
-        one."""
+        """The node of these tokens. A new store joins `stores`, or the last one."""
         tokens = row.chain.part(start, end)
         before = self._tree.child(parent, tokens)
         in_memory = before is not None and before.block is not None

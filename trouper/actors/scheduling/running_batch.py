@@ -1,5 +1,4 @@
-"""The running batch: sequences with a row in the engine, and departed ones until the engine has
-dropped their rows."""
+"""Sequences with a row in the engine, and departed ones until the engine has dropped the rows."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ class RunningBatch:
         self.rows: dict[RowId, Sequence] = {}
         self.dropping: list[Sequence] = []
         self.removed: dict[RowId, Sequence] = {}
-        """Removed sequences, until the plan with their drop is answered."""
+        """Removed sequences, until the plan with the drop is answered."""
         self.num_rows_of_batches = 0
         self.aborted: set[RowId] = set()
         self._ids = count()
@@ -42,12 +41,11 @@ class RunningBatch:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that no plan drops."""
         return sum(not sequence.dropped for sequence in self.rows.values())
 
     @property
     def num_rows_of_others(self) -> int:
-        """Number of rows that no plan drops, without batches."""
+        """Without batches."""
         return sum(not (sequence.dropped or sequence.of_batch) for sequence in self.rows.values())
 
     def add(self, sequence: Sequence) -> None:
@@ -57,14 +55,14 @@ class RunningBatch:
         self._shares.enter(self._shares.running, sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a row, with a drop in the next plan. Only here rows are removed (F20)."""
+        """Remove a row, with a drop in the next plan. The only removal (F20)."""
         self.removed[sequence.id] = self.rows.pop(sequence.id)
         self.num_rows_of_batches -= sequence.of_batch
         self._shares.leave(self._shares.running, sequence)
         self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Let the next plan drop the row, unless a plan has done so."""
+        """Let the next plan drop the row, once."""
         if not sequence.dropped:
             sequence.dropped = True
             self.dropping.append(sequence)
@@ -74,8 +72,7 @@ class RunningBatch:
         return tuple(sequence.id for sequence in dropping)
 
     def abort(self, sequence: Sequence) -> None:
-        """Remove a sequence whose client left, to be finished once the engine has dropped the
-        row."""
+        """Remove now, and finish once the engine has dropped the row."""
         self.remove(sequence)
         self.aborted.add(sequence.id)
         sequence.preempt()
@@ -86,13 +83,13 @@ class RunningBatch:
         self._counters.add(requests_withdrawn=1)
 
     def dropped(self, row: RowId) -> Sequence | None:
-        """Handle a row that the engine has dropped. Returns its sequence, unless removed before."""
+        """Return the sequence of a row that the engine has dropped, unless removed before."""
         if row in self.aborted:
             self.finish_aborted(row)
         return self.removed.pop(row, None)
 
     def fail_all(self, problem: Problem) -> int:
-        """Fail every sequence and drop the rows. Returns the number of rows."""
+        """Fail every sequence and drop all rows. Returns the number of rows."""
         for row in tuple(self.aborted):
             self.finish_aborted(row)
         failed = tuple(self.rows.values())

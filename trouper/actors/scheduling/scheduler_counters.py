@@ -11,8 +11,8 @@ from trouper.protocol.watch import Watch
 
 
 class SchedulerCounters:
-    """Events since the last publication, and the last published values, from which a new scheduler
-    goes on."""
+    """Events since the last publication, and the published values, which a new scheduler
+    continues."""
 
     def __init__(self, watch: Watch[SchedulerStats]) -> None:
         self._watch = watch
@@ -36,6 +36,6 @@ class SchedulerCounters:
         self._values["stalled_since"] = None
 
     def publish(self, **gauges: Any) -> None:
-        """Publish counts, and gauges by the name of their field."""
+        """Publish counts, and gauges by field name."""
         self._values.update(gauges)
         self._watch.publish(SchedulerStats(**self._values))

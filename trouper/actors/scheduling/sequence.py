@@ -1,5 +1,4 @@
-"""A sequence: one prompt and its answer, from the queue to the end. Pure, except for the
-replies."""
+"""A prompt and the answer, from the queue to the end. Pure, except for the replies."""
 
 from __future__ import annotations
 
@@ -28,15 +27,14 @@ from trouper.protocol.requests import BATCH_PRIORITY, Generate
 class State(Enum):
     WAITING = "waiting"
     WAITING_FOR_PREFIX = "waiting for a prefix"
-    """In the queue, until a running sequence has prefilled a shared prefix."""
+    """Queued until a running sequence has prefilled a shared prefix."""
     WAITING_FOR_DISK = "waiting for the disk"
     PREFILLING = "prefilling"
     DECODING = "decoding"
-    """Samples at least one token in each step."""
     LAST_TOKEN_SCHEDULED = "last token scheduled"  # noqa: S105 - no password.
     """The last token is in flight; the next plan drops the row."""
     PREEMPTED = "preempted"
-    """Left its row early; in the queue, or aborted."""
+    """Left the row early; in the queue, or aborted."""
     FINISHED = "finished"
 
 
@@ -56,7 +54,7 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 
 class IllegalTransitionError(Exception):
-    """A fault of the scheduler: `TRANSITIONS` lacks this change of state."""
+    """`TRANSITIONS` lacks this change of state: a fault of the scheduler."""
 
 
 class DiskRead(Protocol):
@@ -72,9 +70,8 @@ class DiskRead(Protocol):
 
 @attrs.define(eq=False)
 class Sequence:
-    """State of one answer. `num_scheduled_tokens` counts output tokens that sent plans sample for
-    certain, `num_output_tokens` those that were answered; the number of accepted drafts is unknown
-    between the two."""
+    """State of one answer. `num_scheduled_tokens` counts tokens that sent plans certainly sample,
+    `num_output_tokens` the answered ones, with accepted drafts."""
 
     client: PreparedRequest
     standing: Standing
@@ -88,37 +85,35 @@ class Sequence:
     arrived_at: float = 0.0
     queued_at: float = 0.0
     overdue: bool = False
-    """Whether the wait has exceeded --priority-max-wait-s."""
 
     # In the queue.
     primary: Sequence | None = None
-    """Running sequence that prefills tokens of this prompt."""
+    """Running sequence that prefills shared tokens."""
     shared_tokens: int = 0
-    """Number of tokens that the primary must have prefilled."""
+    """Tokens that the primary must have prefilled."""
     read: DiskRead | None = None
     """Ordered at most once for each row."""
 
     # In a row of the engine.
     id: RowId = NO_ROW
     num_unscheduled_tokens: int = 0
-    """Number of tokens that no plan prefills yet."""
     num_resumed_tokens: int = 0
-    """Output tokens at entry, which the row prefills behind the prompt."""
+    """Output tokens at entry, prefilled behind the prompt."""
     num_scheduled_tokens: int = 0
     num_draft_tokens: int = 0
-    """Maximum number of drafts in unanswered plans."""
+    """Most drafts in unanswered plans."""
     kv_usage: KvUsage = NO_USAGE
     """Counted KV until `kv_usage_until` scheduled tokens."""
     kv_usage_until: int = 0
     dropped: bool = False
-    """Whether a sent plan or the next plan drops the row."""
+    """Whether a plan drops the row."""
     node: Node | None = None
-    """Where the row's stored blocks end; None: nothing is stored."""
+    """End of the row's stored blocks, if any."""
     boundaries: list[int] = attrs.field(factory=list)
-    """Numbers of tokens at which a chunk must end; ascending."""
+    """Where a chunk must end, in tokens; ascending."""
     snapshot_at: int = 0
     stores_from: int = 0
-    """Number of output tokens before which there is nothing to store."""
+    """Output tokens before the next store."""
     no_room_at: int = 0
     records: Records = UNCHOSEN
     """Drafts of each permitted proposer; empty: no drafts."""
@@ -154,7 +149,7 @@ class Sequence:
 
     @property
     def priority(self) -> float:
-        """Lower goes first; an overdue sequence before any."""
+        """Lower goes first; overdue first of all."""
         return -inf if self.overdue else self.request.priority
 
     @property
@@ -185,7 +180,6 @@ class Sequence:
         self.primary, self.shared_tokens = primary, shared_tokens
 
     def enter(self, row: RowId) -> None:
-        """Begin to prefill the prompt and earlier output tokens."""
         # Tokens in flight in an earlier row are sampled again.
         self.enter_state(State.PREFILLING)
         self.id, self.primary, self.node = row, None, None
@@ -198,8 +192,8 @@ class Sequence:
         self.output.scores.clear()
 
     def schedule_chunk(self, tokens: int) -> bool:
-        """Count a chunk of prefill, whose last one samples a token. Returns whether that token ends
-        the answer."""
+        """Count a chunk, whose last one samples a token. Returns whether that token ends the
+        answer."""
         self.num_unscheduled_tokens -= tokens
         if self.num_unscheduled_tokens:
             return False
@@ -209,8 +203,7 @@ class Sequence:
         return last
 
     def schedule_token(self) -> bool:
-        """Count a sampled token, or an accepted draft. Returns whether that token ends the
-        answer."""
+        """Count a sampled token, or an accepted draft. Returns as `schedule_chunk`."""
         self.num_scheduled_tokens += 1
         if self.num_scheduled_tokens < self.output.max_tokens:
             return False
@@ -236,7 +229,7 @@ class Sequence:
     def append_token(
         self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0
     ) -> Finished | None:
-        """Commit one token. Returns the `Finished` that follows, after the last text was sent."""
+        """Commit one token. Returns the following `Finished`, after the last text."""
         self.chain.append(token)
         return self.output.append(token, logprobs, now)
 
@@ -267,7 +260,6 @@ class Sequence:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """Number of prompt and resumed output tokens."""
         return self.num_prompt_tokens + self.num_resumed_tokens
 
     @property
@@ -276,7 +268,7 @@ class Sequence:
 
     @property
     def num_computed_tokens(self) -> int:
-        """Number of tokens in the row's KV after all sent plans, without accepted drafts."""
+        """Tokens in KV after all sent plans, without accepted drafts."""
         if self.num_unscheduled_tokens == 0:
             return self.num_prompt_tokens + self.num_scheduled_tokens - 1
         return self.num_prefill_tokens - self.num_unscheduled_tokens
@@ -300,7 +292,7 @@ class Sequence:
 
     @property
     def next_chunk(self) -> int:
-        """Number of tokens to the next boundary, or to the end of the prompt."""
+        """Tokens to the next boundary or the prompt's end."""
         at = self.num_computed_tokens
         if not self.prefilling:
             return 0
@@ -316,14 +308,13 @@ class Sequence:
             insort(self.boundaries, num_tokens)
 
     def last_boundary(self, until: int) -> int:
-        """The last boundary ahead, at most `until`; 0: there is none."""
+        """The last boundary ahead up to `until`, or 0."""
         index = bisect_right(self.boundaries, until)
         last = self.boundaries[index - 1] if index else 0
         return last if last > self.num_computed_tokens else 0
 
     def snapshot_due(self, interval: int) -> bool:
-        """Whether to take a snapshot of rings and states. `interval`: in tokens, for a decoding
-        row."""
+        """Whether to take a snapshot. `interval`: tokens, for a decoding row."""
         at = self.num_computed_tokens
         if at == self.snapshot_at:
             return False
@@ -337,5 +328,5 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Number of tokens beyond the next plan's one that the answer can certainly take."""
+        """Tokens beyond the next plan's one that the answer certainly takes."""
         return self.max_tokens - self.num_scheduled_tokens - self.num_draft_tokens - 1

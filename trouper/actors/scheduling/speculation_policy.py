@@ -1,7 +1,7 @@
-"""Speculation policy: which rows draft, by which proposer and how much. Pure.
+"""Which rows draft, by which proposer and how much. Pure.
 
-A row drafts nothing from its own text until its output repeats earlier tokens. While no row does,
-plans ask periodically which rows repeat something, which does not lengthen a step.
+A row drafts n-grams once the output repeats earlier tokens. While no row does, plans ask
+periodically, at no cost to a step's length.
 """
 
 from __future__ import annotations
@@ -18,35 +18,28 @@ from trouper.protocol.health import ProposerStats, SpeculationStats
 from trouper.protocol.plans import Plan, ProposerName, RowId, Stepped
 
 WATCH_EVERY = 8
-"""Maximum number of plans between two `Plan.watch` (or the number of rows, if that is smaller). A
-watch costs a row some microseconds, and an answer that begins to copy is found within this many
-tokens."""
+"""Most plans between two `Plan.watch`; fewer with fewer rows. A watch costs microseconds a row."""
 NGRAM: ProposerName = "ngram"
 MIN_SPEED_UP = 1.05
-"""Minimum expected speed-up over plain steps for which drafts are allowed."""
+"""Smallest expected speed-up over plain steps for drafts."""
 
 
 class Drafter(Protocol):
-    """The part of a row that this policy reads."""
-
     @property
     def records(self) -> Mapping[ProposerName, Record]:
-        """History of the row's drafts by each proposer that it may use; empty: the row never
-        drafts."""
+        """Drafts by each permitted proposer; empty: never drafts."""
 
     @property
     def room(self) -> int:
-        """Number of tokens, beyond the one of the next plan, for which the answer has room."""
+        """Tokens that the answer takes beyond the next plan's one."""
 
 
 @attrs.frozen
 class Allowed:
-    """What the decoding rows of a plan may draft."""
-
     drafts: tuple[int, ...] = ()
-    """Maximum number of tokens of each row; () if no row may draft."""
+    """Most tokens of each row; () if no row may draft."""
     proposers: tuple[ProposerName, ...] = ()
-    """What drafts for each row; () if n-grams do for all."""
+    """Each row's proposer; () if n-grams for all."""
     watch: bool = False
     """Whether the plan watches for rows that repeat something."""
 
@@ -59,7 +52,7 @@ class Option(NamedTuple):
     room: int
 
     def expect_tokens(self, size: int) -> float:
-        """Expected number of accepted tokens of a draft: those before the first rejected one."""
+        """Expected accepted tokens of a draft."""
         rate = self.record.acceptance.rate
         return rate * (1 - rate ** min(size, self.room)) / (1 - rate) if rate < 1 else size
 
@@ -75,27 +68,24 @@ class Choice(NamedTuple):
 
 
 class Speculation:
-    """Decides for each plan how much each row drafts and by which proposer, and learns from each
-    result."""
-
     def __init__(self, max_tokens: int, min_match: int, stats: SpeculationStats) -> None:
-        """Drafts have at most `max_tokens` tokens, and n-grams match at least `min_match` tokens.
-        Counters continue from `stats`."""
+        """Drafts have at most `max_tokens` tokens; n-grams match at least `min_match`. Counters
+        continue from `stats`."""
         self._sizes = sorted(
             {min(1 << power, max_tokens) for power in range(max_tokens.bit_length() + 1)}
         )
         self._min_match = min_match
         self._costs = Costs()
         self._acceptance: defaultdict[ProposerName, Acceptance] = defaultdict(Acceptance)
-        """Acceptance of all rows, with which new rows begin."""
+        """Average of all rows, with which new rows begin."""
         self._step = 0
         self._unwatched = WATCH_EVERY
         self._repeating = False
-        """Whether any row may repeat something. If not, n-grams are not examined."""
+        """Whether n-grams are examined at all."""
         self.stats = stats
 
     def records(self, names: Iterable[ProposerName]) -> dict[ProposerName, Record]:
-        """Make the records of a row that may draft by these proposers."""
+        """Make a row's records for the permitted proposers."""
         return {
             name: Record(
                 name, self._min_match, self._acceptance[name].scaled(), drafted_at=self._step
@@ -104,7 +94,6 @@ class Speculation:
         }
 
     def allow(self, rows: Sequence[Drafter]) -> Allowed:
-        """Decide about the next plan, in which these rows decode."""
         if not any(row.records for row in rows):
             return Allowed()
         best = self._best(rows)
@@ -152,8 +141,8 @@ class Speculation:
         return Allowed(tuple(drafts), () if set(proposers) == {"ngram"} else tuple(proposers))
 
     def _choose(self, name: ProposerName, options: Sequence[Option], rows: int) -> Choice:
-        """Choose the size, and the number of the most promising rows. `name`: the only proposer of
-        the options besides n-grams."""
+        """Choose the size and the number of most promising rows. `name`: the only proposer besides
+        n-grams."""
         best = Choice(1.0, 0, "ngram", ())
         no_draft_ratio = self._costs.ratio("ngram", rows, 0)
         for size in self._costs.affordable(name, rows, self._sizes):
@@ -174,7 +163,7 @@ class Speculation:
         return best
 
     def answered(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
-        """Learn from the result of a plan. `rows`: the rows that still exist."""
+        """Learn from a result. `rows` still exist."""
         self._step += 1
         if plan.drafts:
             self._learn(plan, stepped, rows)
@@ -191,8 +180,7 @@ class Speculation:
         self.stats = counted(self.stats, plan, stepped)
 
     def _learn(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
-        """Learn how many drafted tokens were accepted: those of each row, and those of all rows by
-        each proposer."""
+        """Learn the accepted tokens of each row, and of all rows by proposer."""
         drafted = {row: (tokens, accepted) for row, tokens, accepted in stepped.drafted}
         names = plan.proposer_of
         counts: dict[ProposerName, tuple[int, int]] = {}
@@ -209,7 +197,6 @@ class Speculation:
             self._acceptance[name].add(accepted, rejected)
 
     def _measure(self, plan: Plan, stepped: Stepped) -> None:
-        """Learn the duration of the step."""
         rows = len(plan.decode)
         if not plan.drafts:
             self._costs.add_plain(rows, stepped.seconds)
@@ -223,8 +210,8 @@ class Speculation:
 
 
 def _order_options(options: Sequence[Option], size: int) -> list[tuple[float, Option]]:
-    """Return the better option of each row and the expected number of accepted tokens, most first.
-    Options of one row are neighbours."""
+    """Return each row's better option with expected tokens, most first. A row's options are
+    neighbours."""
     better: list[tuple[float, Option]] = []
     for option in options:
         expected = option.expect_tokens(size)
@@ -237,7 +224,6 @@ def _order_options(options: Sequence[Option], size: int) -> list[tuple[float, Op
 
 
 def counted(stats: SpeculationStats, plan: Plan, stepped: Stepped) -> SpeculationStats:
-    """Add the drafts of a step to the counters."""
     if not stepped.drafted:
         return stats
     names, by_proposer = plan.proposer_of, dict(stats.by_proposer)
@@ -260,7 +246,7 @@ def counted(stats: SpeculationStats, plan: Plan, stepped: Stepped) -> Speculatio
 
 
 def by_position(before: tuple[int, ...], accepted: Iterable[int]) -> tuple[int, ...]:
-    """Counts of accepted tokens by their index in a draft, with those of `accepted` added."""
+    """Add accepted counts by index in a draft."""
     counts = list(before)
     for right in accepted:
         counts += [0] * (right - len(counts))

@@ -1,4 +1,4 @@
-"""Step statistics. A step is observed once, however many rows it has."""
+"""A step is observed once, however many rows take part."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ BANKS_EVERY_S = 1.0
 
 @attrs.define
 class StepStatistics:
-    """Histograms of inter-token latencies and of tokens a step."""
-
     # Rows decode in every step, so all have the same latency: the time between two results.
 
     inter_token_latency: Histogram
@@ -34,7 +32,6 @@ class StepStatistics:
 
     @property
     def gauges(self) -> dict[str, Any]:
-        """Values by the name of their field in `SchedulerStats`."""
         return {
             "inter_token_latency": self.inter_token_latency,
             "step_tokens": self.step_tokens,

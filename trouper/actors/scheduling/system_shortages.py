@@ -1,7 +1,6 @@
-"""Steps that failed for lack of file descriptors, processes or memory of the system. Pure; the
-caller passes the time.
+"""Steps that failed for lack of file descriptors, processes or system memory. Pure.
 
-Compiling a kernel takes such resources, and a moment without is no crash: all requests resume. Rows
+Compiling a kernel takes such resources, and a brief shortage is no crash: all requests resume. Rows
 with new work in the step run alone until past that point; a second failure there is answered 503.
 """
 

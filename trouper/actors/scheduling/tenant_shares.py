@@ -1,18 +1,17 @@
-"""Shares of tenants: clients with API keys of their own share rows, the queue and prefill. Pure. No
-effect while a single tenant is present.
+"""Shares of tenants, clients with separate API keys: rows, queue and prefill. Pure. No effect on a
+single tenant.
 
 - **Queue**: of equal priority, the tenant with the fewest rows goes first. Each tenant may fill a
-  queue of its own.
-- **Rows**: a tenant has at most the number of rows divided by the tenants present, since every row
-  makes every step longer.
+  separate queue.
+- **Rows**: at most the number of rows divided by the tenants present.
 - **Prefill**: a step's tokens are split between tenants, then between prompts. While others decode,
-  prefill takes credit: each second gives every tenant its share of a second, up to `CREDIT_S`. Rare
-  long prompts are not slowed down; constant ones take their share of the time.
+  prefill takes credit: each second gives every tenant a share of a second, up to `CREDIT_S`. Rare
+  long prompts are not slowed down.
 
 Batches yield to all others (`preemption.py`), and take turns among themselves.
 
 The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024)
-orders the queue alone; here rows are bounded too, since a long answer holds a row for minutes.
+orders only the queue; here rows are bounded too, since a long answer holds a row for minutes.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from trouper.protocol.plans import Chunk, Plan, RowId
 # About 2,000 tokens of a small model on two CPU cores, 140,000 of 4B on a GPU.
 CREDIT_S = 4.0
 DEBT_S = 1.0
-"""Maximum debt of a tenant that prefilled while nobody else decoded."""
+"""Largest debt of a tenant that prefilled while no other decoded."""
 Tenant = tuple[bool, str]
-"""Whether requests are of a batch, and the name of their tenant."""
+"""Whether of a batch, and the tenant's name."""
 
 
 def tenant_of(sequence: Sequence) -> Tenant:
@@ -79,7 +78,7 @@ class TenantShares:
         return tenant[0] or self.running[tenant] < self.row_share or not self.contended
 
     def in_turn(self, sequences: Ordered[Sequence]) -> Ordered[Sequence]:
-        """Sequences of one priority, by the rows that their tenant would have, then as given."""
+        """Sequences of one priority, by the tenants' number of rows, then as given."""
         if len(self.waiting) < 2:
             return sequences
         would_have = self.running.copy()
@@ -95,7 +94,7 @@ class TenantShares:
     def may_prefill(
         self, prefilling: list[Sequence], decoding: Iterable[Sequence]
     ) -> list[Sequence]:
-        """Rows that may prefill in the next step; all, if only their own tenant decodes."""
+        """Rows that may prefill next; all, if only the same tenant decodes."""
         if not self.contended:
             return prefilling
         streaming = {tenant_of(sequence) for sequence in decoding}
@@ -133,14 +132,13 @@ class TenantShares:
     def note_prefill(
         self, step: int, chunks: Iterable[Chunk], rows: Mapping[RowId, Sequence]
     ) -> None:
-        """Note the tenants of a plan's chunks, under contention."""
         if self.contended and (
             tenants := {chunk.row: tenant_of(rows[chunk.row]) for chunk in chunks}
         ):
             self._planned[step] = tenants
 
     def charge(self, plan: Plan, seconds: float, decode_s: float) -> None:
-        """Charge a step of so many seconds, of which `decode_s` if it only decodes."""
+        """Charge a step of `seconds`; `decode_s` is the time of a step that only decodes."""
         tenants = self._planned.get(plan.step, {})
         for step in [step for step in self._planned if step <= plan.step]:
             del self._planned[step]

@@ -1,5 +1,5 @@
-"""A node of the prefix tree and its key: a hash of the block's tokens and of the parent's key, as
-in vLLM's prefix caching."""
+"""A node of the prefix tree, and its key: a hash of the block's tokens and the parent's key, as in
+vLLM's prefix caching."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def common(a: bytes, b: bytes) -> int:
 
 @attrs.define(eq=False)
 class Node:
-    """The tokens of one block, usable while the block is in memory or on disk."""
+    """One block's tokens, usable while the block is in memory or on disk."""
 
     key: bytes
     parent: Node | None
@@ -45,7 +45,7 @@ class Node:
     snapshot_on_disk: bool = False
     queued: bool = False
     pins: int = 0
-    """Number of rows and loads that use the node."""
+    """Rows and loads that use the node."""
     locks: int = 0
     """Number of pins and of locked children."""
     resident_children: int = 0
@@ -71,7 +71,7 @@ class Node:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the node or a descendant is in memory or pinned, so that the parent must stay."""
+        """Whether the node or a descendant is in memory or pinned, which keeps the parent."""
         return self.block is not None or self.pins > 0 or self.resident_children > 0
 
     @property
@@ -134,7 +134,7 @@ def token_bytes(tokens: Iterable[int]) -> bytes:
 
 
 class Chain:
-    """The tokens of one text, and the keys of its full blocks, each computed once (F7)."""
+    """A text's tokens, and the keys of full blocks, each computed once (F7)."""
 
     def __init__(self, root: Node, tokens: bytes, block_size: int, digest: Digest = sha256) -> None:
         self.root, self.tokens = root, bytearray(tokens)

@@ -1,8 +1,8 @@
-"""The waiting queue: sequences without a row, by priority, then by arrival, preempted ones first.
-Tenants take turns within a priority (`tenant_shares.py`).
+"""Sequences without a row, by priority, then by arrival, preempted ones first. Tenants take turns
+within a priority (`tenant_shares.py`).
 
-A sequence that has waited longer than `max_wait_s` is overdue and precedes all others, lest lower
-numbers starve it. Requests of batches become overdue one at a time (`preemption.py`).
+After `max_wait_s` a sequence is overdue and precedes all others, lest lower numbers starve higher
+ones. Requests of batches become overdue one at a time (`preemption.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ class WaitingQueue:
         # Sequences by priority. No class is empty.
         self._classes: dict[int, deque[Sequence]] = {}
         self.num_preempted = 0
-        """Number of sequences that had a row and left it."""
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
@@ -67,8 +66,8 @@ class WaitingQueue:
             yield from self._shares.in_turn(self._classes[priority])
 
     def count_sharing(self, sequence: Sequence, num_tokens: int, at_most: int) -> int:
-        """Number of sequences that begin with the same `num_tokens` tokens, itself among them, up
-        to `at_most`."""
+        """Count sequences with the same first `num_tokens` tokens, this one included, up to
+        `at_most`."""
         chain = sequence.chain
         start = chain.part(0, num_tokens)
         near = islice(
@@ -113,7 +112,6 @@ class WaitingQueue:
         return aborted
 
     def ordered(self, now: float) -> Ordered[Sequence]:
-        """Sequences in the order of entry: overdue ones first."""
         waiting = tuple(self)
         if len(self._classes) < 2 or not self._max_wait_s:
             return waiting
@@ -132,8 +130,8 @@ class WaitingQueue:
     def candidates(
         self, batch: RunningBatch, blame: Blame, *, idle: bool, now: float
     ) -> Ordered[Sequence]:
-        """Sequences that may enter the batch, in order, as far as isolated rows permit. `idle`: no
-        plan is in flight."""
+        """Sequences that may enter, as far as isolated rows permit. `idle`: no plan is in
+        flight."""
         return may_enter(
             self.ordered(now),
             [sequence.standing for sequence in (*batch.rows.values(), *batch.removed.values())],
@@ -167,9 +165,9 @@ def may_enter(
     apart: bool,
     now: float,
 ) -> Ordered[Q]:
-    """Requests that may be admitted now, in order. `present`: rows in the engine, and rows whose
-    last plans are unanswered. `trials`: suspects in the order of their trials. `idle`: no plan is
-    in flight. `apart`: all rows run alone."""
+    """Requests that may enter now, in order. `present`: rows in the engine or with unanswered
+    last plans. `trials`: suspects in order. `idle`: no plan is in flight. `apart`: all rows run
+    alone."""
     # A row that runs alone enters when nothing is in flight, so that a crash can have come from
     # nobody else.
     if any(standing.isolated for standing in present) or (apart and present):

@@ -1,4 +1,4 @@
-"""The write queue: cached blocks that wait to be written to disk, and those in flight."""
+"""Cached blocks that wait for the disk, and those in flight."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trouper.protocol.blocks import BlockRef
 from trouper.protocol.work import Run
 
 MAX_QUEUED_CHAINS = 4096
-"""Maximum number of waiting chains; the oldest are dropped."""
+"""Waiting chains; the oldest are dropped beyond."""
 
 
 @attrs.frozen(eq=False)
 class InFlightWrite:
-    """Consecutive nodes in flight to the disk, valid even after their eviction."""
+    """Consecutive nodes in flight to the disk, valid even after eviction."""
 
     run: Run
     nodes: tuple[Node, ...]
@@ -37,7 +37,7 @@ class WriteQueue:
         self._in_flight: dict[bytes, tuple[bytes, BlockRef]] = {}
 
     def add(self, node: Node | None) -> None:
-        """Queue a node and its ancestors."""
+        """Queue a node and all ancestors."""
         nodes: deque[Node] = deque()
         while (
             self.enabled
@@ -108,9 +108,9 @@ class WriteQueue:
         return InFlightWrite(run, tuple(nodes), sum(map(self._bytes_of, nodes)))
 
     def keep_in_flight(self, keys: Iterable[bytes]) -> None:
-        """Forget all other blocks in flight: nobody will answer for those."""
+        """Forget all other blocks in flight, which will not be answered."""
         self._in_flight = {key: self._in_flight[key] for key in keys if key in self._in_flight}
 
     def answered(self, keys: Iterable[bytes]) -> list[tuple[bytes, BlockRef]]:
-        """Blocks that were in flight and no longer are, each with its parent's key."""
+        """Blocks that have left flight, each with the parent's key."""
         return [sent for key in keys if (sent := self._in_flight.pop(key, None)) is not None]

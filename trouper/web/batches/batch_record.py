@@ -1,4 +1,4 @@
-"""A batch: the client's request for it, its state, and its description in the API."""
+"""Batches: the client's request, the state, and the description in the API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import msgspec
 import trio
 
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-"""Statuses of a batch of which nothing runs any more."""
 STATUSES = (
     "validating",
     "in_progress",
@@ -26,8 +25,6 @@ TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancell
 
 
 class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The client's request, which never changes."""
-
     id: str
     endpoint: str
     input_file_id: str
@@ -37,60 +34,50 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     metadata: dict[str, str] | None = None
     owner: str = ""
-    """Identity of the API key that made the batch: its lines run as requests of this key, and no
-    other key sees it."""
+    """Identity of the API key that made the batch; requests run for this key, no other key sees the
+    batch."""
     output_file_id: str
     error_file_id: str
-    """Ids of the files that the batch will leave: a restart while they are written writes the same
-    ones."""
+    """File ids are fixed here: a restart amid the writing writes the same files."""
 
 
 class BatchState(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a batch is. The counts are final once it has ended."""
+    """The counts are final once the batch has ended."""
 
     status: str = "validating"
     times: dict[str, int] = {}
-    """When the batch entered each of its statuses."""
     total: int = 0
     completed: int = 0
     failed: int = 0
     errors: list[dict[str, Any]] = []
-    """The errors of a batch that could not be run."""
 
 
 @attrs.frozen
 class LineAnswer:
-    """The answer to a line of a batch; lines count from 0."""
+    """Lines count from 0."""
 
     number: int
     ok: bool
-    """Whether the answer belongs into the output file; otherwise into the error file."""
+    """Whether the answer goes to the output file or to the error file."""
     output: bytes
-    """The line of that file."""
 
 
 @attrs.define(eq=False)
 class Batch:
-    """A batch in memory."""
-
     spec: BatchSpec
     state: BatchState = attrs.field(factory=BatchState)
     total: int = 0
-    """Number of its lines; 0 until they are validated."""
+    """Number of lines; 0 before validation."""
     answered: set[int] = attrs.field(factory=set)
-    """Lines whose answers are in the database; empty once the batch has ended."""
+    """Lines whose answers are in the database; empty after the batch's end."""
     failed: int = 0
-    """How many of the answers are errors."""
     answer_bytes: int = 0
-    """Bytes of the answers in the database."""
+    """Bytes of answers in the database."""
     scope: trio.CancelScope | None = None
-    """Ends what runs of it."""
     started: bool = False
-    """Whether the worker has it."""
     fault: str = ""
-    """Why the last write failed; empty if it did not."""
+    """Error of the last write, if any."""
     entering: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held while the batch enters a status."""
 
     @property
     def status(self) -> str:
@@ -101,22 +88,20 @@ class Batch:
         return self.status in ENDED
 
     def unanswered(self) -> Iterator[int]:
-        """The lines without an answer, in the order of the file. Some may get one meanwhile."""
+        """Yield lines without an answer in the order of the file; some may get one meanwhile."""
         return (number for number in range(self.total) if number not in self.answered)
 
     def count(self, answer: LineAnswer) -> None:
-        """Count an answer that is in the database."""
         if answer.number not in self.answered:
             self.answered.add(answer.number)
             self.failed += not answer.ok
             self.answer_bytes += len(answer.output)
 
     def forget_answers(self) -> None:
-        """The state has the counts, and 50,000 numbers are megabytes."""
+        """Free the numbers: 50,000 take megabytes, and the state has the counts."""
         self.answered, self.failed, self.answer_bytes = set(), 0, 0
 
     def counted(self) -> BatchState:
-        """The state with the counts of now."""
         if self.ended:
             return self.state
         completed = len(self.answered) - self.failed
@@ -125,7 +110,6 @@ class Batch:
         )
 
     def body(self) -> dict[str, Any]:
-        """The batch as OpenAI's API describes it."""
         spec, state = self.spec, self.counted()
         errors = {"object": "list", "data": state.errors} if state.errors else None
         return {

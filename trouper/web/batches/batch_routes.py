@@ -1,6 +1,5 @@
-"""/v1/batches: create, list, describe and cancel batches. A batch is seen only by requests with the
-key that made it; a key with `admin`
-lists and cancels those of all keys, without what others have written into them."""
+"""/v1/batches. A batch is seen only by the key that made the batch. A key with `admin` lists and
+cancels all batches, without text from other clients."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ from trouper.web.service import Service, as_json, now
 
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 MAX_UNFINISHED = 1000
-"""Number of batches of a key that may wait or run at a time: each of them has tasks and an index of
-its requests in memory."""
+"""Unfinished batches of a key; each has tasks and an index of requests in memory."""
 PAGE_QUERY: Json = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
     "after": TEXT,
@@ -40,8 +38,6 @@ PAGE_QUERY: Json = {
 
 
 class Batches:
-    """The handlers."""
-
     def __init__(self, service: Service, storage: BatchStorage, worker: BatchWorker) -> None:
         self._service, self._storage, self._worker = service, storage, worker
 
@@ -139,7 +135,7 @@ class Batches:
         )
 
     def _body(self, batch: Batch, label: dict[str, str]) -> dict[str, Any]:
-        """Format a batch for its owner or an admin. `label`: whose it is."""
+        """Format a batch for the owner or an admin. `label` names the owner."""
         own = batch.spec.owner in self._service.key_identities
         return batch.body() | label | ({} if own else {"metadata": None, "errors": None})
 

@@ -1,4 +1,4 @@
-"""Files and batches as JSON Schema, and the body that creates a batch."""
+"""JSON Schema of files and batches, and the body that creates a batch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def parse_batch(body: dict[str, Any], report: Report = refuse) -> BatchRequest:
 
 
 def window_s(window: str) -> int:
-    """Seconds of a completion window. Raises `RequestFailed` (400)."""
+    """Return the seconds of a completion window. Raises `RequestFailed` (400)."""
     match = WINDOW.fullmatch(window)
     if match is None:
         raise bad_request(
@@ -143,7 +143,6 @@ Order = Literal["asc", "desc"]
 
 
 def list_of(name: str) -> Json:
-    """Schema of a page of files or batches."""
     return full(
         {
             "object": {"const": "list"},
@@ -158,8 +157,8 @@ def list_of(name: str) -> Json:
 def page_body(
     ids: Sequence[str], after: str | None, limit: int, body: Callable[[str], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the page behind the entry `after`. `body` formats the entry of an id. Raises
-    `RequestFailed` (404) if there is no such entry."""
+    """Return the page behind the entry `after`. `body` formats an entry. Raises `RequestFailed`
+    (404)."""
     start = 0
     if after is not None:
         start = next((index + 1 for index, name in enumerate(ids) if name == after), 0)

@@ -1,4 +1,4 @@
-"""Files and batches in --batch-dir: their index in memory, and the room that each key has there."""
+"""The index of --batch-dir in memory, and the room of each key."""
 
 from __future__ import annotations
 
@@ -25,29 +25,27 @@ NO_ROOM = (
     "--batch-max-bytes (of one key: max_batch_bytes)"
 )
 ROOM_S = 0.5
-"""Time until requests without room for their answers look again."""
+"""Interval at which requests without room look again."""
 RETRY_AFTER_S = 5
-"""Retry-After of what is refused because of the directory."""
 RETRY_S = 5.0
-"""Time until a directory that another server has, or that cannot be read, is tried again."""
+"""Interval at which an unusable directory is opened again."""
 MAX_FILES = 10_000
-"""Number of files of a key: a description of each is in memory. A batch counts as the two files
-that it may leave."""
+"""Files of a key, each with a description in memory. A batch counts as the two files that the batch
+may leave."""
 MAX_ENDED = 1000
-"""Number of ended batches of a key that are remembered. The oldest are forgotten, and their files
-stay."""
+"""Ended batches of a key in memory. The oldest are forgotten, and the files stay."""
 
 
 @attrs.frozen
 class KeyShares:
-    """The bounds of each key. One key alone may hold all of `max_bytes`; beside others half, unless
-    the line of the key says otherwise."""
+    """A sole key may hold all of `max_bytes`, one of several half, unless the key's line names
+    another bound."""
 
     keys: Keys
     max_bytes: int
 
     def of(self, owner: str) -> tuple[int, frozenset[str]]:
-        """Return the bytes that an owner may hold, and all identities that its key has had."""
+        """Return an owner's bound in bytes, and all past identities of the owner's key."""
         key, owners = self.keys.clients_of(owner)
         if key is not None and key.max_batch_bytes is not None:
             return key.max_batch_bytes, owners
@@ -59,7 +57,7 @@ def too_large(message: str, code: str, param: str) -> RequestFailed:
 
 
 def _unavailable(message: str) -> RequestFailed:
-    """The request can be sent again, when the directory is well."""
+    """The client can repeat the request later."""
     return RequestFailed(
         Problem(
             503, message, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S
@@ -68,10 +66,9 @@ def _unavailable(message: str) -> RequestFailed:
 
 
 class BatchStorage:
-    """Files and batches on disk. The event loop alone changes the index of them in memory."""
+    """Only the event loop changes the index in memory."""
 
     def __init__(self, database: StateDatabase, directory: Path, shares: KeyShares) -> None:
-        """`shares`: bounds on the bytes of all files and answers, and on those of each owner."""
         self.directory, self._shares, self._database = directory, shares, database
         self.files, self.table = FileStore(directory / "files", database), BatchTable(database)
         self.batches: dict[str, Batch] = {}
@@ -79,18 +76,16 @@ class BatchStorage:
         self._unended: list[Batch] = []
         self.opened = trio.Event()
         self.problem = ""
-        """Why the directory cannot be used; empty if it can."""
+        """Reason why the directory is unusable, if any."""
         self.fault = ""
-        """Why the last write for a client failed; empty if it did not."""
+        """Error of the last write for a client, if any."""
         self.waiting = 0
-        """Number of requests that wait for room."""
         self._reserved = Counter[str]()
-        """Bytes that answers will take, by owner."""
+        """Bytes of answers to come, by owner."""
         self._opening = trio.Lock()
 
     @property
     def unended(self) -> Sequence[Batch]:
-        """The batches that have not ended, the oldest first."""
         self._unended = [batch for batch in self._unended if not batch.ended]
         return self._unended
 
@@ -108,25 +103,22 @@ class BatchStorage:
 
     @property
     def room(self) -> int:
-        """Bytes that are left."""
         return max(0, self._shares.max_bytes - self._held(self.files.total_bytes, None))
 
     def room_of(self, owner: str) -> int:
-        """Bytes that are left for this owner."""
         limit, owners = self._shares.of(owner)
         return max(0, min(self.room, limit - self._held(self.files.bytes_of(owners), owners)))
 
     def _held(self, file_bytes: int, owners: Collection[str] | None) -> int:
-        """Bytes that these owners hold (None: all), with those of answers to come. Each answer of a
-        batch that has not ended counts a second time, for the file that it will be in."""
+        """Bytes that owners (None: all) hold or have reserved. A running batch's answers count
+        twice, for the output file to come."""
         reserved = sum(
             size for owner, size in self._reserved.items() if owners is None or owner in owners
         )
         return file_bytes + 2 * self._answer_bytes(owners) + reserved
 
     def require_room(self, owner: str, size: int) -> None:
-        """Raises `RequestFailed` (413) if there is no room for `size` bytes more of a file of this
-        owner."""
+        """Raises `RequestFailed` (413) unless the owner has room for `size` bytes of a file."""
         if size <= self.room_of(owner):
             return
         if size > self.room:
@@ -143,7 +135,7 @@ class BatchStorage:
         raise too_large(message, "no_room_for_key", "file")
 
     def require_number(self, owner: str, more: int, param: str) -> None:
-        """Raises `RequestFailed` (413) if this owner may not have so many files more."""
+        """Raises `RequestFailed` (413) unless the owner may have `more` files."""
         _, owners = self._shares.of(owner)
         if self.files.number_of(owners) + 2 * self.unfinished(owners) + more > MAX_FILES:
             message = (
@@ -153,12 +145,12 @@ class BatchStorage:
             raise too_large(message, "too_many_files", param)
 
     async def begin_file(self, owner: str) -> Upload:
-        """Begin a file of a client. Raises `RequestFailed` (413), and `OSError`."""
+        """Raises `RequestFailed` (413) and `OSError`."""
         self.require_number(owner, 1, "file")
         return await self.files.begin(owner)
 
     async def has_room(self, owner: str, size: int) -> None:
-        """Wait until there is room for `size` bytes of this owner."""
+        """Wait for `size` bytes of room."""
         if self.room_of(owner) >= size:
             return
         if not self.waiting:
@@ -173,7 +165,7 @@ class BatchStorage:
 
     @asynccontextmanager
     async def reserved(self, owner: str, size: int) -> AsyncIterator[None]:
-        """Wait until there is room for `size` bytes, and reserve it until they are written."""
+        """Wait for `size` bytes of room and reserve the room during the write."""
         await self.has_room(owner, size)
         self._reserved[owner] += size
         try:
@@ -182,8 +174,8 @@ class BatchStorage:
             self._reserved[owner] -= size
 
     async def open(self, *, create: bool) -> bool:
-        """Open the directory, unless that is done. Returns whether it is there; `create` makes it.
-        Raises `RequestFailed` (503) if another server has it, or if it cannot be used."""
+        """Open the directory and return whether one exists. `create` makes the directory. Raises
+        `RequestFailed` (503) for an unusable or occupied directory."""
         async with self._opening:
             if not self.opened.is_set():
                 try:
@@ -199,7 +191,7 @@ class BatchStorage:
 
     @contextmanager
     def written_for_client(self) -> Iterator[None]:
-        """Raises `RequestFailed` (503) if the disk is full or ill."""
+        """Raises `RequestFailed` (503) if the disk is full or fails."""
         try:
             yield
         except OSError as error:
@@ -210,8 +202,7 @@ class BatchStorage:
         self.fault = ""
 
     async def open_when_possible(self) -> None:
-        """Return when the directory is open. One that another server has is tried again: that
-        server may be about to end."""
+        """Retry until the directory is open: another server may be about to release the lock."""
         known = ""
         while not self.opened.is_set():
             try:
@@ -245,8 +236,8 @@ class BatchStorage:
         return batch
 
     def _forget_surplus(self, batches: Sequence[Batch]) -> list[Batch]:
-        """Forget the ended ones that are too many for their owner, and return them. `batches`: the
-        oldest first."""
+        """Forget and return each owner's surplus of ended batches. `batches` begins with the
+        oldest."""
         ended = [batch for batch in batches if batch.ended]
         left, surplus = Counter(batch.spec.owner for batch in ended), list[Batch]()
         for batch in ended:
@@ -256,8 +247,7 @@ class BatchStorage:
         return surplus
 
     def batch(self, batch_id: str, owners: Collection[str] | None) -> Batch:
-        """Return a batch of one of these owners; None: of any. Raises `RequestFailed` (404), also
-        for the batch of another owner."""
+        """Return a batch of these owners (None: all). Raises `RequestFailed` (404)."""
         batch = self.batches.get(batch_id)
         if batch is None or (owners is not None and batch.spec.owner not in owners):
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
@@ -267,13 +257,12 @@ class BatchStorage:
         return batch
 
     def of(self, owners: Collection[str] | None) -> Sequence[Batch]:
-        """The batches of these owners, the oldest first; None: of all."""
+        """Owners' batches (None: all), the oldest first."""
         return [
             batch for batch in self.batches.values() if owners is None or batch.spec.owner in owners
         ]
 
     def unfinished(self, owners: Collection[str]) -> int:
-        """Number of batches of these owners that have not ended."""
         return sum(batch.spec.owner in owners for batch in self.unended)
 
     def reads(self, file_id: str) -> bool:

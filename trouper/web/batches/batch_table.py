@@ -1,9 +1,8 @@
-"""Batches and their lines in the database.
+"""Batches and lines in the database.
 
-The order makes it safe. An attempt is in the database before its request runs, and `begun` before a
-model works for the request: a request that kills the process is counted, however often it does. A
-line whose answer is not in the database has none and runs again; one whose answer is there never
-does. A batch's end, its files and the deletion of its lines are one transaction.
+An attempt is written before its request runs, and `begun` before a model works: a request that
+kills the process is counted each time. A line without a stored answer runs again. A batch's end,
+files and deletion of lines are one transaction.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from trouper.web.batches.stored_files import StoredFile, insert_file
 from trouper.web.state_database import StateDatabase
 
 PIECE_BYTES = 2**20
-"""Bytes of answers that are read at a time."""
+"""Bytes of answers per read."""
 T = TypeVar("T")
 
 
 @attrs.frozen
 class Attempts:
-    """How often a line ran without an end."""
+    """Runs of a line without an end."""
 
     all: int = 0
     begun: int = 0
-    """Number of them for which a model began to work."""
+    """Runs for which a model began to work."""
 
 
 class BatchTable:
-    """The table. A cancelled task's writes are completed, so that memory and database agree.
-    Methods raise `OSError`."""
+    """Writes of cancelled tasks are completed: memory and database agree. Methods raise
+    `OSError`."""
 
     def __init__(self, database: StateDatabase) -> None:
         self._database = database
@@ -49,7 +48,6 @@ class BatchTable:
         return result
 
     async def load(self) -> list[Batch]:
-        """Read all batches, the oldest first."""
         return await self._database.run(_read_batches)
 
     async def create(self, batch: Batch) -> None:
@@ -61,20 +59,20 @@ class BatchTable:
             await self._database.run(partial(_delete_batches, ids=ids))
 
     async def enter(self, batch: Batch, status: str, at: int) -> None:
-        """Let the batch enter a status, unless it is being cancelled or has ended."""
+        """Enter a status, except in a batch that is being cancelled or has ended."""
         work = partial(enter_status, batch_id=batch.spec.id, status=status, at=at)
         with trio.CancelScope(shield=True):
             async with batch.entering:
                 batch.state = await self._write(batch, work)
 
     async def finish(self, batch: Batch, state: BatchState, files: Sequence[StoredFile]) -> None:
-        """Write how the batch ended, with the files that it leaves."""
+        """Write the end together with the output files."""
         work = partial(_finish, batch_id=batch.spec.id, state=state, files=files)
         await self._write(batch, work, truncates=True)
         batch.state = state
 
     async def interrupted(self, batch: Batch) -> list[int]:
-        """The lines that ran and have no answer, those with the fewest attempts first."""
+        """Return started lines without an answer, by number of attempts."""
         return await self._database.run(partial(_read_interrupted, batch_id=batch.spec.id))
 
     async def attempts(self, batch: Batch, number: int) -> Attempts:
@@ -82,27 +80,26 @@ class BatchTable:
         return await self._database.run(work)
 
     async def begin_attempt(self, batch: Batch, number: int, limit: Attempts) -> Attempts:
-        """Begin an attempt, unless the line has had so many. Returns the attempts before it."""
+        """Begin an attempt below the limit. Returns the number of earlier attempts."""
         work = partial(_begin_attempt_below, batch_id=batch.spec.id, number=number, limit=limit)
         return await self._write(batch, work)
 
     async def begin_work(self, batch: Batch, number: int) -> None:
-        """A model begins to work for the attempt."""
+        """Record that a model begins to work for the attempt."""
         await self._write(batch, partial(begin_work, batch_id=batch.spec.id, number=number))
 
     async def return_attempt(self, batch: Batch, number: int) -> None:
-        """The attempt did not come to its end through no fault of its own and does not count."""
+        """Take back an attempt that ended through no fault of the request."""
         await self._write(batch, partial(return_attempt, batch_id=batch.spec.id, number=number))
 
     async def store_answers(self, batch: Batch, answers: Sequence[LineAnswer]) -> None:
-        """Store answers of lines that have none."""
         work = partial(insert_answers, batch_id=batch.spec.id, answers=answers)
         await self._write(batch, work)
         for answer in answers:
             batch.count(answer)
 
     async def outputs(self, batch: Batch, *, ok: bool) -> AsyncIterator[bytes]:
-        """Yield the content of the output file, or of the error file, in the order of the lines."""
+        """Yield the output file or the error file in the order of the lines."""
         after: int | None = -1
         while after is not None:
             work = partial(_read_outputs, batch_id=batch.spec.id, ok=ok, after=after)
@@ -221,8 +218,7 @@ def insert_answers(connection: Connection, batch_id: str, answers: Sequence[Line
 def _read_outputs(
     connection: Connection, batch_id: str, ok: bool, after: int
 ) -> tuple[bytes, int | None]:
-    """Return lines behind that number, and the number of the last one; None: there are no
-    more."""
+    """Return lines behind that number and the last line's number (None at the end)."""
     select = (
         "SELECT number, output FROM lines WHERE batch = ? AND number > ? AND ok = ? "
         "AND output IS NOT NULL ORDER BY number"

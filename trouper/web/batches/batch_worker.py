@@ -1,18 +1,13 @@
-"""Runs batches: one task for each, and as many requests of all of them at a time as --batch-rows
-allows.
+"""Runs batches, a task each, with --batch-rows requests at a time over all batches.
 
-Requests of a batch have the lowest priority, and those of several batches take turns. The end of a
-request decides how it goes on:
+Batch requests have the lowest priority, and batches take turns. The end of a request decides:
 
-- Any response but those below is the answer, an error of the client's making too.
-- After 429 and 503 the request runs again later, until the batch expires. Others have the slot
-  meanwhile.
-- Without device memory a request runs at most MAX_ATTEMPTS times: each costs restarts of the
-  engine.
-- After a crash of the engine or a kill a request runs again, at most MAX_ATTEMPTS times. An attempt
-  for which no model worked (the model was being loaded) counts towards MAX_UNBEGUN alone.
-- After a cancellation (the server leaves, the model is unloaded by force, the batch is cancelled or
-  expires) the attempt does not count.
+- 429 and 503: the request runs again later, until the batch expires, and frees the slot meanwhile.
+- Out of device memory: at most MAX_ATTEMPTS runs, as each costs restarts of the engine.
+- Crash of the engine or kill: at most MAX_ATTEMPTS runs. Attempts for which no model worked (a
+  model was loading) count towards MAX_UNBEGUN alone.
+- Cancellation (shutdown, forced unload, batch cancelled or expired): the attempt does not count.
+- Any other response is the answer, also an error of the client's making.
 """
 
 from __future__ import annotations
@@ -50,35 +45,29 @@ from trouper.web.service import now
 
 log = logging.getLogger("trouper.batches")
 MAX_ATTEMPTS = 3
-"""How often a model may begin to work for a request without an end."""
+"""Unfinished runs of a request for which a model began to work."""
 MAX_UNBEGUN = 9
-"""How often a request may run without an end, whether or not a model worked for it."""
+"""Unfinished runs of a request, with or without a model at work."""
 CRASHED = "engine_stopped"
-"""As a 500: the engine crashed, perhaps by the request, and the attempt counts. As a 503 the server
-leaves."""
+"""A 500 means that the engine crashed, and the attempt counts. A 503 means shutdown."""
 NO_MEMORY = "out_of_memory"
-"""The attempt counts, and after the last one the response is the answer."""
+"""The attempt counts. The response after the last attempt is the answer."""
 MIN_ROOM = 1024
-"""Bytes that must be left on disk for a request to begin, and besides its answer."""
+"""Bytes of free disk that a request needs, besides the answer."""
 AGAIN_S, MAX_AGAIN_S = 0.5, 30.0
-"""Time until a request that was refused for the moment runs again; doubled each time."""
+"""Bounds of the time until a refused request runs again, doubled each time."""
 LINE_COPIES = 2
-"""How often a line is in memory beside its request."""
+"""Copies of a line in memory beside the request."""
 OUTCOMES = ("completed", "failed", "again")
 
 
 @attrs.define
 class BatchCounts:
-    """Counts since the server's start."""
-
     running: int = 0
-    """Requests that run now."""
     outcomes: Counter[str] = attrs.field(factory=lambda: Counter(dict.fromkeys(OUTCOMES, 0)))
 
 
 class BatchWorker:
-    """Runs the batches of the storage."""
-
     def __init__(
         self,
         storage: BatchStorage,
@@ -89,27 +78,25 @@ class BatchWorker:
         check_model: Callable[[str, str], object],
         budget: ByteBudget,
     ) -> None:
-        """`budget`: of the lines that run. `check_model` is called with a model and the owner of
-        the batch, and raises `RequestFailed` for a model that is not served."""
+        """`budget` bounds the running lines. `check_model` raises `RequestFailed` for a model that
+        the batch's owner cannot use."""
         self.counts = BatchCounts()
         self._storage, self._table, self._runner = storage, storage.table, runner
         self._max_line_bytes = max_line_bytes
         self._check_model, self._budget = check_model, budget
         self._rows, self._slots = rows, trio.Semaphore(rows)
         self._exclusive = trio.Lock()
-        """Held by the task that takes all slots, for two would wait for one another."""
+        """Held by the task that takes all slots; two such tasks would deadlock."""
         self._validating = trio.CapacityLimiter(1)
         self._nursery: trio.Nursery | None = None
         self._context = Context()
 
     @property
     def runs(self) -> bool:
-        """Whether `run` runs."""
         return self._nursery is not None
 
     async def run(self) -> None:
-        """Resume the batches that an earlier process has left, then run those that are created.
-        Runs until cancelled."""
+        """Resume the batches of an earlier process, then run new ones until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery, self._context = nursery, copy_context()
@@ -121,14 +108,14 @@ class BatchWorker:
             self._nursery = None
 
     def start(self, batch: Batch) -> None:
-        """Run a batch, once. The task has the context variables of `run`, not those of the request
-        that created the batch."""
+        """Run a batch, once, with the context variables of `run` instead of the creating
+        request's."""
         if self._nursery is not None and not batch.started:
             batch.started = True
             self._context.run(self._nursery.start_soon, self._run, batch)
 
     async def _run(self, batch: Batch) -> None:
-        """Run a batch to its end, whatever happens to the disk."""
+        """Run a batch to the end, also across faults of the disk."""
         fault = ""
         while not batch.ended:
             try:
@@ -195,8 +182,7 @@ class BatchWorker:
     # -- requests ---------------------------------------------------------------------------------
 
     async def _run_lines(self, batch: Batch, lines: InputLines) -> None:
-        """Run the requests that have no answer, until all have one, the batch is cancelled, or it
-        expires."""
+        """Run unanswered requests until the batch is complete, cancelled or expired."""
         with trio.CancelScope(
             deadline=trio.current_time() + batch.spec.expires_at - time.time()
         ) as batch.scope:
@@ -211,8 +197,8 @@ class BatchWorker:
                     nursery.start_soon(self._run_line, batch, lines, number, begun)
 
     async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
-        """Run a request that ran when the process was killed, without another request of a batch
-        beside it: the one that kills is found, and the others get their answers."""
+        """Run an interrupted request alone: a request that kills the process is identified, and the
+        others complete."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         async with self.all_slots():
             answer = await self._attempt(batch, lines, number)
@@ -220,14 +206,13 @@ class BatchWorker:
             await self._keep(batch, number, answer)
 
     async def _take_slot(self, batch: Batch) -> None:
-        """Wait until there is room for an answer, and then for a slot: keys without room hold
-        none."""
+        """Wait for room, then for a slot: keys without room hold no slot."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         await self._slots.acquire()
 
     @asynccontextmanager
     async def all_slots(self) -> AsyncIterator[None]:
-        """Wait until no request runs, and let none begin meanwhile."""
+        """Wait until no request runs, and let none begin."""
         async with self._exclusive:
             with ExitStack() as slots:
                 for _ in range(self._rows):
@@ -238,8 +223,8 @@ class BatchWorker:
     async def _run_line(
         self, batch: Batch, lines: InputLines, number: int, begun: trio.Semaphore
     ) -> None:
-        """Run a request until it has its answer. The slot that the caller has acquired is released
-        while the request waits to run again."""
+        """Run a request to an answer. The caller's slot is free while the request waits for another
+        attempt."""
         try:
             again_s = AGAIN_S
             while not await self._attempt_in_slot(batch, lines, number):
@@ -260,8 +245,7 @@ class BatchWorker:
         return number in batch.answered
 
     async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> LineAnswer | None:
-        """Run a request once, if there is memory for it. Returns the answer, which is not stored
-        yet. None: there is none, or the request ran too often."""
+        """Run a request once, if memory allows. Returns an answer yet to be stored, or None."""
         holding = self._budget.open(batch.spec.owner)
         try:
             holding.take(LINE_COPIES * lines.sizes[number])
@@ -303,7 +287,7 @@ class BatchWorker:
         return LineAnswer(number, response.status < 400, output)
 
     async def _keep(self, batch: Batch, number: int, answer: LineAnswer) -> None:
-        """Store an answer when there is room for it, in the database and in the output file."""
+        """Store an answer once the database and the output file have room."""
         size = 2 * len(answer.output) + MIN_ROOM
         async with (
             self._returned_if_cancelled(batch, number),
@@ -317,7 +301,6 @@ class BatchWorker:
 
     @asynccontextmanager
     async def _returned_if_cancelled(self, batch: Batch, number: int) -> AsyncIterator[None]:
-        """An attempt that is cancelled does not count."""
         try:
             yield
         except* trio.Cancelled:
@@ -338,8 +321,7 @@ class BatchWorker:
             self.counts.running -= 1
 
     async def _begin(self, batch: Batch, number: int) -> None:
-        """Note that a model begins to work for a request. Raises `RequestFailed` (503) if that
-        cannot be written."""
+        """Record that a model begins to work. Raises `RequestFailed` (503) if the write fails."""
         try:
             await self._table.begin_work(batch, number)
         except OSError as error:
@@ -351,8 +333,8 @@ class BatchWorker:
     # -- the end ----------------------------------------------------------------------------------
 
     async def _finish(self, batch: Batch, lines: InputLines) -> None:
-        """Write the files, and then how the batch ended. After a kill in the middle, the next start
-        writes the same again."""
+        """Write the files, then the batch's end. A restart amid the writing writes the same
+        again."""
         if batch.status == "in_progress":
             await self._table.enter(batch, "finalizing", now())
         status = "cancelled" if batch.status == "cancelling" else "completed"
@@ -384,7 +366,7 @@ class BatchWorker:
         )
 
     async def cancel(self, batch: Batch) -> None:
-        """Cancel a batch: no request of it runs any more. Raises `OSError`."""
+        """Raises `OSError`."""
         if batch.status not in ("validating", "in_progress"):
             return
         await self._table.enter(batch, "cancelling", now())
@@ -393,7 +375,7 @@ class BatchWorker:
 
 
 def _expired(lines: InputLines, numbers: list[int]) -> list[LineAnswer]:
-    """Errors of requests for which there was no time. Runs in a thread; raises `OSError`."""
+    """Return errors of requests that had no time. Runs in a thread; raises `OSError`."""
     message = "the batch expired before this request had its answer"
     return [
         LineAnswer(number, False, error_line(uuid4().hex, custom_id, "batch_expired", message))

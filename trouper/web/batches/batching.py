@@ -1,5 +1,4 @@
-"""Files and batches of one app: storage, worker and handlers, and what health and metrics show of
-them."""
+"""Storage, worker, handlers, health and metrics of one app's batches."""
 
 from __future__ import annotations
 
@@ -26,12 +25,10 @@ from trouper.web.service import Service
 from trouper.web.state_database import StateDatabase
 
 LAST_ANSWERS_S = 1.0
-"""Time for writing the last answers after the models were drained."""
+"""Time for writing the last answers after the models have drained."""
 
 
 class Batching:
-    """Files and batches in one directory."""
-
     def __init__(
         self, service: Service, app: Asgi, directory: Path, database: StateDatabase
     ) -> None:
@@ -50,15 +47,14 @@ class Batching:
         self._groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
 
     def _check_model(self, name: str, owner: str) -> None:
-        """Check the name that requests give their model. Raises `RequestFailed` (404) if the key of
-        the batch may use no such model."""
+        """Raises `RequestFailed` (404) unless the batch's key may use the model."""
         entries = self._service.entries_for(self._service.keys.of_identity(owner) or ANYBODY)
         model, _ = adapter_names.split(name, entries)
         named(self._service.aliases.resolved(model or name, entries), entries)
 
     async def run(self) -> None:
-        """Run batches until the models have been drained, and a moment longer: answers that were
-        complete by then are kept."""
+        """Run batches until shortly after the models have drained, which stores complete
+        answers."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.worker.run)
             await self._finished.wait()
@@ -71,7 +67,6 @@ class Batching:
         return tuple(endpoint for group in self._groups for endpoint in group.endpoints())
 
     def health(self) -> dict[str, Any]:
-        """The part of /health."""
         return {
             "statuses": self._statuses(),
             "requests_running": self.worker.counts.running,
@@ -82,7 +77,7 @@ class Batching:
         }
 
     def _problem(self) -> str:
-        """Why batches wait, or uploads are refused; empty if they are not."""
+        """Reason why batches wait or uploads are refused, if any."""
         storage = self.storage
         waiting = [batch.fault for batch in storage.unended if batch.fault]
         if storage.problem or not (waiting or storage.fault):

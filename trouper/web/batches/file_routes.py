@@ -1,6 +1,5 @@
-"""/v1/files: upload, list, describe, download and delete files. A file is seen only by requests
-with the key that made it; a key with
-`admin` lists and deletes those of all keys."""
+"""/v1/files. A file is seen only by the key that made the file. A key with `admin` lists and
+deletes all files."""
 
 from __future__ import annotations
 
@@ -45,8 +44,6 @@ FORM = "multipart/form-data"
 
 
 class Files:
-    """The handlers."""
-
     def __init__(self, service: Service, storage: BatchStorage) -> None:
         self._service, self._storage = service, storage
 
@@ -130,7 +127,7 @@ class Files:
         return as_json(file.body())
 
     def _checked(self, form: UploadForm) -> Upload:
-        """Check the fields. Raises `RequestFailed` (400)."""
+        """Raises `RequestFailed` (400)."""
         purpose = form.fields.pop("purpose", None)
         if purpose is None:
             raise bad_request("purpose is required", "purpose", "missing_required_parameter")
@@ -205,7 +202,7 @@ class Files:
 
 
 class FileBody(PassiveBody):
-    """The content of a file, a chunk at a time. The request closes the file."""
+    """The content of a file in chunks. The request closes the file."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
@@ -222,17 +219,16 @@ MAX_BUFFERED = 2**20
 """Bytes of a body that wait for their reader."""
 SLICE = 2**16
 MAX_HEAD = 2**18
-"""Bytes of the form beside the file that are held at a time."""
+"""Bytes of the form without the file."""
 MAX_FIELD = 2**10
 UPLOAD_BYTES = 4 * MAX_BUFFERED
-"""Memory of an upload: bytes that wait for their reader and for the disk, each twice while they are
-copied."""
+"""Memory of an upload: bytes for the reader and for the disk, each copied once."""
 MAX_PARTS = 16
 INVALID = "invalid_form"
 
 
 class UploadBody(PacedBody):
-    """A body of any length, of which little is in memory."""
+    """A body of any length, little of which is in memory."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -244,13 +240,10 @@ class UploadBody(PacedBody):
 
 
 class UploadForm:
-    """The form while it is received."""
-
     def __init__(
         self, boundary: str, begin: Begin, require_room: Callable[[int], None], max_file_bytes: int
     ) -> None:
-        """`begin` begins the file. `require_room` raises `RequestFailed` (413) if there is no room
-        for so many bytes more."""
+        """`begin` begins the file. `require_room(bytes)` raises `RequestFailed` (413)."""
         self._decoder = MultipartDecoder(boundary.encode(), MAX_HEAD, max_parts=MAX_PARTS)
         self._begin_upload, self._require_room, self._max_file_bytes = (
             begin,
@@ -265,8 +258,8 @@ class UploadForm:
         self._ended = False
 
     async def receive(self, body: UploadBody, timeout_s: float) -> None:
-        """Read the body to its end. A client that sends nothing for `timeout_s` is too slow. Raises
-        `RequestFailed` (400, 413), werkzeug's 408, and `OSError`."""
+        """Read the whole body. A client may be silent for `timeout_s`. Raises `RequestFailed` (400,
+        413), werkzeug's 408, and `OSError`."""
         body.admit(MAX_BUFFERED)
         chunks = aiter(body)
         while True:

@@ -1,7 +1,7 @@
-"""The lines of a batch's input file: one request each, validated before any of them runs.
+"""Validates a batch's input file before any line runs.
 
-A fault found here fails the batch at once. Parameters of a body depend on the model: the endpoint
-checks them when the line runs, and a refused line has its answer in the error file.
+Faults found here fail the batch. Parameters that depend on the model are checked by the endpoint as
+a line runs, and a refusal goes to the error file.
 """
 
 from __future__ import annotations
@@ -23,33 +23,30 @@ BatchEndpoint = Literal[
 ]
 ENDPOINTS: tuple[BatchEndpoint, ...] = get_args(BatchEndpoint)
 MAX_LINES = 50_000
-"""Maximum number of requests of a batch, as in OpenAI's API."""
+"""Requests of a batch, as in OpenAI's API."""
 MAX_FILE_LINES = 20 * MAX_LINES
-"""Maximum number of lines of a file, blank ones too: a file of nothing else would take minutes."""
+"""Lines of a file, blank ones included: a file of blank lines would take minutes."""
 MAX_ERRORS = 100
-"""Number of errors after which validation ends: a file with more is of another kind."""
+"""Errors after which validation ends."""
 MAX_ID_CHARS = 512
 FAULT_PATH = " - at `$"
-"""Stands between a refusal of msgspec and the path in it."""
+"""Separates msgspec's message from the path."""
 
 
 class Ways(msgspec.Struct):
-    """How an answer is given."""
-
     stream: bool | None = None
     background: bool | None = None
 
 
 class LineBody(Ways):
-    """The fields of a body that validation reads."""
+    """Fields of a body that validation reads."""
 
     model: str | None = None
     extra_body: msgspec.Raw = msgspec.Raw(b"null")
-    """Parameters that clients of other servers write beside the others: those that the body itself
-    has not are read from there."""
+    """Other servers' place for parameters; the body's own parameters win."""
 
     def asks_for(self, name: str) -> str | None:
-        """Return where the body turns a parameter on; None: it does not."""
+        """Return where the body turns a parameter on, if anywhere."""
         if (own := getattr(self, name)) is not None:
             return f"body.{name}" if own else None
         try:
@@ -60,7 +57,7 @@ class LineBody(Ways):
 
 
 class InputLine(msgspec.Struct):
-    """A line as validation reads it."""
+    """Fields that validation reads."""
 
     custom_id: str
     method: str
@@ -69,7 +66,7 @@ class InputLine(msgspec.Struct):
 
 
 class RunLine(msgspec.Struct):
-    """A line as the runner reads it."""
+    """Fields that the runner reads."""
 
     custom_id: str
     body: msgspec.Raw
@@ -77,7 +74,7 @@ class RunLine(msgspec.Struct):
 
 @attrs.frozen
 class LineError:
-    """A fault of a line, or of the file if `line` is None. Lines count from 1."""
+    """A fault of a line (counted from 1), or of the file if `line` is None."""
 
     code: str
     message: str
@@ -89,8 +86,6 @@ class LineError:
 
 
 class LinesInvalid(Exception):
-    """The file cannot be run."""
-
     def __init__(self, errors: list[LineError]) -> None:
         super().__init__(f"{len(errors)} errors")
         self.errors = errors
@@ -98,14 +93,13 @@ class LinesInvalid(Exception):
 
 @attrs.frozen(eq=False)
 class InputLines:
-    """Where each request of a file is. Requests are numbered from 0, whatever blank lines there
-    are."""
+    """Positions of the requests, numbered from 0 without blank lines."""
 
     path: Path
     offsets: array[int]
     sizes: array[int]
     models: dict[str, int]
-    """Each model that is named, and the first line that does."""
+    """Each model's first line."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -117,23 +111,19 @@ class InputLines:
             return msgspec.json.decode(file.read(self.sizes[number]), type=RunLine)
 
     def custom_ids(self, numbers: Iterator[int]) -> Iterator[tuple[int, str]]:
-        """Yield the `custom_id` of requests. Runs in a thread; raises `OSError`."""
+        """Yield each request's `custom_id`. Runs in a thread; raises `OSError`."""
         for number in numbers:
             yield number, self.read(number).custom_id
 
 
 class _Validation:
-    """The state of one pass over a file."""
-
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._first_lines: dict[str, int] = {}
-        """The line of each `custom_id`."""
         self._decoder = msgspec.json.Decoder(InputLine)
         self.models: dict[str, int] = {}
 
     def error(self, line: int, data: bytes) -> LineError | None:
-        """Check a line."""
         try:
             parsed = self._decoder.decode(data)
         except msgspec.ValidationError as error:
@@ -191,7 +181,6 @@ class _Validation:
 
 
 def _misfit(error: msgspec.ValidationError, line: int) -> LineError:
-    """Name the parameter that msgspec refuses."""
     refused, known, path = str(error).rpartition(FAULT_PATH)
     message, param = (refused, path.removesuffix("`").removeprefix(".")) if known else (path, None)
     if missing := re.search(r"missing required field `(\w+)`", message):
@@ -215,8 +204,7 @@ def _too_many(requests: int, lines: int) -> LineError | None:
 
 
 def validated(path: Path, endpoint: str, max_line_bytes: int) -> InputLines:
-    """Check all lines of a file. Runs in a thread. Raises `LinesInvalid` with what is wrong, and
-    `OSError`."""
+    """Check all lines. Runs in a thread. Raises `LinesInvalid` and `OSError`."""
     check, errors = _Validation(endpoint), list[LineError]()
     offsets, sizes = array("Q"), array("L")
     with path.open("rb") as file:

@@ -1,5 +1,5 @@
-"""A line of a batch, run through the app as a request by HTTP but without a socket, and the line of
-the output or error file that follows from the response."""
+"""Runs a line of a batch through the app without a socket, and formats the line of the output or
+error file."""
 
 from __future__ import annotations
 
@@ -26,25 +26,22 @@ NOT_JSON = http_problem(
 
 @attrs.frozen
 class LineResponse:
-    """The response to a request of a batch."""
-
     status: int
     body: bytes
-    """JSON."""
 
 
 @attrs.frozen
 class LineRunner:
-    """Runs requests through an app. A request has no key and acts for the owner of the batch, whose
-    key was checked when the batch was created."""
+    """Requests have no key and act for the batch's owner: the key was checked at the batch's
+    creation."""
 
     app: Asgi
 
     async def run(
         self, endpoint: str, body: bytes, request_id: str, owner: str, *, begin: Begin
     ) -> LineResponse:
-        """Return the response, whatever its status. Cancellation aborts the request. `begin` is
-        awaited before a model works for the request, and may raise `RequestFailed`."""
+        """Return the response, whatever the status. Cancellation aborts the request. `begin` is
+        awaited before a model works and may raise `RequestFailed`."""
         status, is_json, parts, received = 500, True, list[bytes](), False
 
         async def receive() -> Any:
@@ -110,7 +107,6 @@ class _ErrorBody(msgspec.Struct):
 
 
 def code_of(response: LineResponse) -> str | None:
-    """The code of the error that a response is; None: it has none."""
     try:
         error = msgspec.json.decode(response.body, type=_ErrorBody).error
     except msgspec.MsgspecError:
@@ -119,7 +115,7 @@ def code_of(response: LineResponse) -> str | None:
 
 
 def output_line(request_id: str, custom_id: str, response: LineResponse) -> bytes:
-    """The line of a request that has a response, whatever its status."""
+    """Format a response of any status."""
     answer = {
         "status_code": response.status,
         "request_id": request_id,
@@ -129,7 +125,6 @@ def output_line(request_id: str, custom_id: str, response: LineResponse) -> byte
 
 
 def error_line(request_id: str, custom_id: str, code: str, message: str) -> bytes:
-    """The line of a request that has no response."""
     return _line(request_id, custom_id, None, {"code": code, "message": message})
 
 

@@ -1,5 +1,5 @@
-"""Imports the JSON files that earlier versions of Trouper kept in --batch-dir: a description beside
-the content of each file, and a directory with the log of each batch."""
+"""Imports the JSON files of earlier versions from --batch-dir: a description beside each content,
+and a directory with each batch's log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTHING = msgspec.Raw()
 
 
 class _LogRecord(msgspec.Struct):
-    """A record of a log. One of the first five fields is set."""
+    """A record sets one of the first five fields."""
 
     attempt: int | None = None
     begun: int | None = None
@@ -36,8 +36,8 @@ class _LogRecord(msgspec.Struct):
 
 
 async def import_old(directory: Path, database: StateDatabase) -> None:
-    """Import such files and delete them. A repetition after a kill changes nothing. The log
-    names files that cannot be read. Raises `OSError`."""
+    """Import and delete old files; a repetition after a kill is harmless. Unreadable files are
+    logged. Raises `OSError`."""
     files, batches = await on_disk(_list_old, directory)
     if files or batches:
         imported = await database.run(partial(_import, files=files, batches=batches))

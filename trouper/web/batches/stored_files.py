@@ -1,7 +1,7 @@
-"""Files of clients: the input of batches, and the output that batches leave.
+"""Input and output files of batches.
 
-The content of a file is a file named by its id; the description is a row of the database, which is
-written last and deleted first. Content without a row is removed at the next start.
+Content is a file named by id. The description is a row of the database, written last and deleted
+first. The next start removes content without a row.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.state_database import StateDatabase
 
 AT_ONCE = 16
-"""Threads for the content of files. Each batch, upload and download has one at a time. A file
-system that does not answer (NFS, FUSE) takes none from answers, which are formatted on others."""
+"""Threads for content; a batch, upload or download uses one at a time. Answers are formatted on
+other threads: a file system that hangs (NFS, FUSE) leaves those free."""
 Purpose = Literal["batch", "batch_output"]
 PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output")
 T = TypeVar("T")
@@ -35,8 +35,8 @@ _limiter = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads for the content o
 
 
 async def on_disk(function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-    """Call a function on one of the threads, once one is free. Raises what the function raises, and
-    `OSError` if no thread can be started."""
+    """Call a function on one of the `AT_ONCE` threads. Raises the function's errors, and `OSError`
+    if no thread starts."""
     try:
         limiter = _limiter.get()
     except LookupError:
@@ -45,8 +45,6 @@ async def on_disk(function: Callable[[Unpack[Arguments]], T], *arguments: *Argum
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a file."""
-
     id: str
     filename: str
     bytes: int
@@ -54,10 +52,9 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     """Unix seconds."""
     owner: str = ""
-    """Identity of the API key that made the file and alone sees it; empty without keys."""
+    """Identity of the API key that alone sees the file; empty without keys."""
 
     def body(self) -> dict[str, Any]:
-        """The file as OpenAI's API describes it."""
         return {
             "id": self.id,
             "object": "file",
@@ -78,13 +75,11 @@ def insert_file(connection: Connection, file: StoredFile) -> None:
 
 @attrs.define(eq=False)
 class Content:
-    """The content of a file that is being written. The methods run in threads and raise
-    `OSError`."""
+    """Content being written. Methods run in threads and raise `OSError`."""
 
     path: Path
     _fd: int
     size: int = 0
-    """Bytes that were written."""
 
     @classmethod
     def create(cls, path: Path) -> Content:
@@ -111,7 +106,7 @@ class Content:
 
 
 def create(path: Path) -> int:
-    """Open a file for writing, empty. Raises `OSError`."""
+    """Raises `OSError`."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
 
 
@@ -123,7 +118,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable. Raises `OSError`."""
+    """Make names in a directory durable. Raises `OSError`."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -133,27 +128,23 @@ def sync_directory(path: Path) -> None:
 
 @attrs.define(eq=False)
 class Upload:
-    """A file that is being received."""
-
     id: str
     owner: str
     content: Content
     received: int = 0
-    """Bytes that were received, for which there must be room."""
+    """Bytes received, which need room."""
     is_kept: bool = False
 
 
 class FileStore:
-    """The files in one directory. The event loop alone changes the index of them in memory. Methods
-    that touch the disk raise `OSError`."""
+    """Only the event loop changes the index in memory. Methods that use the disk raise
+    `OSError`."""
 
     def __init__(self, directory: Path, database: StateDatabase) -> None:
         self._directory, self._database = directory, database
         self._files: dict[str, StoredFile] = {}
         self._stored_bytes = Counter[str]()
-        """Bytes of their content, by owner."""
         self._stored_files = Counter[str]()
-        """Number of them, by owner."""
         self._uploads: set[Upload] = set()
 
     def __len__(self) -> int:
@@ -161,22 +152,21 @@ class FileStore:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the content of all files, and of those that are being received."""
+        """Bytes of all files, unfinished uploads included."""
         return self._stored_bytes.total() + sum(upload.received for upload in self._uploads)
 
     def bytes_of(self, owners: Collection[str]) -> int:
-        """Bytes of these owners."""
         received = sum(upload.received for upload in self._uploads if upload.owner in owners)
         return received + sum(self._stored_bytes[owner] for owner in owners)
 
     def number_of(self, owners: Collection[str]) -> int:
-        """Number of files of these owners, with those that are being received."""
+        """Number of these owners' files, unfinished uploads included."""
         return sum(self._stored_files[owner] for owner in owners) + sum(
             upload.owner in owners for upload in self._uploads
         )
 
     async def load(self) -> None:
-        """Read the index, and remove content and descriptions that lack the other one."""
+        """Read the index; remove content without description and the reverse."""
         rows = await self._database.run(_read_files)
         files, broken = await on_disk(self._sweep, rows)
         if broken:
@@ -193,7 +183,7 @@ class FileStore:
         return complete, [file.id for file in files if sizes.get(file.id) != file.bytes]
 
     async def begin(self, owner: str) -> Upload:
-        """Begin a file of a client. The bytes count until `end`."""
+        """Begin a client's file. The bytes count until `end`."""
         identifier = new_file_id()
         content = await on_disk(Content.create, self.path(identifier))
         upload = Upload(identifier, owner, content)
@@ -201,7 +191,7 @@ class FileStore:
         return upload
 
     async def keep(self, upload: Upload, filename: str, created_at: int) -> StoredFile:
-        """Make a received file durable: from now on the file exists."""
+        """Make a received file durable and visible."""
         await on_disk(upload.content.sync)
         file = StoredFile(
             id=upload.id,
@@ -217,14 +207,13 @@ class FileStore:
         return file
 
     def end(self, upload: Upload) -> None:
-        """End an upload, and drop what was received unless the file is kept."""
+        """End an upload, and drop content that was not kept."""
         self._uploads.discard(upload)
         if not upload.is_kept:
             upload.content.drop()
 
     async def write(self, file_id: str, pieces: AsyncIterable[bytes]) -> int:
-        """Write the content of a file, durably, and return its size. Content of the same id is
-        replaced."""
+        """Write a file durably and return the size in bytes. Replaces content of the same id."""
         content = await on_disk(Content.create, self.path(file_id))
         try:
             async for piece in pieces:
@@ -242,7 +231,6 @@ class FileStore:
             await on_disk(self._unlink, file.id)
 
     def note(self, file: StoredFile) -> None:
-        """Enter a file, whose description is in the database, into the index."""
         self._forget(file.id)
         self._files[file.id] = file
         self._stored_bytes[file.owner] += file.bytes
@@ -258,14 +246,12 @@ class FileStore:
         self.path(file_id).unlink(missing_ok=True)
 
     def path(self, file_id: str) -> Path:
-        """Path of a file's content."""
         return self._directory / file_id
 
     def get(
         self, file_id: str, owners: Collection[str] | None, param: str | None = None
     ) -> StoredFile:
-        """Return a file of one of these owners; None: of any. Raises `RequestFailed` (404), also
-        for the file of another owner."""
+        """Return a file of these owners (None: all). Raises `RequestFailed` (404)."""
         file = self._files.get(file_id)
         if file is None or (owners is not None and file.owner not in owners):
             message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"
@@ -275,7 +261,7 @@ class FileStore:
         return file
 
     def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:
-        """The files of these owners, the oldest first; None: of all."""
+        """Owners' files (None: all), the oldest first."""
         return [file for file in self._files.values() if owners is None or file.owner in owners]
 
 

@@ -1,5 +1,5 @@
-"""Bounds on the number of values in a body: a megabyte of `[],` is 350,000 objects, and decoding
-them holds the GIL for a second."""
+"""Bounds on a body's values: a megabyte of `[],` is 350,000 objects, whose decoding holds the GIL
+for a second."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ import numpy as np
 from trouper.protocol.problems import bad_request
 
 MAX_CONTAINERS = 200_000
-"""Upper bound of the arrays and objects of a body: twice those of 10,000 messages of ten parts
-each."""
+"""Arrays and objects of a body: twice those of 10,000 messages of ten parts."""
 MAX_VALUES = 1_200_000
-"""Upper bound of the values of a body. An array of tokens may have 2^20."""
+"""Values of a body. An array of tokens may have 2^20."""
 CONTAINER_BYTES, VALUE_BYTES = 192, 128
-"""Memory of an array or object, and of each value and name: twice the worst measured (`{"": {}}`,
-strings of one emoji), since parsers copy values."""
+"""Bytes of an array or object, and of a value or name: twice the worst measured (`{"": {}}`,
+strings of one emoji), as parsers copy values."""
 SHORT = 2**14
 SHORT_FACTOR = 64
-"""Upper bound of the memory of a byte of a short body, reached by `{"":{}},`."""
+"""Bytes of memory per byte of a short body, at most; `{"":{}},` takes as much."""
 LONG = 2**17
-"""Bytes of a body beyond which strings are parsed, not just counted."""
+"""Bytes of a body beyond which strings are parsed instead of only counted."""
 WIDE = re.compile(rb"[\xf0-\xff]|\\u[dD][89abAB]")
-"""A character of four bytes: each character of the same string then takes four."""
+"""A four-byte character: every character of the string then takes four bytes."""
 OPENS, PARTS, QUOTE = b"[{", b",:", ord('"')
 
 
 def check_complexity(body: bytes) -> None:
-    """Check the number of values. Raises `RequestFailed` (400). Strings are only parsed if a count
-    of all characters exceeds a bound."""
+    """Raises `RequestFailed` (400). Parses strings only if a count of all characters exceeds a
+    bound."""
     if len(body) <= MAX_CONTAINERS:
         return
     if _count(body, OPENS) > MAX_CONTAINERS or _count(body, PARTS) > MAX_VALUES:
@@ -47,8 +46,8 @@ def check_complexity(body: bytes) -> None:
 
 
 def parsed_bytes(body: bytes) -> int:
-    """Return the memory of a JSON body: bytes, values, and texts, once as parsed and once as a
-    prompt."""
+    """Return the memory of a JSON body: bytes, values, and texts twice (parsed, and as a
+    prompt)."""
     if len(body) <= SHORT:
         return SHORT_FACTOR * len(body)
     objects = _object_bytes(body)
@@ -72,7 +71,6 @@ def _count(body: bytes, signs: bytes) -> int:
 
 
 def outside_strings(body: bytes) -> bytes:
-    """Return the bytes of JSON outside of strings, without quotes."""
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     quotes = plain == QUOTE
     inside = np.logical_xor.accumulate(quotes)

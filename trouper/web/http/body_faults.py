@@ -1,5 +1,5 @@
-"""msgspec's refusals in the server's words: the parameter at fault, and why. A type may carry an
-explanation of its own (`says`, `explains`)."""
+"""msgspec's refusals in the server's words, with the parameter at fault. Types may explain faults
+themselves (`says`, `explains`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS: dict[type[inspect.Type], tuple[str, tuple[type, ...]]] = {
     inspect.DictType: ("an object", (dict,)),
     inspect.StructType: ("an object", (dict,)),
 }
-"""Name of each type, and the Python types of its JSON values."""
+"""Each type's name and the Python types of such JSON values."""
 SCALARS = (
     inspect.StrType,
     inspect.LiteralType,
@@ -47,20 +47,19 @@ class BodyNode:
 
 
 def says(message: str, code: str = "invalid_value", at: str = "", **limits: Any) -> Meta:
-    """Return metadata of a type: limits, and the message for a value of another type. `{path}`,
-    `{type}` (of the JSON value), `{tag}` and `{value}` are filled in; `at` is added to the path."""
+    """Type metadata: limits, and the message for a wrong type, with `{path}`, `{type}` (of the JSON
+    value), `{tag}` and `{value}` filled in. `at` extends the path."""
     return Meta(extra={"says": (message, code, at)}, **limits)
 
 
 def explains(explain: Callable[[Any, str], object], **limits: Any) -> Meta:
-    """Return metadata of a type: limits, and a function that raises the `RequestFailed` for a
-    refused value and path, or returns if the general message is right."""
+    """Type metadata: limits, and a function of a refused value and path that raises `RequestFailed`
+    unless the general message fits."""
     return Meta(extra={"explains": explain}, **limits)
 
 
 def ordered(literal: Any) -> Meta:
-    """Return metadata of a `Literal` whose values are named in their order; msgspec sorts
-    values."""
+    """Metadata of a `Literal` that keeps the order of values; msgspec sorts values."""
     return Meta(extra={"values": get_args(literal)})
 
 
@@ -69,7 +68,7 @@ def unwrapped(info: inspect.Type) -> inspect.Type:
 
 
 def members(info: inspect.Type) -> list[inspect.Type]:
-    """Return the types of a union without null; of another type the type alone."""
+    """Return a union's types without null, or the type alone."""
     info = unwrapped(info)
     if not isinstance(info, inspect.UnionType):
         return [] if isinstance(info, inspect.NoneType) else [info]
@@ -77,7 +76,7 @@ def members(info: inspect.Type) -> list[inspect.Type]:
 
 
 def extras(info: inspect.Type) -> Iterator[dict[str, Any]]:
-    """Yield the metadata of a type; of a nullable type also those of the type without null."""
+    """Yield a type's metadata, also from within a nullable type."""
     if isinstance(info, inspect.Metadata):
         yield info.extra or {}
         yield from extras(info.type)
@@ -93,7 +92,7 @@ def info_of(kind: type) -> inspect.Type:
 
 
 def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
-    """Return the refusal of a body that msgspec did not convert to `kind`."""
+    """Explain why msgspec did not convert the body to `kind`."""
     message, _, where = str(error).rpartition("`$")
     steps = [name or index for name, index in STEP.findall(where)] if message else []
     if missing := MISSING.match(str(error)):

@@ -1,4 +1,4 @@
-"""A request's body as JSON, and refusals that every dialect uses."""
+"""Parses bodies as JSON, with refusals for every dialect."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from trouper.web.http.body_complexity import check_complexity
 from trouper.web.http.leniency import ReadPast
 
 NAME = "lone_surrogate"
-"""Name of a lone surrogate in X-Trouper-Ignored."""
 REPLACEMENT = rb"\ufffd"
 ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
-"""An escape: a surrogate pair, half of one (the group), or another."""
+"""A surrogate pair, half of a pair (the group), or another escape."""
 
 
 def with_replacements(body: bytes) -> bytes:
-    """Return the JSON with U+FFFD for each half of a surrogate pair. Clients in JavaScript cut
-    texts within an emoji, and no decoder takes the half."""
+    """Replace lone surrogates with U+FFFD: JavaScript clients cut texts within an emoji, which no
+    decoder takes."""
     return ESCAPE.sub(lambda escape: REPLACEMENT if escape[1] else escape[0], body)
 
 
@@ -41,7 +40,7 @@ NAMES: Mapping[type, str] = {
 
 
 def is_integer(value: object) -> bool:
-    """Whether a JSON value is an integer; 5.0 is one, as in JSON Schema."""
+    """Whether a JSON value is an integer; 5.0 is, as in JSON Schema."""
     return type(value) is int or (type(value) is float and value.is_integer())
 
 
@@ -57,7 +56,7 @@ def json_type(value: object) -> str:
 
 def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
     """Parse a JSON object, with or without a byte order mark. Raises `RequestFailed` (400). Lone
-    surrogates are read as U+FFFD and named in `past`; None: they are refused."""
+    surrogates become U+FFFD and are named in `past`, or refused if `past` is None."""
     body = body.removeprefix(BOM_UTF8)
     if not body.strip():
         raise bad_request(
@@ -118,8 +117,7 @@ def combination(message: str, param: str) -> RequestFailed:
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename parameters in refusals of the runtime, by a map from the runtime's names to the
-    dialect's."""
+    """Rename the runtime's parameters in refusals to the dialect's."""
     try:
         yield
     except RequestFailed as failed:

@@ -1,8 +1,6 @@
-"""The budget of bytes that requests hold (--request-memory): bodies, prompts that wait, answers
-until sent.
+"""The byte budget of requests (--request-memory): bodies, waiting prompts, unsent answers.
 
-Bytes are taken before the work that needs memory, and go back at the end of a request. Nobody waits
-for bytes.
+Bytes are taken before the work and returned at the request's end; nobody waits.
 
 - A client (API key, or address) may hold as much as is left free: one alone half of the budget.
 - Requests that hold little may take twice as much.
@@ -23,11 +21,11 @@ FLAG = "--request-memory"
 LITTLE = 2**20
 """Bytes of a small request: a conversation of 300,000 characters."""
 MAX_DEFAULT, MEMORY_PART, BODIES = 10**9, 16, 8
-"""The default: a part of main memory (denominator), at most `MAX_DEFAULT`, and room for so many of
-the largest bodies."""
+"""Default: a fraction of main memory (denominator), at most `MAX_DEFAULT`, with room for `BODIES`
+of the largest bodies."""
 RETRY_S = 1
 STEP = 2**16
-"""Bytes by which an answer grows before they are taken."""
+"""Bytes taken per growth of an answer."""
 
 
 def default_bytes(settings: ServerSettings) -> int:
@@ -37,7 +35,7 @@ def default_bytes(settings: ServerSettings) -> int:
 
 
 class ByteBudget:
-    """Free bytes, and bytes held by client. Not for threads."""
+    """Bytes free and held, by client. Not thread-safe."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -103,7 +101,7 @@ class Holding:
     _owed: int = 0
 
     def grow(self, amount: int) -> None:
-        """Hold a few bytes more. Raises `RequestFailed` (413, 429, 503)."""
+        """Hold a few more bytes. Raises `RequestFailed` (413, 429, 503)."""
         self._owed += amount
         if self._owed >= STEP:
             owed, self._owed = self._owed, 0
@@ -114,7 +112,7 @@ class Holding:
         self.bytes += amount
 
     def take_up_to(self, total: int) -> None:
-        """Hold at least `total`. Raises `RequestFailed` as `take` does."""
+        """Hold at least `total`. Raises like `take`."""
         if total > self.bytes:
             self.take(total - self.bytes)
 

@@ -15,23 +15,21 @@ class Held(Protocol):
 
     @property
     def idle_since(self) -> float | None:
-        """Time since which no request is in progress; None: one is."""
+        """Time of the last request's end; None during a request."""
 
 
 Connected = TypeVar("Connected", bound=Held)
 
 
 def in_order_of_leaving(held: Collection[Connected]) -> list[Connected]:
-    """Return the idle connections: first those of the address with most connections, among these
-    the longest idle."""
+    """Return idle connections: those of the busiest address first, the longest idle first."""
     of = Counter(one.network for one in held)
     idle = [(-of[one.network], since, one) for one in held if (since := one.idle_since) is not None]
     return [one for *_, one in sorted(idle, key=lambda item: item[:2])]
 
 
 def network_of(address: str) -> str:
-    """Return the part of an address that a client cannot change: all of IPv4, the network of
-    IPv6."""
+    """Return the part of an address that clients cannot vary: all of IPv4, the network of IPv6."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:  # A socket that has no address.

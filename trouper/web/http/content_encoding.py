@@ -1,4 +1,4 @@
-"""Compressed request bodies: gzip and zstd, bounded as plain bodies are."""
+"""gzip and zstd bodies, under the bounds of plain ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trouper.web.http.body_parsing import too_large
 
 
 def _zstd() -> Any:
-    """Return the module of zstd; None: no wheel for this platform."""
+    """Return the zstd module; None: no wheel for this platform."""
     with suppress(ImportError):
         return import_module(
             "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
@@ -25,11 +25,11 @@ def _zstd() -> Any:
 zstd = _zstd()
 
 MAX_FRAMES = 16
-"""Maximum number of compressed streams in a body. Each costs a copy of the rest."""
+"""Compressed streams per body; each copies the rest."""
 FIRST_PIECE, PIECE = 2**16, 2**20
-"""Bytes that are decompressed at a time: a bomb ends where memory does."""
+"""Bytes decompressed at a time: a bomb ends where memory does."""
 MAX_WINDOW_LOG = 25
-"""Maximum window of zstd, in bits: 32 MiB, which a frame's head makes the decoder allocate."""
+"""Largest zstd window in bits (32 MiB): a frame's head makes the decoder allocate the window."""
 FAULTS: tuple[type[Exception], ...] = (
     (zlib.error, EOFError) if zstd is None else (zlib.error, EOFError, zstd.ZstdError)
 )
@@ -42,8 +42,8 @@ def is_encoded(encoding: str) -> bool:
 
 
 def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None]) -> bytes:
-    """Decompress a body to at most `limit` bytes. Raises `RequestFailed` (400, 413, 415). `take` is
-    called before so many bytes come out, and may raise."""
+    """Decompress at most `limit` bytes. `take(bytes)` precedes each output and may raise. Raises
+    `RequestFailed` (400, 413, 415)."""
     name = encoding.strip().lower()
     if name in GZIP:
         return _joined(data, limit, lambda: zlib.decompressobj(wbits=31), take)

@@ -1,5 +1,5 @@
-"""The CORS protocol of the Fetch standard, and the refusals of `decide`.
-`Access-Control-Allow-Credentials` is never sent: there are no cookies."""
+"""CORS of the Fetch standard, and the refusals of `decide`. There are no cookies, hence no
+`Access-Control-Allow-Credentials`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 
 
 def head_of(request: Request, headers: Mapping[str, str]) -> Head:
-    """Return the parts of a request for `decide`. `headers`: by names in lower case.
-    X-Forwarded-Host does not count: any client can send one."""
+    """Return a request's `Head`. `headers` have lower-case names. X-Forwarded-Host does not count:
+    any client can send one."""
     return Head(
         method=request.method,
         host=headers.get("host"),
@@ -47,8 +47,7 @@ class Cors:
         return decide(head, self._policy)
 
     def preflight(self, head: Head, headers: Mapping[str, str]) -> Response | None:
-        """Return the response to a preflight; None for other requests. Called before keys are
-        checked."""
+        """Return the response to a preflight, before any check of keys; None for other requests."""
         if not head.is_preflight:
             return None
         response = Response(b"", 204)
@@ -64,7 +63,7 @@ class Cors:
         return response
 
     def sign(self, headers: Mapping[str, str], response: Response) -> None:
-        """Let pages of the origins in --cors-origins read this response, even an error."""
+        """Let pages of --cors-origins read this response, even an error."""
         policy = self._policy
         if not policy.cors_origins:
             return

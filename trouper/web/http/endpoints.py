@@ -1,4 +1,4 @@
-"""The definition of an endpoint: one entry routes and describes it."""
+"""Endpoints: one entry routes and describes each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COUNTS = (429, 500, 503)
 
 @attrs.frozen(kw_only=True)
 class Endpoint:
-    """One endpoint. `path` is the router's: "/v1/models/<path:model>". `answer` is the schema of a
-    body with status 200, `events` of each event's data if the response can be streamed."""
+    """`path` is the router's: "/v1/models/<path:model>". `answer` is the schema of a body with
+    status 200, `events` of each streamed event's data."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
@@ -38,10 +38,10 @@ class Endpoint:
     content_type: str = "application/json"
     events: Json | None = None
     last_event: str | None = None
-    """Data of a last event that does not follow `events`."""
+    """Data of a last event outside `events`."""
     error: Json = attrs.field(factory=lambda: OPENAI_ERROR)
     also: tuple[int, ...] = ()
-    """Further error statuses, beside 400, 404, 408, 413 and 415 of each body, and 403."""
+    """Error statuses besides 403, and besides 400, 404, 408, 413 and 415 of bodies."""
     examples: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
@@ -55,7 +55,7 @@ class Endpoint:
 
     @property
     def template(self) -> str:
-        """The path as OpenAPI writes it: "/v1/models/{model}"."""
+        """The OpenAPI path: "/v1/models/{model}"."""
         return PATH_PARAMETER.sub(r"{\1}", self.path)
 
     @property

@@ -1,4 +1,4 @@
-"""Types of fields that request classes of several dialects share."""
+"""Field types shared by several dialects."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from trouper.web.http.request_schema import DIMENSIONS, LENGTH, MODEL, TOKEN, de
 HUGE = UNBOUNDED
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 2**20
-"""Bound on token ids in a prompt: more than any context, and few enough to be checked one by
-one."""
+"""Token ids of a prompt: beyond any context, few enough to check one by one."""
 
 
 def explain_priority(value: Any, path: str) -> None:
@@ -34,11 +33,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 Filled = Annotated[str, Meta(min_length=1)]
 MAX_STOP = 512
-"""Maximum length of a stop string. Comparing a text that may begin one costs the length squared:
-20,000 characters would stop all streams for seconds."""
+"""Length of a stop string. Matching costs the length squared: 20,000 characters would stop all
+streams for seconds."""
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 Salt = Annotated[str, Meta(max_length=1024)]
-"""Salt of the prefix cache: requests with another salt share no cached prompt."""
+"""Requests with different salts share no cached prompt."""
 Priority = Annotated[
     int,
     explains(

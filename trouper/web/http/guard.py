@@ -1,4 +1,4 @@
-"""A connection that can fail or stall without hurting others, or the shutdown of the server."""
+"""A connection whose faults and stalls hurt neither others nor the shutdown."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from trouper.web.http.socket_writer import SocketWriter
 log = logging.getLogger("trouper.web")
 MAX_RECEIVE = 2**16
 MAX_PIPELINED = 16
-"""Maximum number of reads that wait behind a response. A client that sends more floods."""
+"""Reads that may wait behind a response; more is a flood."""
 LINGER_S = 5.0
 """Time for which a refused client may go on sending."""
 
 
 class Connection:
-    """The connection of one client.
+    """A client's connection.
 
-    - An exception ends the connection only.
-    - The socket is read during a response, too, so that a disconnect is noticed.
-    - One clock runs for the head of a request and for idling, another for each write.
-    - Bytes of a refused client are dropped for LINGER_S: closing a socket with unread bytes would
-      reset the connection, and the response with it.
+    - An exception ends only this connection.
+    - The socket is read during responses too, to notice a disconnect.
+    - One clock runs for a request's head and for idling, another for each write.
+    - A refused client's bytes are dropped for LINGER_S: closing a socket with unread bytes would
+      reset the connection and lose the response.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Connection:
         excess: Callable[[], Problem | None] = lambda: None,
         begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
     ) -> None:
-        """`direct`: the app may write chunks of a body itself (`SocketWriter.write_now`). `excess`,
-        `begin`: as for `PlainHttp`."""
+        """`direct`: the app may write body chunks (`SocketWriter.write_now`). `excess`, `begin`: as
+        for `PlainHttp`."""
         self._direct, self._excess, self._begin = direct, excess, begin
         self._app, self._config, self._context, self._settings = app, config, context, settings
         self._stream = stream
@@ -66,13 +66,12 @@ class Connection:
         self._fresh = True
         self._unhandled = 0
         self._lingers = False
-        """Whether the last response was sent; further bytes of the client are dropped."""
+        """Whether the last response was sent; further bytes are dropped."""
         self.network = _network(stream)
 
     @property
     def idle_since(self) -> float | None:
-        """Time since which no complete head of a request has come; None: a request is in
-        progress."""
+        """Time since the last request; None during a request."""
         return self._since if self._lingers or (self._idle and not self._unhandled) else None
 
     async def run(self) -> None:
@@ -120,8 +119,8 @@ class Connection:
                     self._unhandled -= 1
 
     async def _listen(self, heard: trio.MemorySendChannel[bytes]) -> None:
-        """Read until the client disconnects or ends the sending side: no response is worth waiting
-        for."""
+        """Read until the client disconnects or ends the sending side, when no response is worth
+        waiting for."""
         with heard:
             while data := await self._receive():
                 if self._lingers:
@@ -139,8 +138,8 @@ class Connection:
         self._patience.cancel()
 
     async def _receive(self) -> bytes:
-        """Return the bytes that have come; empty: the client has ended. Trio's own `receive_some`
-        would hold them while other tasks run."""
+        """Return received bytes; empty at the client's end. Trio's `receive_some` would hold the
+        bytes while other tasks run."""
         while self._stream.socket.fileno() >= 0:  # It may have given way.
             try:
                 await trio.lowlevel.wait_readable(self._stream.socket)
@@ -196,13 +195,13 @@ class Connection:
         self.cut()
 
     def retire(self) -> None:
-        """End an idle connection now, a busy one after its response: the server closes."""
+        """Close an idle connection now, a busy one after the response."""
         if self._idle or self._lingers:
             self._patience.cancel()
 
     def give_way(self) -> bool:
-        """Close the connection if no request is in progress. Returns whether closed: a request may
-        wait unread."""
+        """Close the connection unless a request is in progress or waits unread. Returns whether
+        closed."""
         if self.idle_since is None or (not self._lingers and self._has_unread()):
             return False
         self._patience.cancel()
@@ -217,8 +216,7 @@ class Connection:
         return bool(ready.poll(0))
 
     def cut(self) -> None:
-        """Close the socket, which also ends a write that the client does not read. Synchronous and
-        idempotent."""
+        """Close the socket, ending also a stalled write. Synchronous and idempotent."""
         self._stream.socket.close()
 
 

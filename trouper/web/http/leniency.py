@@ -1,6 +1,5 @@
-"""The lenient reading of a body, without `--strict`: a name that no field has is read past and
-collected, unless essential (`Body.essential`); other servers' names (`Body.aliases`) and forms
-(`Body.adapt`) are converted."""
+"""Lenient reading, without `--strict`: unknown names are collected, unless essential
+(`Body.essential`); other servers' names (`Body.aliases`) and forms (`Body.adapt`) are converted."""
 
 from __future__ import annotations
 
@@ -11,19 +10,18 @@ from typing import Any
 Json = dict[str, Any]
 Skip = Callable[[str], None]
 Adapt = Callable[[Json, Skip], Json]
-"""Converts an object to the form of its class. Values of a wrong type are left to the class to
-refuse."""
+"""Converts an object to the form of a class, which refuses values of a wrong type."""
 MAX_NAMES = 32
 MAX_CHARS = 80
 EMPTY = "(empty)"
 UNSAFE = re.compile(r"[^A-Za-z0-9_.:@$-]")
 MORE = "..."
 NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-"""Values of a parameter that request nothing."""
+"""Values that request nothing."""
 
 
 def messages_adapted(value: Json, adapted: Callable[[Any], Any]) -> Json:
-    """Return a body with each message adapted; unchanged if the messages are no list."""
+    """Adapt each message of a body; a value that is no list stays."""
     messages = value.get("messages")
     return (
         value | {"messages": [adapted(message) for message in messages]}
@@ -33,8 +31,7 @@ def messages_adapted(value: Json, adapted: Callable[[Any], Any]) -> Json:
 
 
 def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> Json:
-    """Return the object without the field if its value is none of `known`: an effort of a newer
-    model, say."""
+    """Drop the field if the value is not `known`, as an effort of a newer model."""
     given = value.get(name)
     if not isinstance(given, str) or given in known:
         return value
@@ -64,7 +61,7 @@ class ReadPast:
 
 
 def safe_name(name: str) -> str:
-    """Return a client's name in a form for headers, labels and log lines."""
+    """Make a client's name safe for headers, labels and logs."""
     return UNSAFE.sub(_percent, name[:MAX_CHARS])[:MAX_CHARS] or EMPTY
 
 
@@ -73,8 +70,7 @@ def _percent(match: re.Match[str]) -> str:
 
 
 def renamed(value: Json, aliases: Mapping[str, str], skip: Skip) -> Json:
-    """Return the object with fields under their own names. An alias beside its field is skipped,
-    unless both are the same."""
+    """Rename aliases to fields. An alias beside a different field value is skipped."""
     found = [alias for alias in aliases if alias in value]
     if not found:
         return value
@@ -99,5 +95,5 @@ def put(value: Json, name: str, given: object, skip: Skip) -> None:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two parameters are the same. Arrays and objects never are."""
+    """Whether two parameters are equal; arrays and objects never are."""
     return isinstance(one, str | int | float) and one == other

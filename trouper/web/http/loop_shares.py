@@ -1,7 +1,7 @@
 """Shares of the event loop, between tenants with requests in progress.
 
-The time that a request takes before a model is asked is a debt of its tenant. `SHARE` of the time
-that passes pays debts off. A tenant in debt begins requests at that pace while others have any.
+A request's time before a model is asked is the tenant's debt, paid off at `SHARE` of the passing
+time. While other tenants have requests, a tenant in debt begins requests at that pace.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ import trio
 
 T = TypeVar("T")
 SHARE = 0.1
-"""Part of the event loop's time for one tenant beside others."""
+"""One tenant's part of the event loop's time beside others."""
 BURST_S = 0.05
 MAX_DEBT_S = 0.5
-"""Most debt in seconds that is remembered."""
 MIN_WAIT_S = 0.001
 """Shortest wait: a clock may not advance by less."""
 WEIGHT = 0.2
-"""Weight of the latest request in the expected time of the next one."""
+"""Weight of the last request in the next one's expected time."""
 
 
 @attrs.define(eq=False)
 class Account:
-    """The requests in progress of one tenant, and a debt in seconds of the event loop."""
+    """A tenant's requests in progress, and the debt in seconds of the event loop."""
 
     at: float
     in_progress: int = 0
     debt_s: float = 0.0
     expected_s: float = 0.0
     turn: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held by the request that begins next: requests of one tenant begin in order."""
+    """Held by the next request: a tenant's requests begin in order."""
 
     def owed(self, now: float) -> float:
         self.debt_s = max(0.0, self.debt_s - (now - self.at) * SHARE)
@@ -50,7 +49,7 @@ class Account:
 class Meter:
     spent_s: float = 0.0
     since: float | None = None
-    """Time since which the request has the event loop; None: the request waits."""
+    """Time since which the request has the event loop; None while waiting."""
     is_open: bool = True
     account: Account | None = None
     prepaid_s: float = 0.0
@@ -70,8 +69,8 @@ class LoopShares:
         self._in_progress = 0
 
     async def begin(self, tenant: str, meter: Meter, *, waits: bool) -> None:
-        """Count a request of a tenant, after its turn if it `waits`. `end` must follow, unless this
-        raises."""
+        """Count a tenant's request, after a turn if the request `waits`. `end` must follow, unless
+        this raises."""
         account = self._accounts.get(tenant) or self._open(tenant)
         account.in_progress += 1
         self._in_progress += 1
@@ -97,14 +96,14 @@ class LoopShares:
         return account
 
     def _delay_s(self, account: Account) -> float:
-        """Return the seconds after which a request of the account may begin; 0.0: now."""
+        """Return the seconds until a request of the account may begin."""
         if self._in_progress == account.in_progress:
             return 0.0
         beyond_s = account.owed(self._clock()) - BURST_S
         return max(beyond_s / SHARE, MIN_WAIT_S) if beyond_s > 0 else 0.0
 
     def close(self, meter: Meter) -> None:
-        """Charge the time of a request; further time does not count. Idempotent."""
+        """Charge the time of a request, once."""
         account = meter.account
         if account is None or not meter.is_open:
             return
@@ -120,7 +119,7 @@ class LoopShares:
 
 @coroutine
 def metered(work: Coroutine[Any, Any, T], meter: Meter) -> Generator[Any, Any, T]:
-    """Run `work`, adding to the meter the time for which it has the event loop."""
+    """Run `work`, adding the time on the event loop to the meter."""
     send, argument = work.send, None
     while True:
         meter.since = perf_counter()

@@ -1,5 +1,5 @@
-"""Paths that a wrong base URL makes, and the endpoint that was meant: `/v1` missing or twice, a
-slash too many, a whole endpoint as the base URL."""
+"""Corrects paths of a wrong base URL: `/v1` missing or twice, a slash too many, a whole endpoint as
+the base URL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ OLLAMA = re.compile(
 
 
 def meant_path(path: str) -> str:
-    """Return the path of the endpoint that was meant; any other path unchanged."""
     squeezed = SLASHES.sub("/", path).rstrip("/")
     if squeezed in OTHERS:
         return OTHERS[squeezed]
@@ -47,7 +46,7 @@ def meant_path(path: str) -> str:
 
 
 def is_ollama(path: str) -> bool:
-    """Whether the path is of Ollama's own API, whose clients read `error` as a text."""
+    """Whether the path belongs to Ollama's API, whose clients read `error` as a text."""
     return OLLAMA.fullmatch(path.rstrip("/")) is not None
 
 

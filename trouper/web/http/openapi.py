@@ -1,4 +1,4 @@
-"""GET /openapi.json, made from the table of endpoints and the classes that parse bodies."""
+"""GET /openapi.json, from the table of endpoints and the body classes."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ REASONS = {
 
 @attrs.frozen(kw_only=True)
 class DocumentContext:
-    """Parts that depend on the served models and on the client's key."""
+    """Parts that depend on the served models and the client's key."""
 
     version: str
     keyed: bool
     restricted: bool = False
-    """Whether keys have rights: some endpoints, open otherwise, then need one."""
+    """Whether keys have rights: some open endpoints then need a key."""
     strict: bool = False
     models: Sequence[str] = ()
-    """Names of the models; empty for a client without a key, and with --model-alias."""
+    """Model names; empty for a client without a key, and with --model-alias."""
     vocabulary: int = 2**31
     context: int = 2**63
     dimensions: int = 2**31
@@ -183,8 +183,7 @@ def _is_closed(endpoint: Endpoint, context: DocumentContext) -> bool:
 
 
 def _path_parameters(endpoint: Endpoint) -> list[Json]:
-    """Describe the parameters of the path. None may be empty: a path with two slashes is another
-    path."""
+    """Describe path parameters. None may be empty: two slashes are another path."""
     schema = {"type": "string", "minLength": 1}
     return [
         {"name": name, "in": "path", "required": True, "schema": schema}
@@ -219,8 +218,7 @@ def _responses(endpoint: Endpoint, context: DocumentContext) -> Json:
 
 
 def _event(data: Json, last: str | None) -> Json:
-    """Return the schema of one event: in OpenAPI 3.1 the schema of a stream describes each
-    event."""
+    """Return the schema of one event: OpenAPI 3.1 describes a stream event by event."""
     data_schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     event: Json = {
         "type": "object",

@@ -1,5 +1,4 @@
-"""A request's body, received only as its reader has room. Quart receives as fast as the client
-sends."""
+"""Receives a body only as the reader has room; Quart receives as fast as the client sends."""
 
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ from quart_trio.wrappers.request import TrioBody, TrioRequest
 from trouper.protocol.problems import RequestFailed
 
 READ_AHEAD = 2**16
-"""Bytes that are received before anybody reads, and one message more."""
+"""Bytes received before any read, and one message more."""
 DROP_S = 0.5
 Take = Callable[[int], None]
-"""Called with a number of bytes before they are kept. Raises `RequestFailed`."""
+"""Called with a number of bytes before storing. Raises `RequestFailed`."""
 
 
 class PacedBody(TrioBody):
@@ -23,16 +22,14 @@ class PacedBody(TrioBody):
         super().__init__(expected_content_length, max_content_length)
         self._room, self._ended = trio.Event(), trio.Event()
         self._unread = 0
-        """Bytes that wait for the reader."""
         self._max_unread: float = READ_AHEAD
         self._take: Take | None = None
         self._failure: RequestFailed | None = None
         self.received = 0
-        """Bytes that have come, but for dropped ones."""
         self._dropped: int | None = None
 
     def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
-        """Return a `receive` that waits until there is room for more."""
+        """Return a `receive` that waits for room."""
 
         async def wait_and_receive() -> Any:
             while self._unread > self._max_unread:
@@ -42,8 +39,8 @@ class PacedBody(TrioBody):
         return wait_and_receive
 
     def admit(self, max_unread: float, take: Take | None = None) -> None:
-        """Let so many bytes wait for the reader. `take` is called with each number of bytes; the
-        reader gets its exception."""
+        """Let `max_unread` bytes wait for the reader. `take` gets each number of bytes; the reader
+        gets the exception."""
         if take is not None:
             take(self._unread)
         self._max_unread, self._take = max_unread, take

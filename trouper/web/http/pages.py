@@ -1,5 +1,4 @@
-"""GET /openapi.json, and GET /docs that shows the document. Both are open; names of models are only
-for clients with a key."""
+"""GET /openapi.json and GET /docs. Both are open; model names need a key."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from trouper.web.service import Service, as_json, context_of
 
 
 def page_headers(sources: str) -> dict[str, str]:
-    """Return the headers of a page. `sources`: directives of allowed sources; everything else is
+    """Return a page's headers. `sources` are directives of allowed sources; all others are
     blocked."""
     policy = (
         f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'; frame-ancestors "
@@ -36,7 +35,7 @@ HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; c
 
 
 class Pages:
-    """The handlers. `endpoints` are those of the whole app, these two included."""
+    """`endpoints` are the whole app's, with these two."""
 
     def __init__(
         self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json

@@ -1,5 +1,5 @@
-"""HTTP/1.1 between h11, which parses and frames, and Hypercorn's stream of a request. Upgrades have
-no effect, as RFC 9110 (7.8) allows, and an HTTP/2 preface is refused."""
+"""HTTP/1.1 between h11, which parses and frames, and Hypercorn's stream of a request. Upgrades are
+ignored (RFC 9110, 7.8), and HTTP/2 prefaces refused."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from trouper.web.openai.errors import error_body, http_problem
 CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 FOLDED = re.compile(rb"\n[ \t]")
 MAX_JOINED = 2**16
-"""Bytes of a body beyond which it is not copied behind its head."""
+"""Bytes of a body beyond which the body is not joined to the head."""
 STEPS_OF_A_BODY = 8
-"""Runs of the event loop in which the rest of a small body is read before a response."""
+"""Runs of the event loop for reading a small body's rest before a response."""
 REFUSALS = {431: "the head of the request is too large"}
 HEALTH_PATHS = ("/livez", "/readyz")
-"""Paths that a supervisor asks: answered also beyond --max-connections, and without a turn."""
+"""A supervisor's paths: answered beyond --max-connections, and without a turn."""
 WRITER = "trouper.writer"
-"""Key of the connection's `SocketWriter` in the state of a request whose app may write directly."""
+"""Key of the connection's `SocketWriter` in a request's state, if the app may write directly."""
 STREAM_ID = 1
 NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
 
 
 class StrictHttp(h11.Connection):
-    """A server's connection that refuses ambiguous heads as h11 refuses invalid ones: a proxy that
-    sees another end of a request would take bytes of one client for another's head (RFC 9112, 2.2,
-    5.2, 6.1 and 11.2)."""
+    """Refuses ambiguous heads like invalid ones: a proxy that sees another end of a request would
+    take one client's bytes for another's head (RFC 9112, 2.2, 5.2, 6.1 and 11.2)."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
         """As in h11. Raises `h11.RemoteProtocolError` also for an ambiguous head."""
@@ -72,8 +71,8 @@ def _is_for_health(request: h11.Request) -> bool:
 
 
 class PlainHttp:
-    """The protocol of one connection: bytes in by `handle`, bytes out by `send`. A response behind
-    which the server closes has `Connection: close`."""
+    """A connection's protocol: bytes in by `handle`, bytes out by `send`. The last response has
+    `Connection: close`."""
 
     def __init__(
         self,
@@ -84,9 +83,9 @@ class PlainHttp:
         send: Callable[[Event], Any],
         **stream: Any,
     ) -> None:
-        """`excess`: returns the refusal of a request that is one too many. `begin`: is awaited
-        before the first request, except one for health. `connection_state`: ASGI state of each
-        request. `stream`: as for `HTTPStream`."""
+        """`excess` returns the refusal of a surplus request. `begin` is awaited before the first
+        request, except for health. `connection_state` is each request's ASGI state. `stream` is
+        `HTTPStream`'s."""
         self.config, self.context = stream["config"], stream["context"]
         self.connection = StrictHttp(h11.SERVER, self.config.h11_max_incomplete_size)
         self._state, self._send = connection_state, send
@@ -97,17 +96,15 @@ class PlainHttp:
         self._may_read = trio.Event()
         self._ends = False
         self._held = b""
-        """Sent with the next bytes: the head of a response whose body comes at once, or the last
-        events."""
+        """Sent with the next bytes: a head whose body comes at once, or the last events."""
 
     @property
     def listening(self) -> bool:
-        """Whether the client's next bytes belong to the request at hand, or begin one."""
+        """Whether the client's next bytes belong to the current request, or begin one."""
         return self.connection.their_state in (h11.IDLE, h11.SEND_BODY)
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the client may be sending more: of a request, or another one."""
         return self._ends or self._more_to_come or self.request_waits
 
     @property
@@ -129,8 +126,7 @@ class PlainHttp:
                 await self._close_stream()
 
     async def _handle_events(self) -> None:
-        """Handle the events of the bytes so far. Waits behind a request until the response is
-        sent."""
+        """Handle received events; a request blocks until the response is sent."""
         while True:
             if self.connection.they_are_waiting_for_100_continue:
                 headers = self.config.response_headers("h11")
@@ -208,8 +204,8 @@ class PlainHttp:
                 await self._end_request()
 
     async def _send_event(self, event: H11SendableEvent) -> None:
-        """Send an event. The head of a response with a length waits for the body, and anything
-        waits if more follows: both are one write then."""
+        """Send an event. A head with a length waits for the body, and anything waits if more
+        follows, for a single write."""
         if type(event) is h11.Response and await self._closes():
             headers = [*event.headers, (b"connection", b"close")]
             event = h11.Response(status_code=event.status_code, headers=headers)
@@ -232,8 +228,7 @@ class PlainHttp:
             await self._send(RawData(data=held + data))
 
     async def _closes(self) -> bool:
-        """Whether the server closes the connection behind this response. A body that has come is
-        read first."""
+        """Whether this response ends the connection. A received body is read first."""
         for _ in range(STEPS_OF_A_BODY):
             if self.connection.their_state is not h11.SEND_BODY:
                 break
@@ -241,7 +236,7 @@ class PlainHttp:
         return self._ends or self._more_to_come or bool(self.context.terminated.is_set())
 
     def _takes_more_follows(self) -> bool:
-        """Whether the app has announced that more follows at once. Resets the announcement."""
+        """Whether the app has announced an immediate continuation; resets the flag."""
         writer: SocketWriter | None = self._state.get(WRITER)
         if writer is None or not writer.more_follows:
             return False

@@ -1,5 +1,3 @@
-"""The parameters of a GET."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -11,8 +9,8 @@ from trouper.web.http.request_body import Report
 
 
 class Query:
-    """The query of a request. Methods raise `RequestFailed` (400) for invalid values; unknown
-    parameters are refused too, unless read past."""
+    """The query of a GET. Methods raise `RequestFailed` (400) for invalid values, and for unknown
+    parameters unless read past."""
 
     def __init__(
         self, arguments: Mapping[str, str], known: tuple[str, ...], report: Report

@@ -1,6 +1,5 @@
-"""The base of the request classes: their types are the parser of a body and its schema. msgspec
-checks types and limits, `body_faults` words a refusal, functions beside each class check the
-rest."""
+"""The base of request classes, whose types are parser and schema. msgspec checks types and limits,
+`body_faults` words refusals, functions beside each class check the rest."""
 
 from __future__ import annotations
 
@@ -20,49 +19,46 @@ from trouper.web.http.request_schema import Json, Refused, among
 
 T = TypeVar("T", bound="Body")
 Report = Callable[[RequestFailed], None] | ReadPast
-"""Gets the refusal of a name that no field has, or collects the name."""
+"""Gets the refusal of an unknown name, or collects the name."""
 MAX_UNREAD = 100
 StrictCheck = Callable[[Json, str], None]
 Path = tuple[Any, ...]
-"""Path of a value: that of its container, and a name or index; empty at the root."""
+"""Path of a value: the container's path, and a name or index; empty at the root."""
 
 
 @attrs.define
 class Unread:
     past: ReadPast | None
     refusals: list[RequestFailed] = attrs.field(factory=list)
-    """The first `MAX_UNREAD` refusals of names that are not read past."""
+    """Refusals of the first `MAX_UNREAD` names that are not read past."""
 
 
 Read = Callable[[Any, Path, Unread], Any]
-"""Prepares a value at a path for its type."""
+"""Prepares a value at a path for the type."""
 PLAIN = {str, int, bool}
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object in a request's body. An optional field may be null: absent."""
+    """An object in a request's body. Null in an optional field is absence."""
 
     refused: ClassVar[Refused] = {}
-    """Parameters of the API that are not supported. A value that requests something is refused by
-    name (D13)."""
+    """Unsupported parameters of the API, refused by name if the value requests something (D13)."""
     rules: ClassVar[tuple[Json, ...]] = ()
     """Rules between fields as JSON Schema, which functions check after decoding."""
     unknown_may_be_null: ClassVar[bool] = False
-    """Whether a name that no field has may be null."""
     may_lack_tag: ClassVar[bool] = False
     essential: ClassVar[frozenset[str]] = frozenset()
-    """Names that no reading may read past: the answer would be wrong."""
+    """Names that are never read past: the answer would be wrong."""
     harmless: ClassVar[frozenset[str] | None] = None
-    """The only names that a lenient reading may read past; None: all that are not essential."""
+    """The only names that lenient reading may read past; None: all but `essential`."""
     aliases: ClassVar[Mapping[str, str]] = {}
     adapt: ClassVar[Adapt | None] = None
     strict_check: ClassVar[StrictCheck | None] = None
-    """Refuses in strict readings what the types allow for lenient ones. Called with the object and
-    its path; raises `RequestFailed` (400)."""
+    """Refuses in strict reading values that the types allow for lenient reading. Gets the object
+    and the path; raises `RequestFailed` (400)."""
 
     @classmethod
     def may_skip(cls, name: str) -> bool:
-        """Whether a lenient reading may read past a name that no field has."""
         return name not in cls.essential if cls.harmless is None else name in cls.harmless
 
 
@@ -78,7 +74,7 @@ def refuse(failed: RequestFailed) -> None:
 
 def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -> T:
     """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter. `report`
-    gets the refusal of each name that no field has."""
+    gets refusals of unknown names."""
     past = report if isinstance(report, ReadPast) else None
     unread = Unread(past)
     refused = refuse if isinstance(report, ReadPast) else report
@@ -103,7 +99,7 @@ def _explains(misread: RequestFailed, fault: RequestFailed) -> bool:
 
 @cache
 def _object(kind: type[Body]) -> Read:
-    """Return the reader of an object, which reports unknown names and drops nulls."""
+    """Return an object's reader, which reports unknown names and drops nulls."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
     nested = {
@@ -161,7 +157,7 @@ def _adapted(kind: type[Body], value: Json, path: Path, past: ReadPast) -> Json:
 
 
 def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread: Unread) -> None:
-    """Report a name that no field has, unless its value requests nothing."""
+    """Report an unknown name whose value requests something."""
     refused, past = name in kind.refused, unread.past
     if value is None and (refused or kind.unknown_may_be_null or past is not None):
         return
@@ -177,7 +173,7 @@ def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread:
 
 
 def _unread(kind: type[Body], path: str, *, known: bool) -> RequestFailed:
-    """Return the refusal of a name that no field has. `known`: whether another API has the name."""
+    """Return the refusal of an unknown name. `known`: another API has the name."""
     if issubclass(kind, SentBack):
         return bad_request(f"{path} is not supported here", path, "unsupported_parameter")
     if known:
@@ -204,7 +200,7 @@ def _general(path: Path) -> str:
 
 
 def _reader(info: inspect.Type) -> Read | None:
-    """Return the reader of a type's values; None: they need no preparation."""
+    """Return the reader of a type's values; None without preparation."""
     match unwrapped(info):
         case inspect.IntType():
             return _as_integer
@@ -232,8 +228,7 @@ def _array(inner: Read) -> Read:
 
 
 def _union(info: inspect.Type) -> Read | None:
-    """Return the reader of a union. msgspec allows one array type, and several classes with a
-    tag."""
+    """Return a union's reader. msgspec allows one array type, and several tagged classes."""
     tagged: dict[Any, Read] = {}
     field, untagged = "", None
     readers: dict[type, Read] = {}

@@ -1,4 +1,4 @@
-"""JSON Schema of the request classes, and the pieces of answers' schemas."""
+"""JSON Schema of request classes, and pieces of answers' schemas."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ def ref(name: str) -> Json:
 
 MODEL, TOKEN, TOKEN_KEY = ref("Model"), ref("TokenId"), ref("TokenKey")
 LENGTH, DIMENSIONS = ref("Length"), ref("Dimensions")
-"""References to schemas that depend on the served models: names, token ids (as numbers, as property
-names), length of an answer, dimensions of an embedding."""
+"""Schemas that depend on the served models: names, token ids (as numbers, as property names),
+length of an answer, dimensions of an embedding."""
 
 
 READ_PAST = "Read past, and named in the header X-Trouper-Ignored."
 HARMLESS = Meta(description="Changes nothing.")
-"""Metadata of a field that is accepted and changes nothing."""
 
 
 def described(value: Json, **limits: Any) -> Meta:
-    """Return metadata of a type: limits, and further JSON Schema."""
+    """Return a type's metadata: limits, and further JSON Schema."""
     return Meta(extra_json_schema=value, **limits)
 
 
@@ -56,7 +55,7 @@ def nullable(value: Json) -> Json:
 
 
 def closed(properties: Json, *required: str, **more: Any) -> Json:
-    """Return the schema of an object with these properties and no others."""
+    """Return the schema of an object with only these properties."""
     needed = {"required": list(required)} if required else {}
     return {
         "type": "object",
@@ -68,8 +67,8 @@ def closed(properties: Json, *required: str, **more: Any) -> Json:
 
 
 def full(properties: Json, *, optional: Collection[str] = ()) -> Json:
-    """Return the schema of an object with all of these properties, except perhaps the optional
-    ones."""
+    """Return the schema of an object with all of these properties; `optional` ones may be
+    absent."""
     return closed(properties, *(name for name in properties if name not in optional))
 
 
@@ -82,7 +81,7 @@ def either(*schemas: Json) -> Json:
 
 
 def needs(name: str, given: Json, other: str, value: Json) -> Json:
-    """Return a rule of an object: `name`, if it matches `given`, needs `other` to match `value`."""
+    """Rule: `name` that matches `given` needs `other` to match `value`."""
     return {
         "if": {"properties": {name: given}, "required": [name]},
         "then": {"properties": {other: value}, "required": [other]},
@@ -90,8 +89,7 @@ def needs(name: str, given: Json, other: str, value: Json) -> Json:
 
 
 def at_most_one(nothing: Mapping[str, Json]) -> Json:
-    """Return a rule of an object: at most one of these names. `nothing`: the schema of a value that
-    counts as absent."""
+    """Rule: at most one of these names. `nothing` is the schema of an absent value."""
     return {
         "anyOf": [
             {"properties": {name: nothing[name] for name in nothing if name != kept}}
@@ -101,8 +99,7 @@ def at_most_one(nothing: Mapping[str, Json]) -> Json:
 
 
 def schema_of(kind: type, *, strict: bool = True) -> Json:
-    """Return the schema of the bodies that `structure(body, kind)` accepts, with references to
-    `components_of`."""
+    """Schema of bodies that `structure(body, kind)` accepts, with references to `components_of`."""
     return _schemas(frozenset({kind}), strict=strict)[kind.__name__]
 
 
@@ -143,7 +140,7 @@ def _structs(info: Any) -> Iterator[inspect.StructType]:
 
 
 def _as_read(kind: Any, schema: Json) -> Json:
-    """Return msgspec's schema of a request class, with null for absent."""
+    """Return msgspec's schema of a class, with null for absent."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
     properties, required = {**schema["properties"]}, [*schema["required"]]
@@ -195,7 +192,7 @@ def _refused(neutral: tuple[Any, ...]) -> Json:
 
 
 def among(value: Any, values: Sequence[Any]) -> bool:
-    """Whether `value` is one of `values` as in JSON: true is not 1, but 1.0 is."""
+    """Whether `value` is among `values` as in JSON: true is not 1, but 1.0 is."""
     return any(
         isinstance(value, bool) == isinstance(other, bool) and value == other for other in values
     )

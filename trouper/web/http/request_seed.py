@@ -1,4 +1,4 @@
-"""The seed of a request. Randomness enters here, as data."""
+"""Seeds of requests. Randomness enters here, as data."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import attrs
 from trouper.protocol.requests import Generate
 
 SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Difference of the seeds of two choices: odd, so that many seeds differ; 2^64 over the golden
-ratio."""
+"""Difference of two choices' seeds: odd, for many different seeds; 2^64 over the golden ratio."""
 
 
 def drawn_seed(requested: int | None, default: int | None) -> int:
@@ -20,8 +19,7 @@ def drawn_seed(requested: int | None, default: int | None) -> int:
 
 
 def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
-    """Repeat the request: the first keeps its seed, the others derive theirs. The common prompt is
-    prefilled once."""
+    """Repeat the request with the seed and derived seeds. The common prompt is prefilled once."""
     if count == 1 and 0 <= generate.sampling.seed < 2**64:
         return (generate,)
     return tuple(

@@ -1,4 +1,4 @@
-"""Requests that web pages may make: a pure decision about a request's head.
+"""Decides from a request's head whether a web page may make the request. Pure.
 
 - **Rebinding**: a stranger's name resolves to this server. Only known names in Host are answered
   (CVE-2024-28224, in another server).
@@ -21,8 +21,8 @@ from trouper.protocol.settings import ServerSettings
 
 JSON = re.compile(r"application/(?:[\w.!#$&^-]+\+)?json", re.IGNORECASE | re.ASCII)
 FORM, UPLOADS = "multipart/form-data", "/v1/files"
-"""The one endpoint that takes a form. A browser that sends neither header could store a file there,
-and no more."""
+"""The only endpoint that takes a form. A browser without either header could at most store a
+file."""
 CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 CROSSES = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site. Other ports of this machine are same-site, but another origin."""
@@ -31,7 +31,7 @@ LONGEST_SHOWN = 100
 
 @attrs.frozen(kw_only=True)
 class Head:
-    """Parts of a request's head that decide. None: no such header."""
+    """Deciding parts of a head. None: no such header."""
 
     method: str = "GET"
     host: str | None = None
@@ -39,7 +39,7 @@ class Head:
     content_type: str | None = None
     has_body: bool = False
     target: str = "/"
-    """The path, or a whole URL: absolute form, as sent to proxies (RFC 9112, 3.2.2)."""
+    """The path, or a whole URL, as sent to proxies (RFC 9112, 3.2.2)."""
     fetch_site: str | None = None
     fetch_mode: str | None = None
     fetch_dest: str | None = None
@@ -53,7 +53,6 @@ class Head:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Every authority that the request names as its receiver."""
         target = (
             "" if self.target.startswith("/") else self.target.partition("://")[2].partition("/")[0]
         )
@@ -82,8 +81,8 @@ class Policy:
         return self.any_origin or (parsed is not None and str_of(parsed) in self.cors_origins)
 
     def answers_to(self, host: Host) -> bool:
-        """Whether the server answers to a host. Addresses in digits cannot be rebound. A name is
-        answered if no page can own that name, or if keys are needed."""
+        """Whether the server answers to a host: addresses, which cannot be rebound, names that no
+        page can own, and with keys any name."""
         if host.is_loopback or any(host.within(pattern) for pattern in self.allowed_hosts):
             return True
         if is_loopback(self.listens_on):
@@ -94,12 +93,11 @@ class Policy:
 
 
 def decide(head: Head, policy: Policy) -> Problem | None:
-    """Return the reason to refuse the request, or None."""
     return _host(head, policy) or _origin(head, policy) or _site(head, policy) or _body(head)
 
 
 def _host(head: Head, policy: Policy) -> Problem | None:
-    """Refuse unknown names. A request without Host is HTTP/1.0, which browsers do not speak."""
+    """Refuse unknown names. No Host means HTTP/1.0, which browsers do not speak."""
     if "*" in policy.allowed_hosts:
         return None
     for authority in head.hosts:
@@ -126,7 +124,7 @@ def _origin(head: Head, policy: Policy) -> Problem | None:
 
 
 def _same_origin(origin: str, head: Head) -> bool:
-    """Sec-Fetch-Site decides first: behind a proxy that rewrites Host, Origin and Host differ."""
+    """Sec-Fetch-Site comes first: behind a proxy that rewrites Host, Origin and Host differ."""
     parsed, host = Origin.parse(origin), Host.parse(head.host or "")
     if parsed is None:
         return False
@@ -134,8 +132,8 @@ def _same_origin(origin: str, head: Head) -> bool:
 
 
 def _site(head: Head, policy: Policy) -> Problem | None:
-    """Refuse images, scripts and frames of other origins, which cost as much as a client's request.
-    A link that the user follows is answered."""
+    """Refuse other origins' images, scripts and frames, which cost as much as a client's request.
+    Links that a user follows are answered."""
     if head.origin is not None or head.fetch_site not in CROSSES or policy.any_origin:
         return None
     if (

@@ -1,4 +1,4 @@
-"""Writes to the socket of one connection: in its task with a time limit, or at once from any
+"""Writes to a connection's socket: in the connection's task with a time limit, or at once from any
 task."""
 
 from __future__ import annotations
@@ -14,29 +14,27 @@ MAX_WRITE = 2**16
 class SocketWriter:
     """The sending side of a connection.
 
-    Through the connection's own task a chunk of a stream takes a task switch, two cancel scopes and
-    four layers of events. `write_now` sends from any task; only the rest is left for the
-    connection's task.
+    Through the connection's task a chunk costs a task switch, two cancel scopes and four layers of
+    events. `write_now` leaves only unsent bytes to that task.
     """
 
     def __init__(
         self, stream: trio.SocketStream, timeout_s: float, cut: Callable[[], None]
     ) -> None:
-        """`timeout_s`: of each write that waits. `cut`: ends the connection."""
+        """`timeout_s` bounds each waiting write. `cut` ends the connection."""
         self._stream, self._timeout_s, self.cut = stream, timeout_s, cut
         self.more_follows = False
-        """Set by the app before the first of two parts of a response that follow at once: both are
-        one write."""
+        """Set by the app between two parts of a response for a single write."""
         self._lock = trio.Lock()
 
     def write_now(self, chunk: bytes) -> bytes:
-        """Send a chunk of a chunked body (RFC 9112, 7.1), and return the bytes that the socket did
-        not take: all if another write is in progress, or if the client has disconnected."""
+        """Send a chunk of a chunked body (RFC 9112, 7.1), and return the unsent bytes: all during
+        another write or after a disconnect."""
         framed = b"%x\r\n%b\r\n" % (len(chunk), chunk)
         return framed if self._lock.locked() else framed[self._taken(framed) :]
 
     async def write(self, data: bytes) -> None:
-        """Send all of the data, or end the connection if the client reads nothing."""
+        """Send all data, or end the connection if the client reads nothing."""
         try:
             self._lock.acquire_nowait()
         except trio.WouldBlock:

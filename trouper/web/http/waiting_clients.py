@@ -1,4 +1,4 @@
-"""Clients that wait to be accepted, and the probes among them that are answered at once."""
+"""Accepts waiting clients, and answers probes among them at once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import trio
 from trouper.web.http.plain_http import StrictHttp
 
 AT_ONCE = 32
-"""Maximum number of connections that are accepted in one run of the event loop."""
+"""Connections accepted per run of the event loop."""
 LONGEST_PROBE = 2**12
-"""Maximum size in bytes of a head of a probe."""
 PROBE = b"GET /livez HTTP/1.1\r\n"
 ALIVE = b'{"status":"alive"}'
 
 
 def accept_waiting(listener: trio.abc.Listener[trio.SocketStream]) -> Iterator[socket.socket]:
-    """Accept what waits, without a run of the event loop for each. Ends early where descriptors are
-    short, which `listener.accept` will tell."""
+    """Accept waiting clients in a single run of the event loop. Ends early without descriptors;
+    `listener.accept` will raise."""
     if not isinstance(listener, trio.SocketListener):
         return
     # Trio accepts with a checkpoint. The copy shares the flag that makes `accept` not block.
@@ -35,8 +34,8 @@ def accept_waiting(listener: trio.abc.Listener[trio.SocketStream]) -> Iterator[s
 
 
 def answer_probe(client: socket.socket, headers: list[tuple[bytes, bytes]]) -> bool:
-    """Answer `GET /livez` and close the connection, if the whole request has come. Else nothing is
-    read. `headers`: of each answer."""
+    """Answer a completely received `GET /livez` and close the connection; else read nothing.
+    `headers` go into each answer."""
     with suppress(OSError):
         head = client.recv(LONGEST_PROBE, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         if head.startswith(PROBE) and (answer := answer_to(head, headers)) is not None:
@@ -48,7 +47,7 @@ def answer_probe(client: socket.socket, headers: list[tuple[bytes, bytes]]) -> b
 
 
 def answer_to(head: bytes, headers: list[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the answer if this is one whole request without a body; else None."""
+    """Return the answer to one whole request without a body, else None."""
     connection = StrictHttp(h11.SERVER)
     connection.receive_data(head)
     try:

@@ -1,8 +1,8 @@
-"""Tools of the responses API that the client runs and whose parameters the API defines: shells and
-patches.
+"""Shell and patch tools of the responses API: the API defines the parameters, and the client runs
+the tools.
 
-The model sees each as a function. Source of the fields: the types of the `openai` package
-(local_shell_call, shell_call, apply_patch_call).
+The model sees functions. Source of the fields: the `openai` package (local_shell_call, shell_call,
+apply_patch_call).
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def built_in_offer(kind: BuiltInKind) -> ToolOffer:
 
 
 def call_fields(kind: ToolKind, arguments: str) -> Json:
-    """Return the fields of a call's item for arguments of the model. Arguments that are missing or
-    of another type are empty."""
+    """Return a call item's fields. Missing or mistyped arguments become empty."""
     given = _object(arguments)
     match kind:
         case "local_shell":
@@ -115,8 +114,7 @@ def call_fields(kind: ToolKind, arguments: str) -> Json:
 
 
 def arguments_of_item(item: Json) -> Json:
-    """Return the arguments with which the model would make the call of an item. Half an object,
-    where an answer was cut, is returned as text."""
+    """Return the model's arguments for a call item; half an object, from a cut answer, as text."""
     match item["type"]:
         case "local_shell_call":
             return {
@@ -139,7 +137,6 @@ def _object(text: str) -> Json:
 
 
 def _decoded(text: str, otherwise: Json) -> Json:
-    """Return the object that the text is; `otherwise` if it is none."""
     try:
         value: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
@@ -148,7 +145,7 @@ def _decoded(text: str, otherwise: Json) -> Json:
 
 
 def _words(value: Any) -> list[str]:
-    """Return a command as words; a model may write it as one line for a shell."""
+    """Return a command as words; a model may write a single shell line."""
     return ["bash", "-lc", value] if isinstance(value, str) else _lines(value)
 
 

@@ -1,5 +1,4 @@
-"""Items of calls and of their outputs in earlier turns, beside those of functions: custom tools,
-shells, patches."""
+"""Items of earlier calls and outputs of custom tools, shells and patches."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ class ConversationItem(SentBack, kw_only=True, frozen=True):
     status: Status | None = None
 
     def head(self, kind: str, prefix: str) -> Json:
-        """Return the fields that every item has. An item without an id gets one."""
+        """Return the fields of every item, with a new id if there is none."""
         return {"id": self.id or new_id(prefix), "type": kind, "status": self.status or "completed"}
 
 
@@ -114,7 +113,6 @@ CALLS: dict[str, ToolKind] = {
     "shell_call": "shell",
     "apply_patch_call": "apply_patch",
 }
-"""Types of items of calls, and the kinds of their tools."""
 OUTPUTS = tuple(f"{kind}_output" for kind in CALLS)
 PREFIXES: dict[ToolKind, str] = {
     "function": "fc_",
@@ -123,7 +121,6 @@ PREFIXES: dict[ToolKind, str] = {
     "shell": "sh_",
     "apply_patch": "apc_",
 }
-"""Prefixes of the ids of items."""
 Output = Annotated[
     str | list[Annotated[InputText | InputImage, not_a_part("input_text or input_image")]],
     says("{path} must be a string, not {type}", "invalid_type"),
@@ -131,14 +128,13 @@ Output = Annotated[
 
 
 def tool_of(item: Json) -> ToolForm:
-    """Return the tool of a stored call."""
     kind = CALLS[item["type"]]
     name = item["name"] if kind in ("function", "custom") else kind
     return ToolForm(name, kind, item.get("namespace"))
 
 
 def plain_output(output: str | list[InputText | InputImage]) -> str | list[Json]:
-    """Return an output as it is stored; a placeholder stands for an image."""
+    """Return an output as stored, with placeholders for images."""
     if isinstance(output, str):
         return output
     texts = [PLACEHOLDER if isinstance(part, InputImage) else part.text for part in output]
@@ -211,8 +207,7 @@ class LocalShellCallItem(_CallOfEarlierTurn, tag="local_shell_call", kw_only=Tru
 
 
 def _called_by_id(value: Json, _: Skip) -> Json:
-    """Read an output that names its call by `id` alone, as the types of the `openai` package have
-    it."""
+    """Read an output that names the call by `id` alone, as the `openai` package's types do."""
     return value if "call_id" in value or "id" not in value else value | {"call_id": value["id"]}
 
 
@@ -321,7 +316,7 @@ CallOutputItem = (
 
 
 def output_text(item: Json) -> str:
-    """Return what the model reads of an output."""
+    """Return an output's text for the model."""
     output = item["output"]
     match item["type"]:
         case "shell_call_output" if not isinstance(output, str):

@@ -1,4 +1,4 @@
-"""Types of the items of a responses conversation, and their form in the store, with ids."""
+"""Item types of a responses conversation, and the stored form with ids."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ class InputMessage(ConversationItem, tag="message", kw_only=True, frozen=True):
     phase: Ignored = None
 
     def stored(self, path: str) -> Json:
-        """Return the item as it is stored. Raises `RequestFailed` (400), as in the other types of
-        items."""
+        """Return the stored form. Raises `RequestFailed` (400), as in the other item types."""
         parts: Sequence[InputText | OutputText | RefusalText | InputImage]
         parts = [InputText(self.content)] if isinstance(self.content, str) else self.content
         content = [self._part(part, f"{path}.content.{index}") for index, part in enumerate(parts)]
@@ -151,13 +150,12 @@ Item = (
 )
 KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, "item_reference")
 PATCH_OUTPUT = "apply_patch_call_output"
-"""Type of the items whose status is what they say: whether a patch could be applied."""
+"""Items whose status is content: whether a patch could be applied."""
 TOOL_ITEMS = ("additional_tools", "tool_search_output")
-"""Items that offer more tools."""
 
 
 def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:
-    """Return the types of parts that a placeholder stands for."""
+    """Return the types of parts replaced by a placeholder."""
     contents: list[Sequence[object]] = []
     for item in items if items is not None and not isinstance(items, str) else ():
         if isinstance(item, InputMessage):
@@ -206,7 +204,7 @@ Input = Annotated[
 
 
 def with_types(value: Any) -> Any:
-    """Return the input with the types that messages and references may leave out."""
+    """Add the types that messages and references may omit."""
     return [_with_type(item) for item in value] if isinstance(value, list) else value
 
 
@@ -217,15 +215,15 @@ def _with_type(item: Any) -> Any:
 
 
 def _with_known_status(item: Any, skip: Skip) -> Any:
-    """Return an item without a status of another server's, which says nothing to a model."""
+    """Drop statuses of other servers, which mean nothing to a model."""
     if not isinstance(item, dict) or item.get("type") == PATCH_OUTPUT:
         return item
     return known_value("status", STATUSES, item, lambda name: skip(f"input.{name}"))
 
 
 def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
-    """Return the input without the items of types that are not known, which belong to tools that
-    nobody runs here, and with parts of content that are read; and the tools that items offer."""
+    """Return the input without unknown items (of tools that run elsewhere) and unread parts of
+    content, and the tools that items offer."""
     if not isinstance(value, list):
         return value, []
     kept: list[Any] = []

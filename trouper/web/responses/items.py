@@ -1,5 +1,4 @@
-"""Items of a responses conversation: completion with ids, and conversion to messages for the chat
-template."""
+"""Adds ids to items and converts items to messages for the chat template."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from trouper.web.responses.item_types import InputMessage, Item, ItemReference
 
 
 def references_of(value: str | Sequence[Item]) -> list[str]:
-    """Ids of stored items that the request's `input` refers to."""
+    """Ids of stored items in the request's `input`."""
     return [item.id for item in value if isinstance(item, ItemReference)]
 
 
 def items_of(value: str | Sequence[Item], stored: Mapping[str, Json]) -> tuple[Json, ...]:
-    """Complete the request's `input`. `stored`: the items that it refers to, by id. Raises
-    `RequestFailed` (400; 404 for a reference to an item that is not stored)."""
+    """Complete the request's `input`. `stored` has the referenced items by id. Raises
+    `RequestFailed` (400; 404 for an item that is not stored)."""
     if isinstance(value, str):
         return (InputMessage(role="user", content=value).stored("input"),)
     items = tuple(
@@ -35,8 +34,8 @@ def items_of(value: str | Sequence[Item], stored: Mapping[str, Json]) -> tuple[J
 
 
 def _check_references(given: Sequence[Item], items: Sequence[Json]) -> None:
-    """Check that no item is referenced twice: a short request may not become a prompt of any
-    length. Raises `RequestFailed` (400)."""
+    """Refuse repeated references: a short request must not become an endless prompt. Raises
+    `RequestFailed` (400)."""
     seen: set[int] = set()
     for index, (original, item) in enumerate(zip(given, items, strict=True)):
         if isinstance(original, ItemReference):
@@ -70,14 +69,13 @@ def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
 def messages_of(
     instructions: str | None, items: Iterable[Json], tools: Tools = NO_TOOLS
 ) -> tuple[Json, ...]:
-    """Convert items to the messages of a chat: reasoning, text and calls of one turn are one
-    message. `tools`: those that are offered now, by whose names the model knows its earlier
-    calls."""
+    """Convert items to chat messages, one per turn of reasoning, text and calls. `tools` are the
+    tools offered now, under the names in earlier calls."""
     messages: list[Json] = (
         [] if instructions is None else [{"role": "system", "content": instructions}]
     )
     turn: Json | None = None
-    """The assistant's message that the next items may extend."""
+    """The assistant message that the next items may extend."""
     for item in items:
         match item["type"]:
             case "message" if item["role"] != "assistant":
@@ -98,8 +96,7 @@ def messages_of(
 
 
 def _continues(turn: Json, kind: str) -> bool:
-    """Whether an item extends the open message. Reasoning comes before text, text before calls; an
-    item out of order begins another message."""
+    """Whether an item extends the open message: reasoning, then text, then calls."""
     return kind in CALLS or not (turn["content"] or "tool_calls" in turn)
 
 
@@ -124,7 +121,7 @@ def _text(parts: Iterable[Json]) -> str:
 
 
 def page_of(items: Sequence[Json], after: str | None, limit: int) -> Json:
-    """Return a page of items as a list object. Raises `RequestFailed` (404)."""
+    """Return a page of items. Raises `RequestFailed` (404)."""
     if after is not None:
         found = [index for index, item in enumerate(items) if item["id"] == after]
         if not found:

@@ -1,4 +1,4 @@
-"""A response while it is generated: its items, its events, and its state at any moment."""
+"""The items, events and current state of a response during generation."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ EVENTS: dict[ToolKind, str] = {
     "function": "response.function_call_arguments",
     "custom": "response.custom_tool_call_input",
 }
-"""Events of the arguments of calls, by the kind of the tool. Other calls have none: their items are
-complete at once."""
+"""Events of call arguments, by kind of tool. Calls of other kinds are sent whole."""
 
 
 @attrs.define(eq=False)
 class OpenItem:
-    """The item that is being generated: a message or reasoning."""
+    """The message or reasoning that is being generated."""
 
     body: Json
     index: int
@@ -67,8 +66,6 @@ class OpenItem:
 
 @attrs.define(eq=False)
 class OpenCall:
-    """The call that is being generated."""
-
     body: Json
     index: int
     kind: ToolKind
@@ -88,12 +85,12 @@ class OpenCall:
 
     @property
     def event(self) -> str | None:
-        """Name of the events of its arguments, without their ends; None if there are none."""
+        """Name of the argument events without the suffix, if any."""
         return EVENTS.get(self.kind)
 
     def update(self) -> Json:
-        """Write the arguments that were generated into the item. Returns the fields that hold
-        them."""
+        """Write generated arguments into the item, and return the fields that hold the
+        arguments."""
         fields = call_fields(self.kind, "".join(self.texts))
         self.body |= fields
         return fields
@@ -111,15 +108,14 @@ ENDINGS = {
     "failed": "response.failed",
     "cancelled": "response.failed",
 }
-"""The last event of a stream, by status. Clients know no event for a response that was cancelled;
-its status says so.
-"""
+"""The last event of a stream, by status. Clients know no event for a cancelled response; the status
+tells."""
 
 
 class ResponseDialect:
-    """Formats one response. `head` holds the fields that do not change.
+    """Formats one response. `head` has the constant fields.
 
-    Every token goes through `text`, streamed or not, so that complete and streamed responses agree.
+    Every token goes through `text`, also without a stream: complete and streamed responses agree.
     """
 
     def __init__(
@@ -138,14 +134,13 @@ class ResponseDialect:
         self._open: OpenItem | None = None
         self._call: OpenCall | None = None
         self._blank: list[str] = []
-        """Whitespace that becomes text only if text follows; alone it is no message."""
+        """Whitespace that only counts once text follows."""
         self._seen: list[TokenLogprobs] = []
         """Log-probabilities of tokens whose text is held back."""
         self._events = 0
         self._begun = not head["background"]
         self._outcome: Json = {"completed_at": None, "error": None, "incomplete_details": None}
         self._status: Status | None = None
-        """The final status; None while the response runs."""
         self._last = b""
 
     @property
@@ -153,7 +148,6 @@ class ResponseDialect:
         return self._status is not None
 
     def response(self) -> Json:
-        """Return the response in its current state."""
         if self._open is not None:
             self._open.body["content"] = [self._open.part]
         if self._call is not None:
@@ -230,16 +224,15 @@ class ResponseDialect:
         return self._stage("response.in_progress")
 
     def heartbeat_behind(self, number: int) -> bytes:
-        """Format a heartbeat for a reader of the event log. The heartbeat has the number of the
-        last event that was read, so that `starting_after` finds the same position, and is not
-        logged."""
+        """Format a heartbeat for a reader of the event log. The number is the last event's, for
+        `starting_after`; heartbeats are not logged."""
         response = self.response()
         return _framed(
             f"response.{response['status']}", {"sequence_number": number, "response": response}
         )
 
     def cancel(self) -> None:
-        """Cancel the response from another request. Clients that read the answer get an error."""
+        """Cancel from another request. Clients that read the answer get an error."""
         if not self.over:
             self._answer.cancel()
             self._last = self._end("cancelled")
@@ -312,7 +305,6 @@ class ResponseDialect:
         )
 
     def _close(self, status: Status) -> bytes:
-        """Close the open item, if there is one."""
         if self._open is None:
             return self._close_call(status)
         item, part, location, number = (
@@ -350,7 +342,6 @@ class ResponseDialect:
         return self._event(f"{self._call.event}.delta", self._call.location | {"delta": text})
 
     def _close_call(self, status: Status) -> bytes:
-        """Close the open call, if there is one."""
         if self._call is None:
             return b""
         call, self._call = self._call, None
@@ -406,13 +397,11 @@ class ResponseDialect:
 
 
 def _framed(kind: str, fields: Json) -> bytes:
-    """Format an event. Clients restart their timers with events only: comments do not keep Codex
-    waiting."""
+    """Format an event. Codex times out on comments alone."""
     return named_event(kind, {"type": kind} | fields)
 
 
 def head_of(resolved: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
-    """Return the fields of a response that do not change while it is generated."""
     parsed, given = resolved.request, resolved.given
     text: Json = given.get("text") or {}
     return {

@@ -1,5 +1,3 @@
-"""POST /v1/responses: the request."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -46,7 +44,7 @@ from trouper.web.responses.response_tools import (
 )
 
 MAX_DEPTH = 256
-"""Maximum nesting of values that are returned to the client or passed to a template."""
+"""Nesting of values that are returned or passed to a template."""
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 REFUSED: Refused = {
     "conversation": (),
@@ -123,7 +121,7 @@ INCLUDED = get_args(get_args(Included)[0])
 
 
 class ReasoningOptions(Body, kw_only=True, frozen=True):
-    """No second model would summarize reasoning: it is returned as it is."""
+    """Reasoning is returned as generated, as no second model summarizes."""
 
     adapt: ClassVar[Adapt | None] = partial(known_value, "effort", get_args(ReasoningEffort))
     refused: ClassVar[Refused] = {
@@ -152,8 +150,7 @@ class ResponseStreamOptions(Body, frozen=True):
 
 
 def _adapted(value: Json, skip: Skip) -> Json:
-    """Convert forms of other servers. A chat's effort is `reasoning.effort` here, and OpenRouter's
-    budget stands there."""
+    """Convert other servers' forms: a chat's effort, and OpenRouter's budget, to `reasoning`."""
     value = thinking_adapted(sampling_adapted(value, ALIASES, ("max_output_tokens",), skip), skip)
     value = _included(_tools_adapted(value, skip), skip)
     reasoning, effort = value.get("reasoning"), value.pop("reasoning_effort", None)
@@ -171,7 +168,7 @@ def _adapted(value: Json, skip: Skip) -> Json:
 
 
 def _included(value: Json, skip: Skip) -> Json:
-    """Leave out what else a response shall include: fields of tools that nobody runs here."""
+    """Drop `include` fields of tools that run elsewhere."""
     given = value.get("include")
     if not isinstance(given, list):
         return value
@@ -183,8 +180,7 @@ def _included(value: Json, skip: Skip) -> Json:
 
 
 def _tools_adapted(value: Json, skip: Skip) -> Json:
-    """Leave out tools that nobody runs here, and the items of their calls; offer the tools that
-    items bring."""
+    """Drop tools that run elsewhere and items of such calls; offer tools from items."""
     items, tools = known_items(value.get("input"), skip)
     if tools and isinstance(value.get("tools"), list | None):
         offered = value.get("tools") or []
@@ -242,14 +238,12 @@ class ResponseRequest(SamplingParameters, kw_only=True, frozen=True):
 
 @attrs.frozen(kw_only=True)
 class ResolvedRequest:
-    """A request, and what its parameters say together."""
-
     request: ResponseRequest
     tools: Tools
     grammar: Grammar | None
     logprobs: int | None
     given: Json
-    """The body, of which the response repeats some values as they were sent."""
+    """The body as sent; the response repeats some values."""
 
     @property
     def effort(self) -> str | None:
@@ -257,7 +251,7 @@ class ResolvedRequest:
 
 
 def parse_response(body: Json, report: Report = refuse) -> ResolvedRequest:
-    """Parse a request. Raises `RequestFailed` (400) naming the parameter."""
+    """Raises `RequestFailed` (400) naming the parameter."""
     for name, value in body.items():
         # Most fields are returned, and half a surrogate pair cannot be encoded.
         check_text(value, name)
@@ -268,8 +262,7 @@ def parse_response(body: Json, report: Report = refuse) -> ResolvedRequest:
 
 
 def _check_depth(value: Any, name: str) -> None:
-    """Check the nesting of a value: one that can just be parsed cannot be encoded again inside of
-    another value."""
+    """Bound the nesting: parsing allows values too deep to encode inside another value."""
     inside = [value]
     for _ in range(MAX_DEPTH):
         inside = [inner for outer in inside for inner in _inside(outer)]
@@ -283,7 +276,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def _resolved(request: ResponseRequest, given: Json) -> ResolvedRequest:
-    """Check what no type says. Raises `RequestFailed` (400) naming the parameter."""
+    """Check rules that no type expresses. Raises `RequestFailed` (400) naming the parameter."""
     tools = tools_of(request.tools, request.tool_choice, several=request.parallel_tool_calls)
     # The field's word
     format = request.text.format if request.text is not None else None  # noqa: A001
@@ -313,7 +306,7 @@ def _logprobs(request: ResponseRequest) -> int | None:
 def response_to_generate(
     resolved: ResolvedRequest, messages: tuple[Json, ...], request_id: str, default_seed: int | None
 ) -> Generate:
-    """Build the request for the runtime. Raises `RequestFailed` (400) naming the parameter."""
+    """Build the runtime's request. Raises `RequestFailed` (400) naming the parameter."""
     request = resolved.request
     return Generate(
         request_id=request_id,
@@ -333,8 +326,8 @@ def response_to_generate(
 
 
 def _variables(resolved: ResolvedRequest) -> Json:
-    """Return the template's arguments; those that the request gives explicitly come last. An answer
-    that follows a grammar has no room for reasoning."""
+    """Return the template's arguments, the explicit ones last. Answers under a grammar have no
+    reasoning."""
     variables: Json = {}
     effort, bound = resolved.effort, bool(resolved.tools.forced) or resolved.grammar is not None
     if effort is not None and effort != "none":

@@ -1,9 +1,9 @@
-"""Stored responses in the database, bounded by number, bytes and age. Beyond a bound, the key that
-holds the most loses the least recently used response: one key alone may fill the store, and none
-pushes out what another holds within an equal share.
+"""Stored responses, bounded by number, bytes and age. Beyond a bound, the largest key loses the
+least recently used response: one key may fill the store, yet keeps no other key from an equal
+share.
 
-The items of a conversation are stored once, with the response that brought them. Without `used`, a
-row is a response that was deleted or evicted and whose items a later response still builds on.
+Items of a conversation are stored once, with the response that brought them in. A row without
+`used` is a deleted or evicted response whose items a later response needs.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from trouper.web.streaming.event_log import EventLog
 
 log = logging.getLogger("trouper.responses")
 DISK_S = 5.0
-"""Time that the database has for a statement of a request; then the request goes on without."""
+"""Time limit of a statement in a request, which then continues without the database."""
 MAX_UNSTORED = 1000
-"""Number of responses of which is known why they could not be stored."""
+"""Responses with a remembered reason for a failed storing."""
 TURNS = """
 WITH RECURSIVE turns (id, previous, age) AS (
     SELECT id, previous, 0 FROM responses WHERE id = ?
@@ -41,22 +41,17 @@ WITH RECURSIVE turns (id, previous, age) AS (
     ON responses.id = turns.previous
 )
 """
-"""A response and those before it."""
 T = TypeVar("T")
 
 
 @attrs.frozen(eq=False)
 class StoredResponse:
-    """A response that has ended."""
-
     body: Json
     input: Sequence[Json]
     previous: str | None = None
-    """Id of the response that it continues."""
     log: EventLog | None = None
-    """The events of a response that ran in the background and was streamed."""
+    """Events of a streamed background response."""
     owner: str = ""
-    """Identity of the API key that created the response."""
 
     @property
     def id(self) -> str:
@@ -64,9 +59,9 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The store of all keys. `owners` returns the identities that the key of the request has had: a
-    key finds only its own. Where the directory cannot be used, the database is in memory. Methods
-    raise `RequestFailed` (503) if the database fails."""
+    """The store of all keys. `owners` returns all past identities of the request's key, which bound
+    the visible responses. The database is in memory if the directory is unusable. Methods raise
+    `RequestFailed` (503)."""
 
     def __init__(
         self,
@@ -83,9 +78,8 @@ class ResponseStore:
         self._unstored = OrderedDict[str, Problem]()
 
     async def add(self, stored: StoredResponse, earlier: Sequence[Json] = ()) -> None:
-        """Store a response. `earlier`: the items of the conversation before it, which are stored
-        with it if the response before is no longer there. A failure is logged, and is the answer to
-        whoever asks for the response."""
+        """Store a response. `earlier` items are stored too if the response before is gone. A
+        failure is logged, and raised when a client asks for the response."""
 
         def work(connection: Connection) -> None:
             _insert(connection, stored, earlier, self._clock())
@@ -102,7 +96,7 @@ class ResponseStore:
     async def get(
         self, response_id: str, param: str | None = None, code: str = "response_not_found"
     ) -> StoredResponse:
-        """Return a response; this counts as a use. Raises `RequestFailed` (404)."""
+        """Return a response, and count the use. Raises `RequestFailed` (404)."""
         work = partial(_use, response_id=response_id, owners=self._owners(), used=self._clock())
         stored = await self._run(work)
         if stored is not None:
@@ -116,20 +110,20 @@ class ResponseStore:
         raise RequestFailed(Problem(404, message, "invalid_request_error", param, code))
 
     async def remove(self, response_id: str) -> None:
-        """Delete a response; none of its text is in a file of the database afterwards, apart from
-        items that later responses build on."""
+        """Delete a response from all files of the database, except items that later responses
+        need."""
         await self._run(partial(_remove, response_id=response_id), truncates=True)
 
     async def conversation_bytes(self, response_id: str) -> int:
-        """Bytes of the items up to that response, the response with them."""
+        """Bytes of the items up to and with that response."""
         return await self._run(partial(_count_bytes, response_id=response_id)) or 0
 
     async def conversation(self, response_id: str) -> list[Json]:
-        """The items up to that response, the oldest first; [] if the response is gone."""
+        """Items up to that response, the oldest first; [] if the response is gone."""
         return await self._run(partial(_read_conversation, response_id=response_id)) or []
 
     async def item(self, item_id: str) -> Json | None:
-        """An item of this key. Clients may repeat an id: the first item counts."""
+        """Return this key's first item with the id, as clients may repeat ids."""
         return await self._run(partial(_read_item, owners=self._owners(), item_id=item_id))
 
     async def close(self) -> None:
@@ -139,7 +133,7 @@ class ResponseStore:
     async def _run(
         self, work: Callable[[Connection], T], *, create: bool = False, truncates: bool = False
     ) -> T | None:
-        """Run statements after a look at the bounds. None: nothing was ever stored."""
+        """Run statements after enforcing the bounds. Returns None if the store was never used."""
 
         def within_bounds(connection: Connection) -> T:
             self._trim(connection)
@@ -271,7 +265,7 @@ def _read_item(connection: Connection, owners: Collection[str], item_id: str) ->
 
 
 def _remove(connection: Connection, response_id: str) -> None:
-    """Delete a response, and the items that no later response builds on."""
+    """Delete a response and items that no later response needs."""
     connection.execute(
         "UPDATE responses SET used = NULL, body = NULL, events = NULL, size = "
         "(SELECT ifnull(sum(length(item)), 0) FROM items WHERE response = responses.id) "

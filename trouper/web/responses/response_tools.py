@@ -1,4 +1,4 @@
-"""Tools of the responses API: written flat, of more types, and with more kinds of tool_choice."""
+"""Tools of the responses API: flat fields, more types, more kinds of tool_choice."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ ALWAYS_LOADED: Refused = {
     "async": (False,),
     "allowed_callers": (["direct"],),
 }
-"""Parameters of tools that may be loaded later, or be called by programs. Here every tool is in the
-prompt."""
+"""Parameters of deferred or program-called tools. Here every tool is in the prompt."""
 
 
 class FlatTool(FunctionDefinition, tag="function", frozen=True):
@@ -180,7 +179,7 @@ def explain_named(value: Any, path: str) -> None:
 
 
 def _allowed_adapted(value: Json, skip: Skip) -> Json:
-    """Leave out tools that nobody runs here, unless no other is allowed."""
+    """Drop tools that run elsewhere, unless no other is allowed."""
     tools = value.get("tools")
     if not isinstance(tools, list):
         return value
@@ -233,7 +232,7 @@ FlatToolChoice = Annotated[
 
 
 def is_hosted(tool: object) -> bool:
-    """Whether a tool of a known type would run on the server: a shell in a container."""
+    """Whether a known tool would run on the server, as a shell in a container."""
     environment = (
         tool.get("environment") if isinstance(tool, dict) and tool.get("type") == "shell" else None
     )

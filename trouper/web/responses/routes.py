@@ -1,5 +1,3 @@
-"""/v1/responses: create, get, delete and cancel responses, and list their input items."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -58,25 +56,20 @@ STOPPED = Problem(
 
 @attrs.define(eq=False, kw_only=True)
 class Live:
-    """A response that still runs."""
-
     id: str
     dialect: ResponseDialect
     answer: Answer
     earlier: list[Json]
-    """Items of the conversation that it continues."""
     previous: str | None
-    """Id of the response that it continues."""
     input: tuple[Json, ...]
     background: bool
     stored: bool
     log: EventLog | None
     owner: str
-    """Identity of the API key that created it."""
     hold: Hold
-    """Called as more of it is kept, if it runs in the background."""
+    """Accounts for bytes that a background response keeps."""
     settling: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held while the ended response is stored."""
+    """Held during the storing of the ended response."""
 
     def ended(self) -> StoredResponse:
         return StoredResponse(
@@ -85,7 +78,7 @@ class Live:
 
 
 async def run(live: Live, settle: Callable[[], Awaitable[None]]) -> None:
-    """Run a response in the background until it ends or the server does, and store it."""
+    """Run and store a background response; the server's end cancels both."""
     dialect, answer, held = live.dialect, live.answer, 0
     try:
         while isinstance(event := await answer.next(), Delta):
@@ -102,24 +95,22 @@ async def run(live: Live, settle: Callable[[], Awaitable[None]]) -> None:
 
 
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
-"""The runtime's names of parameters, and the names in this API."""
+"""Parameter names of the runtime, and of this API."""
 PROMPT_FACTOR = 3
-"""Memory of the prompt that stored items become, as a multiple of their bytes."""
+"""Memory of a prompt from stored items, as a multiple of the items' bytes."""
 CONTINUABLE = ("completed", "incomplete")
 
 
 class ResponseId(BaseConverter):
-    """A response id in a path. `input_tokens` is an endpoint and no id.
+    """A response id in a path, except the endpoint `input_tokens`.
 
-    A 405 there would else list the methods of a response.
+    A 405 for that path would list the methods of a response.
     """
 
     regex = r"(?!input_tokens$)[^/]+"
 
 
 class Responses:
-    """The handlers."""
-
     def __init__(self, service: Service, database: StateDatabase) -> None:
         self._service = service
         self.store = ResponseStore(service.settings, database, lambda: service.key_identities)
@@ -225,8 +216,7 @@ class Responses:
         )
 
     async def count(self) -> Response:
-        """Return the number of input tokens that the same request would be charged when it creates
-        a response."""
+        """Return the input tokens that a response to the same request would be charged."""
         resolved = await self._service.read(parse_response)
         earlier = await self._earlier(resolved.request.previous_response_id)
         items = await self._input(resolved.request, earlier)
@@ -242,8 +232,8 @@ class Responses:
     async def _prepare(
         self, resolved: ResolvedRequest, items: Sequence[Json]
     ) -> tuple[Served, ResolvedRequest, Generate]:
-        """Lease the model and build the request for it; tools that it cannot call are omitted.
-        Raises `RequestFailed` (400, 404)."""
+        """Lease the model and build the request, without tools that the model cannot call. Raises
+        `RequestFailed` (400, 404)."""
         served = await self._service.served(resolved.request.model, resolved.request.adapters)
         if self._service.omits_tools(resolved.tools, served):
             resolved = attrs.evolve(resolved, tools=Tools())
@@ -265,8 +255,8 @@ class Responses:
             raise bad_request(message, "background", "background_not_supported")
 
     async def _earlier(self, response_id: str | None) -> list[Json]:
-        """Return the items of the conversation that a request continues, which become a prompt
-        again. Raises `RequestFailed`."""
+        """Return items of the continued conversation, as part of the prompt. Raises
+        `RequestFailed`."""
         if response_id is None:
             return []
         name, missing = "previous_response_id", "previous_response_not_found"
@@ -294,8 +284,8 @@ class Responses:
         return items
 
     async def _referred(self, parsed: ResponseRequest) -> dict[str, Json]:
-        """Return the stored items that the input refers to, which become a part of the prompt.
-        Raises `RequestFailed` (413, 429, 503)."""
+        """Return stored items that the input refers to, as part of the prompt. Raises
+        `RequestFailed` (413, 429, 503)."""
         found = dict[str, Json]()
         for item_id in references_of(parsed.input or ()):
             item = None if item_id in found else await self.store.item(item_id)
@@ -352,8 +342,8 @@ class Responses:
         return as_events(Replay(log, position, heartbeat_s, heartbeat, before_end=before_end))
 
     async def _settle(self, live: Live) -> None:
-        """Store a response that has ended, before a client hears of the end. A response that was
-        deleted meanwhile is dropped."""
+        """Store an ended response before a client hears of the end, unless the response was
+        deleted."""
         async with live.settling:
             if live.id not in self._live or not live.dialect.over:
                 return
@@ -364,14 +354,13 @@ class Responses:
                 self._forget(live.id)
 
     def _forget(self, response_id: str) -> None:
-        """Drop a running response whose client disconnected before the end: nobody will ask for
-        it."""
+        """Drop a running response whose client has disconnected."""
         self._live.pop(response_id, None)
 
     # -- the others -------------------------------------------------------------------------------
 
     async def _running(self, response_id: str) -> Live | None:
-        """Return a response of this key that will be stored and has not ended."""
+        """Return this key's response that runs and will be stored."""
         live = self._own(response_id)
         if live is None or not live.stored:
             return None
@@ -381,7 +370,6 @@ class Responses:
         return live
 
     def _own(self, response_id: str) -> Live | None:
-        """Return a running response of this key."""
         live = self._live.get(response_id)
         return live if live is not None and live.owner == self._service.key_identity else None
 
@@ -417,8 +405,8 @@ class Responses:
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
-        """Cancel a running response, in the background or streamed. A background response that has
-        ended stays as it is."""
+        """Cancel a running background or streamed response. An ended background response stays
+        unchanged."""
         Query(request.args, (), self._service.report)
         live = self._own(response_id)
         if live is not None:

@@ -1,5 +1,4 @@
-"""JSON Schema of the responses API: what holds between request fields, answers and events. Tests
-compare the schemas with the checks and with the answers that are sent."""
+"""JSON Schema of the responses API. Tests compare the schemas with checks and sent answers."""
 
 from __future__ import annotations
 
