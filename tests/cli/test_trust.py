@@ -25,6 +25,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import trouper
+import trouper_lab
 from tests.cli.agent_homes import home
 from trouper import cli
 from trouper.cli import own_server
@@ -519,8 +520,9 @@ def test_no_program_of_the_working_directory_is_started(home: Path) -> None:
 
 def test_no_child_imports_from_the_working_directory() -> None:
     """`-m` and `-c` put it before the standard library, unless `-P` says otherwise."""
-    root, seen = Path(trouper.__file__).parent, 0
-    for path in root.rglob("*.py"):
+    roots = [Path(package.__path__[0]) for package in (trouper, trouper_lab)]
+    seen = 0
+    for path in (path for root in roots for path in root.rglob("*.py")):
         if "sys.executable" not in (text := path.read_text()):
             continue
         for node in ast.walk(ast.parse(text)):

@@ -235,11 +235,13 @@ SCANNERS: list[tuple[str, Any, str, str, str]] = [
             parse,
             "",
             {
+                "apertus": '[{"a": ',
                 "gemma4": "call:a{",
                 "function_gemma": "call:a",
                 "kimi_k3": "<|open|>call",
                 "minicpm5": '<param name="a">',
                 "muse_spark": "<atem:invoke ",
+                "olmo3": "a(\n",
                 "pythonic": "[a(",
             }[name],
             "",

@@ -146,8 +146,7 @@ def _check_parameter(name: str, value: Any) -> None:
 
 
 def _model(conversation: Conversation, name: str) -> str:
-    """NAME: another of the server's models; without NAME: which one it is; `-`: the server's
-    default"""
+    """NAME: another of the server's models; without NAME: which one; `-`: the server's default"""
     if name:
         conversation.model = None if name == "-" else name
     return conversation.model or "the server's default"

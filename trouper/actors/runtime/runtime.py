@@ -46,6 +46,8 @@ MakeRoom = Callable[[int], Awaitable[None]]
 
 @attrs.define(eq=False)
 class Runtime:
+    """A loaded model that answers requests, as `run_runtime` starts it."""
+
     settings: Settings
     model: ModelCard
     tokenizer: Tokenizer

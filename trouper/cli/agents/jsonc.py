@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 
 import attrs
 
-STRING = r'"(?:[^"\\\n]|\\.)*"'
-COMMENT = re.compile(rf"{STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
-TRAILING_COMMA = re.compile(
-    rf"({STRING}|[\w\]}}])(?:([ \t\r\n]*),(?=[ \t\r\n]*[\]}}]))?", re.DOTALL
-)
+# A string or a comment without its end reaches as far as it may, so that each character is read
+# once.
+STRING = r'"(?:[^"\\\n]|\\.)*+"?'
+COMMENT = re.compile(rf"{STRING}|//[^\n]*+|/\*[^*]*+(?:\*++[^*/][^*]*+)*+(?:\*++/)?", re.DOTALL)
+TOKEN = re.compile(rf"{STRING}|[ \t\r\n]++|.", re.DOTALL)
 BLANK = re.compile(r"[ \t\r\n]*")
 INDENTED = re.compile(r"^([ \t]+)\S", re.MULTILINE)
 
@@ -43,7 +43,7 @@ class _Text:
 
     def __init__(self, text: str) -> None:
         self.uncommented = COMMENT.sub(_blanked, text)
-        self.plain = TRAILING_COMMA.sub(_without_comma, self.uncommented)
+        self.plain = _without_trailing_commas(self.uncommented)
         self.value = _decoded(self.plain)
 
     def skip(self, at: int) -> int:
@@ -81,8 +81,17 @@ def _blanked(match: re.Match[str]) -> str:
     return match[0] if match[0].startswith('"') else re.sub(r"[^\n]", " ", match[0])
 
 
-def _without_comma(match: re.Match[str]) -> str:
-    return match[0] if match[2] is None else f"{match[1]}{match[2]} "
+def _without_trailing_commas(text: str) -> str:
+    """Return a copy with a blank for each comma behind the last item or member."""
+    characters, comma, before = list(text), -1, ""
+    for token in TOKEN.finditer(text):
+        if token[0].isspace():
+            continue
+        if token[0] in ("]", "}") and comma >= 0:
+            characters[comma] = " "
+        is_behind_value = token[0] == "," and before not in ("", ",", "[", "{", ":")
+        comma, before = token.start() if is_behind_value else -1, token[0]
+    return "".join(characters)
 
 
 def _decoded(text: str) -> Any:

@@ -20,6 +20,9 @@ from trouper.engine.loading.config_translation import translate
 
 Config = Mapping[str, Any]
 PACKAGES = ("mlx_lm.models", "mlx_vlm.models")
+NUMBER = re.compile(r"[\w.]+")
+WITHOUT_ROPE = re.compile(r"use_rope|no_?rope|nope", re.IGNORECASE)
+HALF = re.compile(r"head_dim // 2|0\.5 \*|\* 0\.5")
 ROTATED = frozenset(("partial_rotary_factor", "rotary_pct"))
 WORD = re.compile(r"\w+")
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
@@ -104,9 +107,7 @@ def _differs(text: str, *neutral: object) -> Rule:
 
 
 def _is_written(value: object, source: str) -> bool:
-    return not isinstance(value, bool) and bool(
-        re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w.])", source)
-    )
+    return not isinstance(value, bool) and str(value) in NUMBER.findall(source)
 
 
 def _rope(text: str, *neutral: object) -> Rule:
@@ -150,7 +151,7 @@ def _window(value: Any, config: Config, source: str) -> str:
 
 def _no_rope(value: Any, _config: Config, source: str) -> str:
     """A list of numbers, or an interval."""
-    if re.search(r"use_rope|no_?rope|nope", source, re.IGNORECASE) or "rope" not in source:
+    if WITHOUT_ROPE.search(source) or "rope" not in source:
         return ""
     return "all layers are rotated" if not isinstance(value, list) or not all(value) else ""
 
@@ -159,7 +160,7 @@ def _rotated(value: Any, config: Config, source: str) -> str:
     """MLA counts dimensions instead."""
     if value in (1, 1.0) or "rope" not in source or "qk_rope_head_dim" in config:
         return ""
-    return "" if re.search(r"head_dim // 2|0\.5 \*|\* 0\.5", source) else "all of a head is rotated"
+    return "" if HALF.search(source) else "all of a head is rotated"
 
 
 def _position(value: Any, _config: Config, source: str) -> str:

@@ -131,7 +131,7 @@ class OutputConfig(Body, kw_only=True, frozen=True):
 
 
 class Metadata(Body, frozen=True):
-    """Ignored."""
+    """Changes nothing: users are not told apart."""
 
     user_id: Annotated[str, HARMLESS] | None = None
 
@@ -161,7 +161,7 @@ def _edits_adapted(value: Json, skip: Skip) -> Json:
 
 
 class ContextManagement(Body, frozen=True):
-    """Ignored: the server keeps all thinking."""
+    """Changes nothing: all thinking is kept anyway."""
 
     adapt: ClassVar[Adapt | None] = _edits_adapted
     edits: list[Annotated[ClearThinking, explains(explain_edit)]] | None = None
