@@ -57,7 +57,10 @@ class BatchView:
             self._batch.publish(NOTHING_SHOWN)
         elif viewed or (self._batch.latest.rows and not rows):
             # An idle scheduler would leave ended rows in the view.
-            self._batch.publish(self._stats(rows, queue, now))
+            stats = self._stats(rows, queue, now)
+            # A new time alone is no news: an idle scheduler also comes here every few seconds.
+            if attrs.evolve(stats, at=self._batch.latest.at) != self._batch.latest:
+                self._batch.publish(stats)
 
     def _stats(
         self, rows: Collection[Sequence], queue: Iterable[Sequence], now: float
