@@ -17,6 +17,7 @@ from trouper.web.http.body_complexity import (
     MAX_VALUES,
     check_complexity,
     outside_strings,
+    parsed_bytes,
 )
 from trouper.web.http.body_parsing import parse_json
 
@@ -37,9 +38,11 @@ def counted(value: Any) -> tuple[int, int]:
     return 0, 0
 
 
-@given(VALUES, st.booleans())
-def test_what_stands_outside_of_strings(value: Any, ascii_only: bool) -> None:
-    outside = outside_strings(json.dumps(value, ensure_ascii=ascii_only).encode())
+@given(VALUES, st.booleans(), st.integers(1, 9))
+def test_what_stands_outside_of_strings(value: Any, ascii_only: bool, piece: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_complexity, "PIECE", piece)
+        outside = outside_strings(json.dumps(value, ensure_ascii=ascii_only).encode())
     found = sum(map(outside.count, b"[{")), sum(map(outside.count, b",:"))
     assert found == counted(value)
 
@@ -64,6 +67,13 @@ def test_too_many_are_refused(body: bytes, called: str) -> None:
 def test_text_is_one_value_whatever_stands_in_it(sign: str) -> None:
     body = json.dumps({"prompt": sign * (MAX_VALUES + 10)}).encode()
     assert parse_json(body)["prompt"] == sign * (MAX_VALUES + 10)
+
+
+def test_a_wide_character_is_seen_across_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for piece in range(1, 20):
+        monkeypatch.setattr(body_complexity, "PIECE", piece)
+        narrow, wide = ({"prompt": 3000 * "\u00e9" + end} for end in ("\u00e9", "\U0001f469"))
+        assert parsed_bytes(json.dumps(narrow).encode()) < parsed_bytes(json.dumps(wide).encode())
 
 
 def test_as_many_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,3 +114,14 @@ def test_an_item_is_referred_to_once() -> None:
     assert items_of([refer, message("user", "b")], {stored["id"]: stored})[0] is stored
     assert fault(items_of, [refer, refer], {stored["id"]: stored})[0] == "input.1.id"
     assert fault(items_of, [refer, {"id": stored["id"]}], {stored["id"]: stored})[0] == "input.1.id"
+
+
+class Unread(str):
+    """A text that nobody may read character by character."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+def test_a_text_holds_no_references_and_is_not_searched_for_any() -> None:
+    assert items.references_of(Unread("a")) == []

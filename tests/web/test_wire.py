@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from tests.web.serving import eventually, exchange, get, post, receive_all, serving
+from trouper.web.http.paced_body import PacedBody
 
 BODY = b'{"prompt":"a","max_tokens":1}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
@@ -197,3 +198,18 @@ async def test_no_answer_repeats_a_long_part_of_a_head(request_bytes: bytes) -> 
             request_bytes = request_bytes.replace(b"Host: localhost\r\n", CLOSE)
         await client.send_all(request_bytes)
         assert len(await receive_all(client)) < 2500
+
+
+async def test_chunks_of_a_byte_reach_the_body_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, append = [], PacedBody.append
+
+    def count(body: PacedBody, data: bytes) -> None:
+        pieces.append(len(data))
+        append(body, data)
+
+    monkeypatch.setattr(PacedBody, "append", count)
+    blanks = b"".join(b"1\r\n \r\n" for _ in range(5000))
+    async with serving() as served, await served.connect() as client:
+        await client.send_all(POST + b"Connection: close\r\n" + CHUNKED + b"\r\n" + blanks + CHUNKS)
+        assert (await receive_all(client)).startswith(b"HTTP/1.1 200")
+    assert sum(pieces) == 5000 + len(BODY) and len(pieces) < 20

@@ -39,7 +39,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
 """Bytes of a body beyond which parsing leaves the event loop."""
-LARGE_AT_ONCE = 2
+LARGE_AT_ONCE = 1
 """Large bodies parsed at a time: parsing holds the GIL."""
 HUGE_BODY = 2**20
 GIVE_BACK_AFTER_S = 0.5

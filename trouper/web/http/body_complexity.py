@@ -4,6 +4,7 @@ for a second."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -24,6 +25,9 @@ LONG = 2**17
 WIDE = re.compile(rb"[\xf0-\xff]|\\u[dD][89abAB]")
 """A four-byte character: every character of the string then takes four bytes."""
 OPENS, PARTS, QUOTE = b"[{", b",:", ord('"')
+PIECE = 2**20
+"""Bytes looked at without a pause: no stream waits longer for the GIL."""
+ESCAPE_BYTES = 6
 
 
 def check_complexity(body: bytes) -> None:
@@ -63,15 +67,35 @@ def _object_bytes(body: bytes) -> int:
 def _character_bytes(body: bytes) -> int:
     if body.isascii() and b"\\u" not in body:
         return 1
-    return 4 if WIDE.search(body) else 2
+    # An escape may lie on both sides of a boundary.
+    is_wide = any(
+        WIDE.search(body, start, start + PIECE + ESCAPE_BYTES)
+        for start in range(0, len(body), PIECE)
+    )
+    return 4 if is_wide else 2
 
 
 def _count(body: bytes, signs: bytes) -> int:
-    return sum(body.count(sign) for sign in signs)
+    return sum(piece.count(sign) for piece in _pieces(body) for sign in signs)
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """Cut a body, never between a backslash and the character that the backslash escapes."""
+    start = 0
+    while start < len(body):
+        piece = body[start : start + PIECE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            piece = body[start : start + PIECE + 1]
+        yield piece
+        start += len(piece)
 
 
 def outside_strings(body: bytes) -> bytes:
-    plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
-    quotes = plain == QUOTE
-    inside = np.logical_xor.accumulate(quotes)
-    return bytes(plain[~(inside | quotes)].tobytes())
+    outside, begins_inside = list[bytes](), False
+    for piece in _pieces(body):
+        plain = np.frombuffer(piece.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+        quotes = plain == QUOTE
+        inside = np.logical_xor.accumulate(quotes) ^ begins_inside
+        outside.append(plain[~(inside | quotes)].tobytes())
+        begins_inside ^= bool(np.count_nonzero(quotes) % 2)
+    return b"".join(outside)

@@ -28,6 +28,8 @@ ESCAPE = re.compile(
 def with_replacements(body: bytes) -> bytes:
     """Replace lone surrogates with U+FFFD: JavaScript clients cut texts within an emoji, which no
     decoder takes."""
+    if b"\\u" not in body:
+        return body
     return ESCAPE.sub(lambda escape: REPLACEMENT if escape[1] else escape[0], body)
 
 

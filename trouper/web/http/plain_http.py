@@ -31,6 +31,8 @@ HEALTH_PATHS = ("/livez", "/readyz")
 WRITER = "trouper.writer"
 """Key of the connection's `SocketWriter` in a request's state, if the app may write directly."""
 STREAM_ID = 1
+CHUNKS_AT_ONCE = 64
+"""Chunks of a body parsed in one run of the event loop."""
 NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
 
 
@@ -132,7 +134,7 @@ class PlainHttp:
                 headers = self.config.response_headers("h11")
                 await self._send_event(h11.InformationalResponse(status_code=100, headers=headers))
             try:
-                event = self.connection.next_event()
+                event = await self._next_event()
             except h11.RemoteProtocolError as error:
                 await self._refuse_invalid(error)
                 return
@@ -148,12 +150,25 @@ class PlainHttp:
             elif event is h11.PAUSED:
                 self._may_read = trio.Event()
                 await self._may_read.wait()
-            elif isinstance(event, h11.Data) and self._stream is not None:
-                await self._stream.handle(stream_events.Body(stream_id=STREAM_ID, data=event.data))
             elif isinstance(event, h11.EndOfMessage) and self._stream is not None:
                 await self._stream.handle(stream_events.EndBody(stream_id=STREAM_ID))
             else:
                 return
+
+    async def _next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
+        """Return the next event, after the body's received chunks were passed on together."""
+        event = self.connection.next_event()
+        joined, chunks = bytearray(), 0
+        while isinstance(event, h11.Data) and self._stream is not None:
+            joined += event.data
+            chunks += 1
+            # A client may send each byte as a chunk.
+            if chunks % CHUNKS_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
+            event = self.connection.next_event()
+        if joined and self._stream is not None:
+            await self._stream.handle(stream_events.Body(stream_id=STREAM_ID, data=bytes(joined)))
+        return event
 
     async def _refuse_invalid(self, error: h11.RemoteProtocolError) -> None:
         if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:

@@ -15,6 +15,8 @@ from trouper.web.responses.item_types import InputMessage, Item, ItemReference
 
 def references_of(value: str | Sequence[Item]) -> list[str]:
     """Ids of stored items in the request's `input`."""
+    if isinstance(value, str):
+        return []
     return [item.id for item in value if isinstance(item, ItemReference)]
 
 
