@@ -651,10 +651,10 @@ SCORES = (
     ),
     served(
         "scores",
-        "1,024 biases and all penalties",
+        "512 biases and all penalties",
         Ask(
             chat(
-                logit_bias={str(n): -5 for n in range(1024)},
+                logit_bias={str(n): -5 for n in range(512)},
                 repetition_penalty=1.2,
                 presence_penalty=1,
                 max_tokens=16,

@@ -119,6 +119,8 @@ def test_an_item_is_referred_to_once() -> None:
 class Unread(str):
     """A text that nobody may read character by character."""
 
+    __slots__ = ()
+
     def __iter__(self) -> Any:
         raise AssertionError
 
