@@ -28,7 +28,7 @@ from trouper import (
     heap,
     run_models,
 )
-from trouper.actors.runtime.model_manager import Operation
+from trouper.actors.runtime.served_models import Operation
 
 STREAMS = 2
 QUIET_STREAMS = 10

@@ -39,7 +39,13 @@ from trouper.actors.runtime.model_unloading import (
     unforeseen,
 )
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.served_models import Away, Lease, ModelEntry, model_not_found
+from trouper.actors.runtime.served_models import (
+    Away,
+    Lease,
+    ModelEntry,
+    Operation,
+    model_not_found,
+)
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model import Measured
 from trouper.protocol.model_options import ModelOptions
@@ -156,7 +162,7 @@ class ModelManager:
     ) -> None:
         self.nursery, self.models = nursery, list(models)
         self._start, self._measure, self.limits, self._progress = start, measure, limits, progress
-        self.control, self.turns = ModelControl(self), LoadTurns(progress, self.notify)
+        self.control, self.turns = ManagerControl(self), LoadTurns(progress, self.notify)
         self.changed = trio.Event()
         """Set, and replaced, when the state of any model changes."""
         self.draining, self.finished = False, trio.Event()
@@ -410,7 +416,7 @@ async def run_model_manager(
         nursery.start_soon(manager.load_what_fits)
         nursery.start_soon(manager.control.put_idle_to_sleep)
         if scan is not None:
-            nursery.start_soon(keep_found, manager, scan, ttl_s)
+            nursery.start_soon(keep_found, manager.models, scan, ttl_s)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()
 
@@ -491,16 +497,8 @@ def _refused(message: str) -> RequestFailed:
     )
 
 
-@attrs.define(eq=False)
-class Operation:
-    name: str
-    done: trio.Event = attrs.field(factory=trio.Event)
-    problem: Problem | None = None
-
-
-class ModelControl:
-    """Starts operations, each in a task of the manager, which outlives its client. Raises
-    `RequestFailed` (404) for an unknown name."""
+class ManagerControl:
+    """Implements `ModelControl`: each operation is a task of the manager."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
@@ -508,29 +506,22 @@ class ModelControl:
     def load(
         self, name: str | None, *, pinned: bool | None = None, ttl_s: float | None = None
     ) -> Operation:
-        """Load or wake a model. Fails with 507 if pinned or used models leave no room; then
-        `pinned` and `ttl_s` have no effect."""
         model = self._manager.find(name)
         return self._begin(model, lambda: self._load(model, pinned, ttl_s))
 
     def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
-        """Unload a model, or put one to sleep, after its running requests. `force`: end these with
-        an error, and ignore a pin. Fails with 409 for a pinned model."""
         model = self._manager.find(name)
         return self._begin(
             model, lambda: self._unload(model, "asleep" if sleep else "unloaded", force=force)
         )
 
     def pin(self, name: str | None, *, pinned: bool) -> str:
-        """Pin or release a model. Returns the name in the API."""
         model = self._manager.find(name)
         model.pinned = pinned
         self._manager.notify()
         return model.names[0]
 
     async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
-        """Load a LoRA adapter for good, its model first. Raises `RequestFailed` (507: too large),
-        and `ModelUnusable`."""
         model = self._manager.find(name)
         lease = await self._manager.lease(model.names[0])
         try:
@@ -545,8 +536,6 @@ class ModelControl:
             lease.release()
 
     async def unload_adapter(self, name: str | None, adapter: str) -> None:
-        """Refuse new requests with a LoRA adapter, and unload the adapter after the last one.
-        Raises `RequestFailed` (404)."""
         model = self._manager.find(name)
         adapters = adapters_of(model.settings.adapter)
         if adapters.pop(adapter, None) is None:

@@ -10,8 +10,7 @@ import trio
 from msgspec import Meta
 from quart import Response
 
-from trouper.actors.runtime.model_manager import ModelControl, Operation
-from trouper.actors.runtime.served_models import ModelEntry
+from trouper.actors.runtime.served_models import ModelControl, ModelEntry, Operation
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
