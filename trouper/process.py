@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from trouper import heap, temporary_directory, workarounds
+from trouper import workarounds
 from trouper.engine.platform import cuda_environment
+from trouper.system import heap, temporary_directory
 from trouper.workarounds import mlx_lm_open_files, mlx_reference_blas
 
 

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
-from trouper import main_memory
+from trouper.system import main_memory
 from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device

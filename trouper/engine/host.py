@@ -16,7 +16,7 @@ import attrs
 import mlx.core as mx
 import trio
 
-from trouper import heap
+from trouper.system import heap
 from trouper.engine.distributed import rank_group
 from trouper.engine.engine_threads import THREADS, EngineThread
 from trouper.engine.kv.pass_shapes import PREPARED_CARD

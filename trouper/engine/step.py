@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper import heap
+from trouper.system import heap
 from trouper.engine.broken_rows import BrokenRows
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests, Drafted

@@ -16,7 +16,7 @@ import attrs
 import trio
 from quart import Request, request
 
-from trouper import heap
+from trouper.system import heap
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
 from trouper.protocol.problems import Problem, RequestFailed

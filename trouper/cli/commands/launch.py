@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import trio
 
-from trouper import temporary_directory
+from trouper.system import temporary_directory
 from trouper.cli.exits import refuse
 from trouper.cli.process_group import Hosts, LocalRanks, RankLauncher, supervise
 

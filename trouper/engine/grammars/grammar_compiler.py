@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from trouper import heap
+from trouper.system import heap
 from trouper.engine.grammars.followed_schema import followed
 from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_faults import path_of_fault, too_wide

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
-from trouper import heap
+from trouper.system import heap
 from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
 from trouper.engine.loading.infill_detection import infill_tokens_of
 from trouper.engine.loading.message_adaptation import Message

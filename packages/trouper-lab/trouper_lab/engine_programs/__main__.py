@@ -39,7 +39,7 @@ from trouper.engine.self_check.accuracy import (
 )
 from trouper.engine.self_check.alone import random_texts
 from trouper.engine.self_check.matrix import SEEDS, subject_of
-from trouper.lifeline import end_with_launcher
+from trouper.system.lifeline import end_with_launcher
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.workarounds import mlx_reference_blas
