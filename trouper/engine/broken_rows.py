@@ -13,8 +13,8 @@ import numpy as np
 
 from trouper.engine.kv.rows import Rows
 from trouper.engine.launched_step import Launched
-from trouper.engine.row_state import RowState
 from trouper.engine.sampling.logprobs import KeptMask
+from trouper.engine.sampling.row_state import RowState
 from trouper.protocol.plans import NOT_A_NUMBER, RowFault, RowId
 
 

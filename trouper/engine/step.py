@@ -11,23 +11,22 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper.system import heap
 from trouper.engine.broken_rows import BrokenRows
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests, Drafted
-from trouper.engine.embedding_modules import NO_MODULES, EmbeddingModules
+from trouper.engine.embeddings.embedding_modules import NO_MODULES, EmbeddingModules
 from trouper.engine.grammars.grammar_compiler import Grammars
 from trouper.engine.kv.block_store import BlockStore
-from trouper.engine.kv.pass_shapes import Shapes, of_device
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
-from trouper.engine.kv.region import Ints
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.launched_step import Launched
+from trouper.engine.passes.pass_shapes import Shapes, of_device
+from trouper.engine.passes.region import Ints
 from trouper.engine.prefill import run_chunks
-from trouper.engine.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.sampling.logprobs import KeptMask
+from trouper.engine.sampling.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.sampled import Sampled
 from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits
@@ -39,6 +38,7 @@ from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.plans import Admit, Plan, RowFault, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
+from trouper.system import heap
 
 
 class StepEngine:

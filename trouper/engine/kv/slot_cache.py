@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
-from trouper.engine.kv.pass_shapes import EXACT
-from trouper.engine.kv.region import Region
+from trouper.engine.passes.pass_shapes import EXACT
+from trouper.engine.passes.region import Region
 
 # Maximum tokens in spare slots. For long rows copies cost less than memory.
 SPARE_TOKENS = 8192
