@@ -28,8 +28,8 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.passes.pass_shapes import of_device
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.plans import BlockId, Load, Restore, RowId
-from trouper.storage.block_locations import BlockLocations
 from trouper.storage.runs import RunStore
+from trouper.storage.stored_blocks import BlockLocations
 
 ROW, BLOCK_TOKENS = RowId(0), 64
 

@@ -19,13 +19,13 @@ from trouper.engine.sampling.logprobs import logprobs_of
 from trouper.engine.sampling.penalties import Bias, History, Penalties
 from trouper.engine.sampling.sampler import (
     CANDIDATES,
+    SMALLEST,
     BatchSampler,
     Columns,
     choose_narrow,
     choose_wide,
     top_candidates,
 )
-from trouper.engine.sampling.truncation import SMALLEST
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.plans import RowId
 from trouper.protocol.sampling import Sampling

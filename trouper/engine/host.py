@@ -23,8 +23,7 @@ from trouper.engine.loading import bundled_model
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.passes.pass_shapes import PREPARED_CARD
 from trouper.engine.platform import device
-from trouper.engine.platform.error_text import first_line_of, lacks_memory
-from trouper.engine.platform.system_shortage import system_shortage
+from trouper.engine.platform.error_text import first_line_of, lacks_memory, system_shortage
 from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.side_work import SideWork, model_unloaded
