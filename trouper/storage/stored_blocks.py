@@ -113,9 +113,6 @@ class BlockLocations:
             del self._locations[key]
         return keys
 
-    def runs_of(self, keys: Iterable[bytes]) -> set[str]:
-        return {self._locations[key][0] for key in keys if key in self._locations}
-
     def by_run(self, refs: Sequence[BlockRef]) -> list[tuple[str, list[BlockRef]]]:
         """Group blocks by run, in order, up to the first missing block."""
         groups: list[tuple[str, list[BlockRef]]] = []

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import attrs
 import trio
 
-from trouper.actors.runtime.model_unloading import AWAY, ManagedModel
+from trouper.actors.runtime.managed_model import ManagedModel
+from trouper.actors.runtime.model_table import AWAY
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
 
@@ -76,8 +77,8 @@ def _managed(found: ScannedModel, base: Settings, ttl_s: float) -> ManagedModel:
         speculation=speculation,
     )
     return ManagedModel(
-        settings,
         (found.files.name,),
+        settings=settings,
         weights_bytes=found.weights_bytes,
         created=found.files.created_at,
         ttl_s=ttl_s,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import attrs
 import trio
 
+from trouper.actors.runtime.model_table import State
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import Loading
 from trouper.protocol.names import adapters_of, names_of, require_names
 from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.storage.model_files import ModelFiles
-
-State = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]
-Away = Literal["unloaded", "asleep"]
 
 
 @attrs.frozen(eq=False)
