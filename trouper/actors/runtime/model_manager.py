@@ -610,7 +610,9 @@ class ManagerControl:
                 if model.sleeps_at <= trio.current_time():  # Not used meanwhile.
                     await manager.unload(model, "asleep")
             if not due:
-                with trio.move_on_at(min((model.sleeps_at for model in manager.models), default=inf)):
+                with trio.move_on_at(
+                    min((model.sleeps_at for model in manager.models), default=inf)
+                ):
                     await manager.changed.wait()
 
 

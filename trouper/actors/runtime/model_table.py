@@ -107,8 +107,8 @@ Next = Literal["load", "wait"] | Unload[T] | Refuse
 
 
 def next_for(models: Sequence[T], new: T, limits: LoadLimits) -> Next[T]:
-    """What is done next so that `new` can be loaded: idle models are unloaded, least recently used
-    first, unless those in use leave too little room all the same."""
+    """Decide on the next thing to do so that `new` can be loaded: idle models are unloaded, least
+    recently used first, unless those in use leave too little room all the same."""
     others = [model for model in models if model is not new]
     if has_room(loaded(others), new, limits):
         return "load"

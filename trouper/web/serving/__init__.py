@@ -1,1 +1,1 @@
-"""What every handler uses: the request at hand, models by name, answers, the state database."""
+"""Used by every handler: the request at hand, models by name, answers, the state database."""
