@@ -198,19 +198,21 @@ def create_app(
         site,
     )
     described = [endpoint for group in groups for endpoint in group.endpoints()]
-    components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC | BATCHES
-    pages = Pages(
-        keys,
-        described,
-        components,
-        entries=service.entries,
-        has_aliases=lambda: bool(service.aliases.patterns),
-        strict=settings.strict,
-    )
-    for endpoint in pages.endpoints:
+    for endpoint in _make_pages(service, keys, described).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     app.add_url_rule(f"{ASSETS}<digest>/<name>", "site_file", site.file, methods=["GET"])
     return app
+
+
+def _make_pages(service: Service, keys: Keys, described: Sequence[Endpoint]) -> Pages:
+    return Pages(
+        keys,
+        described,
+        OPENAI | response_schemas.COMPONENTS | ANTHROPIC | BATCHES,
+        entries=service.entries,
+        has_aliases=lambda: bool(service.aliases.patterns),
+        strict=service.settings.strict,
+    )
 
 
 async def _run_state(
