@@ -31,12 +31,12 @@ from benchmarks.speculation import NAMES, TASKS
 from trouper import Generate, Runtime, Sampling, Settings, TextPrompt, run_runtime
 from trouper.actors.scheduling import core
 from trouper.actors.scheduling.speculation_policy import Allowed, Drafter, Speculation
-from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading import bundled_model
 from trouper.engine.loading.model_loading import EvaluatedModel, load
+from trouper.engine.passes.pass_shapes import of_device
 from trouper.protocol.plans import ProposerName, RowId
 from trouper.protocol.requests import Speculation as WhatDrafts
 

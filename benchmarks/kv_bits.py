@@ -26,8 +26,8 @@ from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.kv_layout import layout_of
 from trouper.engine.kv.model_caches import slot_caches
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, QuantizedSlots
-from trouper.engine.kv.region import Region
 from trouper.engine.loading.model_loading import load
+from trouper.engine.passes.region import Region
 from trouper.engine.platform import device
 from trouper.protocol.settings import Settings
 

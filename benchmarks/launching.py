@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, str]] = {
     "no graphs, batches of 100": {"MLX_USE_CUDA_GRAPHS": "0", "MLX_MAX_OPS_PER_BUFFER": "100"},
     "no graphs, batches of 400": {"MLX_USE_CUDA_GRAPHS": "0", "MLX_MAX_OPS_PER_BUFFER": "400"},
 }
-"""Variables of the environment. Trouper's are in engine/platform/cuda_environment.py."""
+"""Variables of the environment. Trouper's are in trouper/process.py."""
 Row = dict[str, float]
 
 

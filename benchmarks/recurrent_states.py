@@ -21,12 +21,12 @@ import mlx.nn as nn
 import numpy as np
 
 from benchmarks.copying import CONFIGS, HYBRIDS
+from trouper.engine.kv.model_body import body_of
 from trouper.engine.kv.model_caches import guessed
-from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.kv.region import Ints
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.pooling import body_of
+from trouper.engine.passes.pass_shapes import of_device
+from trouper.engine.passes.region import Ints
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.protocol.plans import RowId
 

@@ -22,14 +22,14 @@ from trouper.actors.scheduling.disk_tier import RUN_BYTES
 from trouper.actors.scheduling.tree_node import sha256
 from trouper.engine.kv.block_payloads import BlockArrays, readable
 from trouper.engine.kv.block_store import BlockStore
-from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.passes.pass_shapes import of_device
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.plans import BlockId, Load, Restore, RowId
-from trouper.storage.block_locations import BlockLocations
 from trouper.storage.runs import RunStore
+from trouper.storage.stored_blocks import BlockLocations
 
 ROW, BLOCK_TOKENS = RowId(0), 64
 

@@ -46,7 +46,7 @@ from benchmarks.edge import Clients, measure
 Row = dict[str, Any]
 OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
 """MLX's own defaults on an H200, where Trouper sets others
-(engine/platform/cuda_environment.py)."""
+(trouper/process.py)."""
 SPARE = ("--buffer-cache", "8GB")
 """MLX keeps nearly all of a GPU's memory as buffers, so that another process on it finds none: the
 bare loop of a 4B shape, 128 rows."""

@@ -95,7 +95,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     """The command's help and each completion in a shell begin with it."""
     code = """
 import sys, trouper
-from trouper import lifeline
+from trouper.system import lifeline
 print(*{name.partition('.')[0] for name in sys.modules})
 """
     said = subprocess.run(

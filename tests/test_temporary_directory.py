@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.owners import give_away, without_umask
-from trouper import temporary_directory
-from trouper.temporary_directory import FOLDER, PTX, TEMPORARY, keep_private
+from trouper.system import temporary_directory
+from trouper.system.temporary_directory import FOLDER, PTX, TEMPORARY, keep_private
 
 VARIABLES = ("HOME", "XDG_CACHE_HOME", TEMPORARY, PTX)
 
@@ -24,7 +24,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home := tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("trouper.temporary_directory.atexit.register", lambda *_: None)
+    monkeypatch.setattr("trouper.system.temporary_directory.atexit.register", lambda *_: None)
     home.mkdir(0o700)
     return home
 

@@ -7,7 +7,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trouper.waking_time import LOOK_S, MAX_GAP_S, WakingClock, WakingTime
+from trouper.system.waking_time import LOOK_S, MAX_GAP_S, WakingClock, WakingTime
 
 
 class Source:

@@ -1,8 +1,36 @@
+"""The settings of the process that MLX needs."""
+
 from __future__ import annotations
 
-from trouper import heap, temporary_directory, workarounds
-from trouper.engine.platform import cuda_environment
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from trouper import workarounds
+from trouper.system import heap, temporary_directory
 from trouper.workarounds import mlx_lm_open_files, mlx_reference_blas
+
+THRASHING_CHECK = "MLX_ENABLE_CACHE_THRASHING_CHECK"
+"""MLX caches 256 cuDNN kernels by shape and raises RuntimeError after 512 misses, which prompts
+soon cause."""
+SMALL_GRAPHS = {"MLX_MAX_OPS_PER_BUFFER": "20", "MLX_MAX_MB_PER_BUFFER": "100000"}
+"""Limits of a CUDA graph. MLX instantiates each new sequence of operations: short ones repeat
+between layers, and cuts by bytes would shift as buffers grow (benchmarks/RESULTS.md)."""
+
+
+def prepare_cuda() -> None:
+    """Set the variables of MLX's CUDA build that the environment lacks."""
+    os.environ.setdefault(THRASHING_CHECK, "0")
+    if cuda_build():
+        for name, value in SMALL_GRAPHS.items():
+            os.environ.setdefault(name, value)
+
+
+def cuda_build() -> bool:
+    """Whether MLX is the build for CUDA, without an import. Metal reads the same variables."""
+    found = find_spec("mlx")
+    folders = found.submodule_search_locations if found else None
+    return any(any(Path(folder).parent.glob("mlx_cuda*")) for folder in folders or ())
 
 
 def prepare_process() -> None:
@@ -14,6 +42,6 @@ def prepare_process() -> None:
     workarounds.warn_of_unknown()
     heap.keep_large_buffers()
     temporary_directory.keep_private()
-    cuda_environment.prepare()
+    prepare_cuda()
     mlx_lm_open_files.keep_limit()
     mlx_reference_blas.load_fast()

@@ -12,8 +12,8 @@ import trio
 from trouper.actors.graph import run_graph
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.runtime.found_models import Scan, ScannedModel
+from trouper.actors.runtime.managed_model import LoadProgress
 from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
-from trouper.actors.runtime.model_unloading import LoadProgress
 from trouper.actors.runtime.runtime import Runtime
 from trouper.process import prepare_process
 from trouper.protocol.loading import LoadWatch, nobody_watches

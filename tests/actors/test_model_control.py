@@ -9,9 +9,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.test_model_manager import manager_of, states, tokens_from
 from trouper import ModelManager, RequestFailed
-from trouper.actors.runtime.model_manager import Operation
-from trouper.actors.runtime.model_unloading import ManagedModel
-from trouper.actors.runtime.served_models import Away
+from trouper.actors.runtime.managed_model import ManagedModel
+from trouper.actors.runtime.model_table import Away
+from trouper.actors.runtime.served_models import Operation
 
 
 async def done(operation: Operation) -> str:

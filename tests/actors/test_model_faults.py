@@ -14,7 +14,7 @@ from tests.actors.test_model_manager import WEIGHTS, World, manager_of, states, 
 from trouper import RequestFailed, Runtime, Settings
 from trouper.actors.runtime import served_models
 from trouper.actors.runtime.model_manager import RETRY_S
-from trouper.actors.runtime.model_unloading import lacking_room
+from trouper.actors.runtime.model_table import lacking_room
 
 ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="nobody")
 
@@ -193,7 +193,7 @@ async def test_entries_say_what_fits_only_when_asked(
         asked.append("once")
         return lacking_room(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("trouper.actors.runtime.model_unloading.lacking_room", counting)
+    monkeypatch.setattr("trouper.actors.runtime.model_table.lacking_room", counting)
     async with manager_of("small", "middle") as (manager, _):
         entries: list[served_models.ModelEntry] = [*manager.entries()]
         assert asked == []

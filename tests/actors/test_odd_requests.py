@@ -183,10 +183,10 @@ async def test_a_request_whose_rest_cannot_be_sent_loses_no_other(
     refused. The others are handed over all the same."""
     append, flush = Sequence.append_token, AnswerOutput.flush
 
-    def appending(self: Sequence, *given: Any) -> Finished | None:
+    def appending(self: Sequence, *arguments: Any) -> Finished | None:
         if self.request.request_id == "strange" and self.num_output_tokens == 3:
             raise RuntimeError("its like was not thought of")
-        return append(self, *given)
+        return append(self, *arguments)
 
     def flushing(self: AnswerOutput) -> None:
         if self.max_tokens == 51:

@@ -17,9 +17,9 @@ from tests.actors.bench import Opened, generate
 from tests.fakes import FakeEngine
 from trouper import Settings
 from trouper.actors.graph import run_graph
-from trouper.actors.runtime.disk_thread import LAST_WORK_S, DiskThread
 from trouper.actors.runtime.model_manager import UNLOAD_S
 from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.worker_threads import LAST_WORK_S, DiskThread
 from trouper.actors.scheduling.disk_tier import ANSWER_S, PAUSE_S
 from trouper.actors.ssd_writer import write_to_disk
 from trouper.protocol.requests import TokenPrompt

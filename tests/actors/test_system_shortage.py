@@ -12,8 +12,8 @@ from tests.actors.bench import generate, running
 from tests.actors.test_recovery import problem_of, recovery_of, slow, tokens_of
 from tests.fakes import FakeEngine, FakeRow
 from trouper import RequestFailed, TokenPrompt
+from trouper.actors.scheduling.allocation_failures import AGAIN_S, SystemShortages
 from trouper.actors.scheduling.crash_attribution import Content, Involved, Standing
-from trouper.actors.scheduling.system_shortages import AGAIN_S, SystemShortages
 from trouper.protocol.problems import SystemShortage
 
 pytestmark = pytest.mark.usefixtures("opened")

@@ -25,7 +25,7 @@ from tests.actors.test_writer import (
     write,
     writing,
 )
-from trouper.actors.runtime.unreadable_files import MAX_IN_A_ROW, UnreadableFiles
+from trouper.actors.ssd_writer import MAX_IN_A_ROW, UnreadableFiles
 from trouper.protocol.work import (
     Announce,
     DiskNews,

@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
 from trouper import Settings
-from trouper.actors.runtime.disk_thread import DiskThread
+from trouper.actors.runtime.worker_threads import DiskThread
 from trouper.actors.runtime.writer_edges import WriterEdges
 from trouper.actors.ssd_writer import REST, write_to_disk
 from trouper.protocol.blocks import BlockData, BlockRef
@@ -39,8 +39,7 @@ from trouper.protocol.work import (
 from trouper.storage import catalogue
 from trouper.storage.file_operations import Disk
 from trouper.storage.runs import RunStore
-from trouper.storage.store_upkeep import INSPECTED_AT_ONCE
-from trouper.storage.write_budget import HOUR_S
+from trouper.storage.store_upkeep import HOUR_S, INSPECTED_AT_ONCE
 
 T = TypeVar("T")
 WORK_S = 1.0

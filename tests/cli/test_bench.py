@@ -231,7 +231,7 @@ async def test_what_cannot_be_measured_is_said(
     flags: Sequence[str], said: str, tmp_path: Path
 ) -> None:
     async with serving(settings={"max_prompt_tokens": 32768}) as served:
-        given = (
+        options = (
             "--url",
             served.base_url,
             "--streams",
@@ -242,7 +242,7 @@ async def test_what_cannot_be_measured_is_said(
             str(tmp_path / "x"),
             *flags,
         )
-        outcome = await bench(*given)
+        outcome = await bench(*options)
     assert outcome.exit_code == USAGE_ERROR
     assert "--out" not in flags or not served.engine.plans_seen, "before it measures"
     assert said in outcome.stderr

@@ -21,7 +21,7 @@ from tests.family_configs import FAMILIES, VOCABULARY
 from tests.self_check.faults import FAULTS
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
-from trouper.engine.kv.pass_shapes import EXACT
+from trouper.engine.passes.pass_shapes import EXACT
 from trouper.engine.self_check.matrix import subject_of
 from trouper_lab.certify.certificate import FORMAT, held, line_of
 from trouper_lab.certify.certificate_files import as_html

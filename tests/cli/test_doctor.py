@@ -25,7 +25,6 @@ from trouper.cli.exits import USAGE_ERROR
 from trouper.engine import probe
 from trouper.engine.architectures.architecture_lookup import Architecture
 from trouper.engine.loading import bundled_model
-from trouper.storage import disk_speed
 from trouper.storage.file_operations import Disk
 
 
@@ -33,7 +32,7 @@ from trouper.storage.file_operations import Disk
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(disk_speed, "PROBE_BYTES", disk_speed.PIECE_BYTES)
+    monkeypatch.setattr(doctor_checks, "PROBE_BYTES", doctor_checks.PIECE_BYTES)
     monkeypatch.setattr(probe, "PRODUCT_SIZE", 64)
 
 
@@ -362,20 +361,24 @@ def test_several_models_have_a_line_each(tiny: str) -> None:
 
 def test_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = plan(ssd_cache_dir=tmp_path / "not" / "yet")
-    monkeypatch.setattr(disk_speed, "measure", lambda _: disk_speed.DiskSpeed(write=1e9, read=2e9))
+    monkeypatch.setattr(
+        doctor_checks, "measure_disk", lambda _: doctor_checks.DiskSpeed(write=1e9, read=2e9)
+    )
     free, measured = doctor_checks.disk(here)
     assert (free.level, measured.message) == ("ok", "reads 2.0 GB/s, writes 1.0 GB/s")
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: 10**9)
-    monkeypatch.setattr(disk_speed, "measure", lambda _: disk_speed.DiskSpeed(write=1e9, read=1e8))
+    monkeypatch.setattr(
+        doctor_checks, "measure_disk", lambda _: doctor_checks.DiskSpeed(write=1e9, read=1e8)
+    )
     assert [finding.level for finding in doctor_checks.disk(here)] == ["warn", "warn"]
     assert one(doctor_checks.disk(plan(no_ssd=True))).message == "--no-ssd: nothing is kept on disk"
 
 
 def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path) -> disk_speed.DiskSpeed:
+    def refuse(_: Path) -> doctor_checks.DiskSpeed:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(disk_speed, "measure", refuse)
+    monkeypatch.setattr(doctor_checks, "measure_disk", refuse)
     finding = one(doctor_checks.disk(plan(ssd_cache_dir=tmp_path)))
     assert (finding.level, "Permission denied" in finding.message) == ("warn", True), (
         "serve goes on without it"
@@ -419,7 +422,7 @@ def test_a_full_disk_under_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    measured = disk_speed.measure(tmp_path)
+    measured = doctor_checks.measure_disk(tmp_path)
     assert measured.read > 0 and measured.write > 0
     assert list(tmp_path.iterdir()) == []
 

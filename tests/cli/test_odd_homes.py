@@ -28,7 +28,7 @@ from trouper.engine.loading import (
 )
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage import cache_fingerprint
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.state_database import StateDatabase
 
 LONG = "a" * 300
 """No file can have such a name."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.driving import DrivenCore
-from trouper.engine.kv.pass_shapes import CHUNK_STEP, LONE_WIDTHS
+from trouper.engine.passes.pass_shapes import CHUNK_STEP, LONE_WIDTHS
 
 SLOW_S = 2.0
 

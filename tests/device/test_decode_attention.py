@@ -10,7 +10,7 @@ import pytest
 
 from trouper.engine.kv.decode_attention import mask_of
 from trouper.engine.kv.decode_kernel import HEAD_DIMS, Heads, KernelCall, run
-from trouper.engine.kv.pass_shapes import MAX_KERNEL_WIDTH, of_device
+from trouper.engine.passes.pass_shapes import MAX_KERNEL_WIDTH, of_device
 
 pytestmark = pytest.mark.skipif(
     not of_device().length_kernel, reason="the device has no such kernel"

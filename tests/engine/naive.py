@@ -16,7 +16,7 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from trouper.engine.sampling.gumbel_noise import gumbel, hashed, mixed_seeds, stream_keys
+from trouper.engine.sampling.sampler import gumbel, hashed, mixed_seeds, stream_keys
 from trouper.protocol.sampling import Sampling
 
 Floats = NDArray[np.float64]

@@ -30,12 +30,12 @@ from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.joined_slots import JoinedSlots, Parts
 from trouper.engine.kv.kv_layout import Layout, kv_layout
 from trouper.engine.kv.model_caches import guessed
-from trouper.engine.kv.pass_shapes import EXACT, LEAD, NO_CUDNN, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.kv.region import Region
 from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.passes.pass_shapes import EXACT, LEAD, NO_CUDNN, ROUNDED, Shapes
+from trouper.engine.passes.region import Region
 from trouper.engine.platform import device
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING
 from trouper.engine.step import StepEngine

@@ -20,11 +20,11 @@ from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
 from trouper.engine.adaptations import adaptation_registry
 from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
-from trouper.engine.kv import pass_shapes
 from trouper.engine.kv.block_payloads import BlockArrays, readable, stored_from
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.kv_layout import ArrayShape, Layout, kv_layout, layout_of
 from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.passes import pass_shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Tensors
 from trouper.protocol.plans import Admit, BlockId, Chunk, Load, Plan, Restore, RowId, Store

@@ -19,11 +19,11 @@ from tests.engine.test_decode_attention import (
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import buffer_shapes
-from trouper.engine.kv.buffer_shapes import NO_ROOM, BankCaches, HeldShapes, ShapeChanges
+from trouper.engine.kv.buffer_shapes import BankCaches, HeldShapes
 from trouper.engine.kv.compiled_pass import Build, CompiledPasses
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.pass_kinds import Pass, PromptPass
-from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.kv.slot_cache import NO_ROOM, ShapeChanges, SlotCache
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan

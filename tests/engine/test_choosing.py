@@ -25,8 +25,8 @@ from tests.engine.test_sampler import PENALIZED, logits_of
 from tests.families import END
 from tests.family_configs import VOCABULARY
 from trouper.engine.distributed.rank_group import ALONE
-from trouper.engine.row_state import RowState, admitted
 from trouper.engine.sampling.penalties import History
+from trouper.engine.sampling.row_state import RowState, admitted
 from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.spec_decode.draft_proposals import DraftProposals

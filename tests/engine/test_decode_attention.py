@@ -36,11 +36,11 @@ from trouper.engine.kv.compiled_pass import CompiledPasses
 from trouper.engine.kv.decode_kernel import Heads, KernelCall
 from trouper.engine.kv.model_caches import state_slots
 from trouper.engine.kv.pass_kinds import TracedPrompt, TracedRegion, Untraceable
-from trouper.engine.kv.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
-from trouper.engine.kv.region import Region
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.passes.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
+from trouper.engine.passes.region import Region
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId

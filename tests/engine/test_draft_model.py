@@ -25,8 +25,8 @@ from tests.families import build, prompts
 from tests.family_configs import FAMILIES, VOCABULARY
 from trouper.engine.kv.draft_rows import CHUNK
 from trouper.engine.kv.model_caches import flatten
-from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
 from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.passes.pass_shapes import EXACT, ROUNDED
 from trouper.engine.spec_decode.draft_model import FED_AT_ONCE, DraftModel
 from trouper.engine.spec_decode.draft_proposals import MAX_UNREAD, DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import Drafting

@@ -26,10 +26,10 @@ from tests.engine.test_exactness import (
 from tests.families import FAMILIES, prompts
 from tests.family_configs import LONG, SOME_FAMILIES, VOCABULARY
 from trouper.engine.kv.model_caches import guessed
-from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
-from trouper.engine.kv.region import Ints
 from trouper.engine.launched_step import Launched
+from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
+from trouper.engine.passes.region import Ints
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.engine.step import StepEngine

@@ -13,7 +13,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.arithmetic import TF32
 from tests.families import FAMILIES, build, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine.pooling import Pool, body_of, embedder_of, pooling_of
+from trouper.engine.embeddings.pooling import Pool, embedder_of, pooling_of
+from trouper.engine.kv.model_body import body_of
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, Pooling, RowId
 from trouper.protocol.sampling import Sampling

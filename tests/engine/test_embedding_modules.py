@@ -22,9 +22,10 @@ from tests.fakes import card
 from tests.families import build, save
 from tests.family_configs import VOCABULARY
 from trouper import RequestFailed, Settings
-from trouper.engine.embedding_modules import ACTIVATIONS
+from trouper.engine.embeddings.embedding_modules import ACTIVATIONS
+from trouper.engine.embeddings.pooling import embedder_of
+from trouper.engine.kv.model_body import body_of
 from trouper.engine.loading.model_loading import load
-from trouper.engine.pooling import body_of, embedder_of
 from trouper.engine.step import StepEngine
 from trouper.web.openai.embeddings import embedding_to_generate, parse_embedding
 

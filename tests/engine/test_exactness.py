@@ -22,7 +22,7 @@ from tests.engine.naive import certain_answer
 from tests.families import FAMILIES, build, prompts, reference
 from tests.family_configs import LONG, ONE_HALF, OTHER_HALF, VOCABULARY
 from trouper.engine.kv.banks import Bank
-from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
+from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling

@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 
 from tests.arithmetic import cpu_only
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
-from trouper.engine.kv.pass_shapes import ROUNDED
 from trouper.engine.lora import lora_layers
+from trouper.engine.passes.pass_shapes import ROUNDED
 from trouper.engine.platform import device
 from trouper.engine.products import few_rows, linear_layers
 from trouper.engine.products.few_rows import WeightFormat, Weights

@@ -36,8 +36,8 @@ from trouper.engine import host, step_loop
 from trouper.engine.host import MlxEngine
 from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
-from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.step import StepEngine
+from trouper.engine.step_loop import ReadAhead
 from trouper.protocol.plan_channel import plan_channel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped
 

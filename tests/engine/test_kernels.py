@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from trouper.engine.platform import cuda_environment
-from trouper.engine.platform.cuda_environment import (
+from trouper import process
+from trouper.process import (
     SMALL_GRAPHS,
     THRASHING_CHECK,
     cuda_build,
-    prepare,
+    prepare_cuda,
 )
 
 PROBE = (
@@ -36,7 +36,7 @@ def test_any_number_of_shapes_is_allowed_before_mlx_is_there() -> None:
 
 def test_what_the_environment_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THRASHING_CHECK, "1")
-    prepare()
+    prepare_cuda()
     assert os.environ[THRASHING_CHECK] == "1"
 
 
@@ -49,8 +49,8 @@ def test_graphs_are_small_in_the_build_for_cuda_alone(
     for name in SMALL_GRAPHS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        cuda_environment, "find_spec", lambda _: PathFinder.find_spec("mlx", [str(tmp_path)])
+        process, "find_spec", lambda _: PathFinder.find_spec("mlx", [str(tmp_path)])
     )
-    prepare()
+    prepare_cuda()
     assert cuda_build() == cuda
     assert all((os.environ.get(name) == value) == cuda for name, value in SMALL_GRAPHS.items())

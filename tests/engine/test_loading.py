@@ -16,7 +16,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
-from trouper import main_memory
 from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
@@ -24,6 +23,7 @@ from trouper.protocol.loading import Loading
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage import context
+from trouper.system import main_memory
 
 PROMPT = prompts()[1]
 on_cpu = pytest.mark.skipif(

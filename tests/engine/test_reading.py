@@ -1,8 +1,8 @@
-"""When a step's tokens are read: engine/platform/read_ahead.py."""
+"""When a step's tokens are read: engine/step_loop.py."""
 
 from __future__ import annotations
 
-from trouper.engine.platform.read_ahead import LARGE_KV, PAUSE_STEPS, SURE, ReadAhead
+from trouper.engine.step_loop import LARGE_KV, PAUSE_STEPS, SURE, ReadAhead
 
 
 def steps(reading: ReadAhead, waited_s: float, count: int) -> list[bool]:

@@ -14,18 +14,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.engine.naive import Floats, choose, kept, shaped, softmax
-from trouper.engine.sampling.gumbel_noise import gumbel, gumbel_of, hashed, mixed_seeds, stream_keys
 from trouper.engine.sampling.logprobs import logprobs_of
 from trouper.engine.sampling.penalties import Bias, History, Penalties
 from trouper.engine.sampling.sampler import (
     CANDIDATES,
+    SMALLEST,
     BatchSampler,
     Columns,
     choose_narrow,
     choose_wide,
+    gumbel,
+    gumbel_of,
+    hashed,
+    mixed_seeds,
+    stream_keys,
     top_candidates,
 )
-from trouper.engine.sampling.truncation import SMALLEST
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.plans import RowId
 from trouper.protocol.sampling import Sampling

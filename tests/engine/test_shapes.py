@@ -10,7 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trouper.engine.kv.pass_shapes import ACCELERATED, EXACT, LONE_WIDTHS, NO_CUDNN, ROUNDED, Shapes
+from trouper.engine.passes.pass_shapes import (
+    ACCELERATED,
+    EXACT,
+    LONE_WIDTHS,
+    NO_CUDNN,
+    ROUNDED,
+    Shapes,
+)
 
 KINDS = (EXACT, ACCELERATED, ROUNDED)
 counts_of_rows = st.lists(st.one_of(st.just(0), st.integers(1, 3000)), max_size=8)

@@ -18,14 +18,14 @@ from tests.arithmetic import TF32, releases_late
 from tests.engine.driver import Driver, Orders, Request, Row
 from tests.families import build
 from tests.family_configs import VOCABULARY
-from trouper.engine.kv import pass_shapes
 from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.pass_shapes import ROUNDED
 from trouper.engine.kv.recurrent_state import StateSlots
-from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.engine.kv.slot_assignment import compact
 from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.passes import pass_shapes
+from trouper.engine.passes.pass_shapes import ROUNDED
+from trouper.engine.passes.region import Region
 from trouper.engine.platform.eager_eval import copied
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, RowId

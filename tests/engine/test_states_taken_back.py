@@ -18,7 +18,6 @@ from tests.zoo.building import build
 from trouper.engine.kv import attention_seam, recurrent_state
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.model_caches import guessed
-from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recorded_calls import (
     Recording,
@@ -30,6 +29,7 @@ from trouper.engine.kv.recorded_calls import (
 )
 from trouper.engine.kv.recurrent_state import StateRows, StateSlots
 from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.passes.pass_shapes import EXACT
 from trouper.protocol.plans import RowId
 
 KINDS = ("qwen3_5", "falcon_h1", "lfm2", "rwkv7", "recurrent_gemma", "bailing_moe_linear", "jamba")

@@ -12,12 +12,11 @@ import pytest
 
 from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
-from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.prefill import Prefilled
 from trouper.engine.sampling.sampled import Sampled
 from trouper.engine.side_work import SideWork
 from trouper.engine.step import StepEngine
-from trouper.engine.step_loop import WAKE, StepLoop, Waiting, rows_alone
+from trouper.engine.step_loop import WAKE, ReadAhead, StepLoop, Waiting, rows_alone
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 from trouper.workarounds import mlx_reference_blas
 

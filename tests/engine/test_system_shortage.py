@@ -16,7 +16,7 @@ import trio
 
 from trouper import Settings
 from trouper.engine import host
-from trouper.engine.platform.system_shortage import system_shortage
+from trouper.engine.platform.error_text import system_shortage
 from trouper.engine.step_loop import StepLoop
 from trouper.protocol.problems import SystemShortage
 

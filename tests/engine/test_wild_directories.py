@@ -16,11 +16,11 @@ from mlx.utils import tree_flatten
 
 from tests.engine.test_loading import edit_config
 from tests.families import save, write_json
+from trouper.engine.embeddings.pooling import Pool, embedder_of
 from trouper.engine.loading.checkpoint import inspect
 from trouper.engine.loading.model_loading import load
 from trouper.engine.loading.tokenizer import load as load_tokenizer
 from trouper.engine.loading.weights import opened
-from trouper.engine.pooling import Pool, embedder_of
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage.context import context_length

@@ -19,7 +19,8 @@ FILE = Path(__file__).with_suffix(".json")
 
 Faults = dict[str, dict[str, Any]]
 """Counts by tree and word (`words`, as `tests: told`); lists of names
-by module (`foreign_names`) and of packages by package (`pairs`)."""
+by module (`foreign_names`), of packages by package (`pairs`), and of
+the other files of a circle by its first (`circles`)."""
 
 
 def measure_faults(root: Path, modules: Mapping[str, Module] | None = None) -> Faults:
@@ -27,8 +28,9 @@ def measure_faults(root: Path, modules: Mapping[str, Module] | None = None) -> F
     if modules is None:
         server, lab = (source_tree.read_modules(root / p) for p in (figures.PACKAGE, figures.LAB))
         modules = server | lab
+    graph = source_tree.graph_imports(modules)
     pairs: dict[str, list[str]] = {}
-    for one, other in source_tree.list_pairs(modules, source_tree.graph_imports(modules)):
+    for one, other in source_tree.list_pairs(modules, graph):
         pairs.setdefault(one, []).append(other)
     return {
         "words": {
@@ -37,6 +39,7 @@ def measure_faults(root: Path, modules: Mapping[str, Module] | None = None) -> F
         },
         "foreign_names": figures.list_foreign_elsewhere(modules),
         "pairs": pairs,
+        "circles": {first: others for first, *others in source_tree.list_circles(graph)},
     }
 
 

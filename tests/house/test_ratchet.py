@@ -20,7 +20,7 @@ from tests.house.ratchet import (
 TREE = {
     "trouper/__init__.py": "import trouper.a.one\n",
     "trouper/a/__init__.py": "import trouper\nfound = 1\n",
-    "trouper/a/one.py": "import h11\nh11._state\n",
+    "trouper/a/one.py": "import h11\nimport trouper\nh11._state\n",
     "tests/test_one.py": "told_once = told = 1\n",
     "pyproject.toml": "[project]\ndependencies = []\n",
 }
@@ -28,6 +28,7 @@ RATCHET: Faults = {
     "words": {"tests: told": 3, "tests: said": 1},
     "foreign_names": {"trouper.a": ["h11._one", "h11._two"], "trouper.b": ["h11._three"]},
     "pairs": {"trouper": ["trouper.a"]},
+    "circles": {},
 }
 
 
@@ -43,6 +44,7 @@ def test_each_fault_of_a_tree(tmp_path: Path) -> None:
         "words": {"trouper: found": 1, "tests: told": 2},
         "foreign_names": {"trouper.a.one": ["h11._state"]},
         "pairs": {"trouper": ["trouper.a"]},
+        "circles": {"trouper": ["trouper.a.one"]},
     }
 
 
@@ -56,6 +58,7 @@ def test_each_fault_of_a_tree(tmp_path: Path) -> None:
             ["foreign_names: trouper.c: h11._one"],
         ),
         (replace("pairs", trouper=["trouper.a", "trouper.b"]), ["pairs: trouper: trouper.b"]),
+        (replace("circles", trouper=["trouper.a"]), ["circles: trouper: trouper.a"]),
     ],
 )
 def test_more_faults_are_new(now: Faults, new: list[str]) -> None:
@@ -77,11 +80,13 @@ def test_a_ratchet_is_lowered_and_never_raised(tmp_path: Path) -> None:
         "words": {"tests: told": 3, "tests: place": 9},
         "foreign_names": {"trouper.a": ["h11._two", "h11._new"]},
         "pairs": {},
+        "circles": {"trouper.a": ["trouper.b"]},
     }
     lowered = {
         "words": {"tests: told": 3},
         "foreign_names": {"trouper.a": ["h11._two"]},
         "pairs": {},
+        "circles": {},
     }
     assert lower(now, RATCHET) == lowered
     write_ratchet(lowered, tmp_path / "ratchet.json")
@@ -99,5 +104,6 @@ def test_the_command_lowers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             "words": {"tests: told": 2},
             "foreign_names": {},
             "pairs": {"trouper": ["trouper.a"]},
+            "circles": {},
         }
     ]

@@ -36,7 +36,7 @@ async def test_what_scans_find_comes_and_goes(autojump_clock: object, tmp_path: 
         return list(shelf)
 
     async with manager_of("small", "large") as (manager, _), trio.open_nursery() as nursery:
-        nursery.start_soon(keep_found, manager, scan, 60.0)
+        nursery.start_soon(keep_found, manager.models, scan, 60.0)
         await trio.sleep(1)
         assert [entry.names for entry in manager.entries()] == [("small",), ("large",), ("middle",)]
         entry = manager.entries()[2]
@@ -67,7 +67,7 @@ async def test_a_found_model_that_is_pinned_or_failed_is_shown_with_those_in_use
         return [found("middle", tmp_path)]
 
     async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
-        nursery.start_soon(keep_found, manager, scan, 0.0)
+        nursery.start_soon(keep_found, manager.models, scan, 0.0)
         await trio.sleep(1)
         shown = []
         for pinned in (True, False):
@@ -96,7 +96,7 @@ async def test_a_name_that_is_no_text_is_escaped_and_hides_no_other_model(
         return [ScannedModel(each, 20) for each in files]
 
     async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
-        nursery.start_soon(keep_found, manager, scan, 0.0)
+        nursery.start_soon(keep_found, manager.models, scan, 0.0)
         await trio.sleep(1)
         operation = manager.control.load("mod\\udce8le")
         await operation.done.wait()
@@ -117,7 +117,7 @@ async def test_a_scan_that_fails_is_tried_again(autojump_clock: object, tmp_path
         return shelf
 
     async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
-        nursery.start_soon(keep_found, manager, scan, 60.0)
+        nursery.start_soon(keep_found, manager.models, scan, 60.0)
         await trio.sleep(2 * RESCAN_S)
         shelf.append(found("middle", tmp_path))
         await trio.sleep(RESCAN_S)
@@ -135,7 +135,7 @@ async def test_a_model_whose_cache_has_a_new_commit_is_loaded_from_there(
         return list(shelf)
 
     async with manager_of("small") as (manager, _), trio.open_nursery() as nursery:
-        nursery.start_soon(keep_found, manager, scan, 60.0)
+        nursery.start_soon(keep_found, manager.models, scan, 60.0)
         await trio.sleep(1)
         model = manager.find("middle")
         assert model.settings.model == str(tmp_path / "old")
@@ -163,7 +163,7 @@ async def test_drafts_of_the_default_model_are_not_those_of_a_found_one(
         default.settings = attrs.evolve(
             default.settings, draft_model="tiny", speculation=speculation
         )
-        nursery.start_soon(keep_found, manager, scan, 60.0)
+        nursery.start_soon(keep_found, manager.models, scan, 60.0)
         await trio.sleep(1)
         settings = manager.find("middle").settings
         assert settings.draft_model is None

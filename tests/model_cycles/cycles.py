@@ -25,10 +25,10 @@ from trouper import (
     ServerSettings,
     Settings,
     TokenPrompt,
-    heap,
     run_models,
 )
-from trouper.actors.runtime.model_manager import Operation
+from trouper.actors.runtime.served_models import Operation
+from trouper.system import heap
 
 STREAMS = 2
 QUIET_STREAMS = 10

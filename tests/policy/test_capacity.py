@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trouper.actors.cache_janitor import FixedMemory
-from trouper.engine.kv.pass_shapes import EXACT, NO_CUDNN, ROUNDED
+from trouper.engine.passes.pass_shapes import EXACT, NO_CUDNN, ROUNDED
 from trouper.protocol.health import AdapterStats, CacheStats, SchedulerStats
 from trouper.protocol.kv import SHARED_TOKENS, KvLayout, bank_level, kv_capacity, lowest_level
 from trouper.protocol.model import MemoryStats

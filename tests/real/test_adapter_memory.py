@@ -16,7 +16,7 @@ from tests.real.test_adapters_at_run_time import ask, models_of
 from tests.reuse.serving import until
 from trouper import Runtime
 from trouper.actors.scheduling.kv_memory import step_bytes
-from trouper.engine.lora import adapter_changes, adapters_at_run_time
+from trouper.engine import adapter_changes, adapters_at_run_time
 from trouper.engine.platform import device
 from trouper.engine.platform.wired_memory import WIRED
 

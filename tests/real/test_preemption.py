@@ -28,8 +28,9 @@ from tests.reuse.serving import text
 from trouper import RequestFailed, Runtime, Sampling, TokenPrompt
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.engine import step
-from trouper.engine.kv import kv_layout, pass_shapes
+from trouper.engine.kv import kv_layout
 from trouper.engine.launched_step import Launched
+from trouper.engine.passes import pass_shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Stepped

@@ -13,9 +13,9 @@ from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.recurrent_state import StateRows
-from trouper.engine.kv.region import Ints, Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.passes.region import Ints, Region
 from trouper.protocol.capabilities import Feature
 
 

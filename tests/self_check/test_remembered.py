@@ -24,14 +24,19 @@ from trouper.engine.self_check import checking, remembering, starting
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import CANNOT_SHRINK, WRONG_ALONE, Check
 from trouper.engine.self_check.matrix import Failure
-from trouper.engine.self_check.remembering import key_of, recalled, results_file
+from trouper.engine.self_check.remembering import (
+    CheckResult,
+    key_of,
+    recall,
+    recalled,
+    remember,
+    results_file,
+)
 from trouper.engine.self_check.tiny import CannotShrinkError
 from trouper.protocol.capabilities import Capabilities, SelfCheck
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
-from trouper.storage import check_results
-from trouper.storage.check_results import CheckResult, recall, remember
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +107,7 @@ def test_a_file_that_cannot_be_written_only_costs_a_check(tmp_path: Path) -> Non
 
 
 def test_the_oldest_results_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_results, "MAX_RESULTS", 3)
+    monkeypatch.setattr(remembering, "MAX_RESULTS", 3)
     path = tmp_path / "results.json"
     for number in range(5):
         remember(path, str(number), CheckResult({}, "", 1.0, float(number)))

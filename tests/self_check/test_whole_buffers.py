@@ -9,8 +9,8 @@ import pytest
 
 from tests.zoo.building import build
 from tests.zoo.catalogue import CONFIGS
-from trouper.engine.kv.pass_shapes import ROUNDED
 from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.passes.pass_shapes import ROUNDED
 from trouper.engine.self_check.checking import Check
 
 SHAPES = attrs.evolve(ROUNDED, length_kernel=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trouper.storage.write_budget import HOUR_S, WriteBudget
+from trouper.storage.store_upkeep import HOUR_S, WriteBudget
 
 
 def test_an_hour_has_so_many_bytes_and_the_next_has_them_again() -> None:

@@ -16,7 +16,7 @@ import openai
 from openai.types import Batch
 
 from tests.web.serving import PATIENCE_S
-from trouper.web.state_database import NAME
+from trouper.web.serving.state_database import NAME
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -17,7 +17,7 @@ from tests.web.batching import ended, output, request, started, strict
 from tests.web.serving import Served, eventually, serving
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS, MAX_UNBEGUN
 from trouper.web.batches.line_runner import Begin, LineResponse, LineRunner
-from trouper.web.state_database import NAME
+from trouper.web.serving.state_database import NAME
 
 LONG = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, "ignore_eos": True}
 

@@ -40,7 +40,6 @@ from trouper.protocol import paths
 from trouper.protocol.model import AdapterCard, LoadedModel
 from trouper.protocol.problems import OutOfDeviceMemory
 from trouper.protocol.setting_fields import ByteSize
-from trouper.web import state_database
 from trouper.web.batches import batch_storage, batch_table, batch_worker, stored_files
 from trouper.web.batches.batch_record import Batch
 from trouper.web.batches.batch_storage import BatchStorage
@@ -48,7 +47,8 @@ from trouper.web.batches.batch_table import BatchTable
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS
 from trouper.web.batches.input_lines import validated
 from trouper.web.batches.stored_files import FileStore, Upload
-from trouper.web.state_database import NAME, StateDatabase
+from trouper.web.serving import state_database
+from trouper.web.serving.state_database import NAME, StateDatabase
 from trouper.web.streaming import response_streams
 
 HEAVY = "heavy" * 20

@@ -31,7 +31,7 @@ from trouper.web.batches.batch_record import LineAnswer
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_table import BatchTable
 from trouper.web.batches.stored_files import FileStore, StoredFile
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.state_database import StateDatabase
 
 UPLOAD = PURPOSE + b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
 

@@ -10,7 +10,7 @@ import trio
 
 from tests.fakes import FakeEngine
 from tests.web.serving import Served, ask, eventually, exchange, post, serving
-from trouper import heap
+from trouper.system import heap
 from trouper.web.http.paced_body import PacedBody, PacedRequest
 
 MB = 2**20

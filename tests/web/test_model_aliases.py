@@ -15,7 +15,7 @@ from tests.web.test_openapi import described
 from trouper import ServerSettings, Settings, SettingsInvalid
 from trouper.cli.flags import all_from
 from trouper.protocol.names import aliased, aliases_in_use, require_aliases
-from trouper.web.model_aliases import ModelAliases
+from trouper.web.serving.model_names import ModelAliases
 
 __all__ = ["log"]
 HELLO = [{"role": "user", "content": "hello"}]

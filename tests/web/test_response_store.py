@@ -14,7 +14,7 @@ from trouper import ServerSettings
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.setting_fields import ByteSize
 from trouper.web.responses.response_store import ResponseStore, StoredResponse
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog
 
 

@@ -25,10 +25,11 @@ from tests.web.serving import PATIENCE_S, Served, ask, exchange, get, serving
 from tests.web.test_batches import using
 from tests.web.test_key_rights import bearer, key_file
 from trouper.protocol.private_files import make_private
-from trouper.web import app, state_database
+from trouper.web import app
 from trouper.web.batches import batch_table
 from trouper.web.batches.batch_record import Batch, BatchSpec, BatchState, LineAnswer
-from trouper.web.state_database import FORMAT, NAME, StateDatabase, StateRefused
+from trouper.web.serving import state_database
+from trouper.web.serving.state_database import FORMAT, NAME, StateDatabase, StateRefused
 
 RESPONSE = {"input": "hello", "max_output_tokens": 2}
 SPEC = BatchSpec(

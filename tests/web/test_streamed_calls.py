@@ -71,7 +71,8 @@ class Scripted:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     monkeypatch.setattr(
-        f"trouper.web.service.{output_parser.OutputParser.__name__}", lambda *_, **__: Scripted()
+        f"trouper.web.serving.service.{output_parser.OutputParser.__name__}",
+        lambda *_, **__: Scripted(),
     )
     return saying("z" * 500)
 

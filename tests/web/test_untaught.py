@@ -18,7 +18,7 @@ from tests.web.serving import Served, exchange, get, post, serving
 from trouper.cli.server_process import lines_of
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.suggested_models import AGENT_TOKENS, SUGGESTED, that_fit
-from trouper.web.tool_support import notice
+from trouper.web.serving.tool_support import notice
 
 Json = dict[str, Any]
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

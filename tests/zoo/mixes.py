@@ -10,7 +10,7 @@ from mlx import nn
 from tests import arithmetic
 from tests.family_configs import VOCABULARY
 from tests.zoo.playing import SLACK, SMALL_BANKS, Play, alone, distance, log_probabilities
-from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
+from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 
 BOUND = 2 * arithmetic.TF32_CLOSE if arithmetic.TF32 else 2e-3
 """Log-probabilities differ by less, unless something is wrong: see docs/architectures.md."""

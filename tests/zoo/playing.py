@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from trouper.engine.kv.block_payloads import stored_from
 from trouper.engine.kv.block_store import BlockStore
-from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.passes.pass_shapes import EXACT, Shapes
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 
 Floats = NDArray[np.float32]

@@ -32,10 +32,9 @@ from trouper.actors.ranks.leader_disk import LeaderDisk
 from trouper.actors.request_intake import take_in_requests
 from trouper.actors.runtime.adapter_table import AdapterTable
 from trouper.actors.runtime.channels import Channels, Edge
-from trouper.actors.runtime.disk_supervision import WriterSupervision
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.submission import Submission
-from trouper.actors.runtime.supervision import RestartLimit, innermost, supervise
+from trouper.actors.runtime.supervision import RestartLimit, WriterSupervision, innermost, supervise
 from trouper.actors.runtime.watches import Watches
 from trouper.actors.runtime.writer_edges import DiskWriter, WriterEdges
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule

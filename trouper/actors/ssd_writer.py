@@ -20,12 +20,12 @@ import attrs
 import trio
 
 from trouper.actors.runtime.disk_orders import DiskOrders
-from trouper.actors.runtime.disk_thread import DiskThread
-from trouper.actors.runtime.unreadable_files import UnreadableFiles
+from trouper.actors.runtime.worker_threads import DiskThread
 from trouper.actors.runtime.writer_edges import WriterEdges
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.model import ModelCard
+from trouper.protocol.problems import is_shortage
 from trouper.protocol.settings import Settings
 from trouper.protocol.work import (
     Announce,
@@ -40,13 +40,17 @@ from trouper.protocol.work import (
     Write,
     Written,
 )
-from trouper.storage.block_locations import BlockLocations
 from trouper.storage.cache_directory import DiskLimits
 from trouper.storage.file_operations import Disk
 from trouper.storage.runs import Damaged, RunInfo, RunStore
-from trouper.storage.store_upkeep import InspectionRound, open_store, sweep_store, write_run
-from trouper.storage.stored_blocks import catalogue_batches, parents_first
-from trouper.storage.write_budget import WriteBudget
+from trouper.storage.store_upkeep import (
+    InspectionRound,
+    WriteBudget,
+    open_store,
+    sweep_store,
+    write_run,
+)
+from trouper.storage.stored_blocks import BlockLocations, catalogue_batches, parents_first
 
 log = logging.getLogger("trouper.writer")
 T = TypeVar("T")
@@ -54,6 +58,8 @@ T = TypeVar("T")
 REST = 30.0
 """Rest between two writes while rows decode, as a multiple of the last write's duration."""
 BLOCKS_A_MESSAGE = 1000
+MAX_IN_A_ROW = 2
+"""Number of consecutive files that are set aside before the disk counts as faulty."""
 
 
 async def write_to_disk(
@@ -305,3 +311,28 @@ class SSDWriter:
         nbytes, seconds = sum(block.nbytes for block in blocks), trio.current_time() - began
         self._count(read_bytes=nbytes)
         await self._send(Loaded(order.ticket, tuple(blocks), nbytes, seconds, complete=complete))
+
+
+class UnreadableFiles:
+    """One unreadable file alone is set aside; several in a row mean a faulty disk."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._named: set[str] = set()
+
+    def note(self, name: str, error: OSError) -> None:
+        """Note an unreadable file, logged once. Raises the error if the disk is at fault."""
+        self._in_a_row += 1
+        if is_shortage(error) or self._in_a_row > MAX_IN_A_ROW:
+            self._in_a_row = 0
+            raise error
+        if name not in self._named:
+            self._named.add(name)
+            log.warning(
+                "the file %s of the cache cannot be used (%s); going on without it",
+                name,
+                error.strerror or error,
+            )
+
+    def was_read(self) -> None:
+        self._in_a_row = 0

@@ -59,7 +59,7 @@ def template(checked: CheckedSettings) -> Iterator[Finding]:
 
 def parsers(checked: CheckedSettings) -> Iterator[Finding]:
     from trouper.engine.agent_probe import probe_for_agents
-    from trouper.web.tool_support import can_call_tools  # Imports the whole HTTP server.
+    from trouper.web.serving.tool_support import can_call_tools  # Imports the whole HTTP server.
 
     for name, settings in _local(checked):
         words = probe_for_agents(settings).tokenizer

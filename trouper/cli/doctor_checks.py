@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import platform
 import resource
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,7 +23,6 @@ from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
-from trouper.storage.disk_speed import nearest
 from trouper.storage.file_operations import Disk
 from trouper.web.descriptors import other_files
 
@@ -28,6 +31,8 @@ SLOW_GFLOPS = 10.0
 """The reference BLAS reaches 2 to 3, OpenBLAS more than 10 on an old core."""
 SLOW_READ = 200e6
 """Bytes per second. A small model computes faster."""
+PROBE_BYTES = 2**26
+PIECE_BYTES = 2**22
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
 INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
@@ -227,7 +232,6 @@ def self_check(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def disk(checked: CheckedSettings) -> Iterator[Finding]:
-    from trouper.storage import disk_speed
     from trouper.storage.file_operations import Disk
 
     first = checked.models[0]
@@ -235,14 +239,14 @@ def disk(checked: CheckedSettings) -> Iterator[Finding]:
         yield Finding("ok", "--no-ssd: nothing is kept on disk")
         return
     try:
-        directory = disk_speed.nearest(first.blocks_dir.absolute())
-        free, measured = Disk().free_bytes(directory), disk_speed.measure(directory)
+        directory = nearest(first.blocks_dir.absolute())
+        free, measured = Disk().free_bytes(directory), measure_disk(directory)
     except OSError as error:
         message = f"{first.blocks_dir}: {error.strerror}; nothing will be kept there"
         yield Finding("warn", message, "give another --ssd-cache-dir, or --no-ssd")
         return
     message = f"{decimal(free)} free for {first.blocks_dir}"
-    if free < first.ssd_keep_free + disk_speed.PROBE_BYTES:
+    if free < first.ssd_keep_free + PROBE_BYTES:
         yield Finding(
             "warn", f"{message}: nothing will be kept there", "make room, or lower --ssd-keep-free"
         )
@@ -386,3 +390,47 @@ def examine_batch_directory(server: ServerSettings) -> tuple[Literal["ok", "warn
             "make room, or give another --batch-dir",
         )
     return "ok", message, ""
+
+
+@attrs.frozen
+class DiskSpeed:
+    """Bytes per second."""
+
+    write: float
+    read: float
+
+
+def measure_disk(directory: Path) -> DiskSpeed:
+    """Measure with a temporary file: writes include fsync, reads bypass the page cache. Raises
+    `OSError`."""
+    piece = os.urandom(PIECE_BYTES)  # Some disks compress.
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        began = time.perf_counter()
+        for _ in range(PROBE_BYTES // PIECE_BYTES):
+            file.write(piece)
+        os.fsync(file.fileno())
+        written = time.perf_counter()
+        _forget_pages(file.fileno())
+        file.seek(0)
+        read_began = time.perf_counter()
+        while file.read(PIECE_BYTES):
+            pass
+        return DiskSpeed(
+            PROBE_BYTES / (written - began), PROBE_BYTES / (time.perf_counter() - read_began)
+        )
+
+
+def _forget_pages(descriptor: int) -> None:
+    # Evict the file from the page cache, as far as possible.
+    if sys.platform == "darwin":
+        fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
+    else:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def nearest(directory: Path) -> Path:
+    """The directory or its nearest existing parent. Raises `OSError` if the parent is a file."""
+    first = next(path for path in (directory, *directory.parents) if path.exists())
+    if not first.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(first))
+    return first

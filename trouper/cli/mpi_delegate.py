@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from trouper.lifeline import watch_launcher
+from trouper.system.lifeline import watch_launcher
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from trouper.cli.exits import refuse
-from trouper.lifeline import LAUNCHER, lifeline
+from trouper.system.lifeline import LAUNCHER, lifeline
 
 GOODBYE_S = 15.0
 READY = " is ready at "

@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from trouper.cli.exits import USAGE_ERROR, echo_if_possible, insists, leaving_signals
-from trouper.lifeline import LAUNCHER, lifeline
+from trouper.system.lifeline import LAUNCHER, lifeline
 
 GRACE_S = 5.0
 """Time for the other processes to end by themselves"""

@@ -28,7 +28,7 @@ from trouper.run import mlx_engine
 from trouper.web.keys.key_file import require_keys
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
-from trouper.web.tool_support import notice
+from trouper.web.serving.tool_support import notice
 
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0

@@ -16,16 +16,14 @@ import attrs
 import mlx.core as mx
 import trio
 
-from trouper import heap
+from trouper.engine.adapters_at_run_time import AdaptersAtRunTime
 from trouper.engine.distributed import rank_group
 from trouper.engine.engine_threads import THREADS, EngineThread
-from trouper.engine.kv.pass_shapes import PREPARED_CARD
 from trouper.engine.loading import bundled_model
 from trouper.engine.loading.model_loading import EvaluatedModel, load
-from trouper.engine.lora.adapters_at_run_time import AdaptersAtRunTime
+from trouper.engine.passes.pass_shapes import PREPARED_CARD
 from trouper.engine.platform import device
-from trouper.engine.platform.error_text import first_line_of, lacks_memory
-from trouper.engine.platform.system_shortage import system_shortage
+from trouper.engine.platform.error_text import first_line_of, lacks_memory, system_shortage
 from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.side_work import SideWork, model_unloaded
@@ -47,6 +45,7 @@ from trouper.protocol.problems import (
 )
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
+from trouper.system import heap
 from trouper.workarounds import mlx_reference_blas
 
 log = logging.getLogger("trouper.engine")

@@ -12,10 +12,10 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.embedding_modules import EmbeddingModules
+from trouper.engine.embeddings.embedding_modules import EmbeddingModules
 from trouper.engine.kv.rows import Rows
-from trouper.engine.row_state import RowState
 from trouper.engine.sampling.logprobs import PendingLogprobs, logprobs_of
+from trouper.engine.sampling.row_state import RowState
 from trouper.protocol.plans import Chunk, RowId
 
 SCORE_TOKENS = 128

@@ -11,23 +11,21 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper import heap
-from trouper.engine.broken_rows import BrokenRows
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests, Drafted
-from trouper.engine.embedding_modules import NO_MODULES, EmbeddingModules
+from trouper.engine.embeddings.embedding_modules import NO_MODULES, EmbeddingModules
 from trouper.engine.grammars.grammar_compiler import Grammars
 from trouper.engine.kv.block_store import BlockStore
-from trouper.engine.kv.pass_shapes import Shapes, of_device
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
-from trouper.engine.kv.region import Ints
-from trouper.engine.kv.rows import rows_for
+from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.launched_step import Launched
+from trouper.engine.passes.pass_shapes import Shapes, of_device
+from trouper.engine.passes.region import Ints
 from trouper.engine.prefill import run_chunks
-from trouper.engine.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.sampling.logprobs import KeptMask
+from trouper.engine.sampling.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.sampled import Sampled
 from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits
@@ -37,8 +35,9 @@ from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.logits_processor import Processors
-from trouper.protocol.plans import Admit, Plan, RowFault, RowId, Stepped
+from trouper.protocol.plans import NOT_A_NUMBER, Admit, Plan, RowFault, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
+from trouper.system import heap
 
 
 class StepEngine:
@@ -337,3 +336,47 @@ class StepEngine:
     @property
     def nbytes(self) -> int:
         return self._rows.nbytes
+
+
+class BrokenRows:
+    """Ends rows whose logits are not numbers, at the reading of a step, and cleans the buffers.
+    `states`: of present rows."""
+
+    # A float16 model may overflow. Attention multiplies masked KV by 0, and NaN stays NaN: the next
+    # row in the slot, or cached blocks, would break, too.
+
+    def __init__(self, rows: Rows, states: Mapping[RowId, RowState]) -> None:
+        self._rows, self._states = rows, states
+        self._found: set[RowId] = set()
+
+    def found(
+        self, launched: Launched, kept: KeptMask | None = None
+    ) -> tuple[tuple[RowId, RowFault], ...]:
+        """Return rows with NaN logits or vectors, a failed logits processor, or no allowed token,
+        for `Stepped.failed`. `kept`: counting positions of verified drafts. A logits processor's
+        fault is in no buffer."""
+        broken = {row for row, vector in launched.prefilled.embedded if mx.isnan(vector[0]).item()}
+        faults: dict[int, RowFault] = {}
+        if (sampled := launched.sampled) is not None:
+            broken.update(
+                _row_at(launched, position)
+                for position in np.flatnonzero(np.array(sampled.numberless)).tolist()
+            )
+            faults = sampled.faults(kept)
+        self._found |= broken
+        others = [
+            (_row_at(launched, position), fault) for position, fault in sorted(faults.items())
+        ]
+        return (*((row, NOT_A_NUMBER) for row in sorted(broken)), *others)
+
+    def clean_up(self) -> None:
+        """Runs between drops and admissions."""
+        if not self._found <= self._states.keys():
+            self._found.intersection_update(self._states)
+            self._rows.clean()
+
+
+def _row_at(launched: Launched, position: int) -> RowId:
+    return launched.rows[
+        position if launched.spans is None else int(launched.spans.owners[position])
+    ]

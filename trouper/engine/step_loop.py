@@ -19,7 +19,6 @@ import attrs
 
 from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
-from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.side_work import SideWork
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, Stepped
@@ -32,6 +31,39 @@ YIELD_S = 0.001
 """Seconds that the thread yields Python's lock after a first token."""
 Waiting = SimpleQueue[Plan | Wake | None]
 """None: the last. WAKE: other work waits."""
+WAITS = 0.05
+"""Fraction of a step. After longer waits the device is the bottleneck."""
+LARGE_KV = 2**30
+"""Bytes of KV from which tokens are read first: a step that starts earlier copies buffers."""
+SURE = 8
+"""Consecutive steps without a wait before early reading is tried."""
+PAUSE_STEPS = 200
+"""Further steps before the next try, after an early read that waited."""
+
+
+@attrs.define
+class ReadAhead:
+    """Decides whether tokens are read before the next step's start.
+
+    Starting a step frees the GIL, for the server's thread to handle tokens that are ready; waiting
+    for others would idle the device.
+    """
+
+    early: bool = False
+    _easy: int = 0
+
+    def reads_early(self, kv_bytes: Callable[[], int]) -> bool:
+        """`kv_bytes` visits every buffer and is called only if needed."""
+        return self.early or kv_bytes() > LARGE_KV
+
+    def record(self, waited_s: float, step_s: float) -> None:
+        """Record a read: wait and step time in seconds."""
+        if waited_s <= WAITS * step_s:
+            self._easy += 1
+            self.early = self.early or self._easy >= SURE
+        else:
+            self._easy = -PAUSE_STEPS if self.early else 0
+            self.early = False
 
 
 @attrs.define(eq=False)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
-from trouper.engine.kv.pass_shapes import CHUNK_STEP, LONE_WIDTHS, Shapes
+from trouper.engine.passes.pass_shapes import CHUNK_STEP, LONE_WIDTHS, Shapes
 from trouper.engine.platform.error_text import first_line_of, lacks_memory
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId

@@ -36,10 +36,11 @@ from trouper.web.anthropic.routes import Anthropic
 from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching
 from trouper.web.batches.file_routes import UploadBody
-from trouper.web.current_request import RequestScope, at_hand
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors, head_of
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.error_body import http_problem
+from trouper.web.http.json_response import as_json
 from trouper.web.http.loop_shares import metered
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.paced_body import PacedBody, PacedRequest
@@ -63,14 +64,15 @@ from trouper.web.observability.health_report import (
 from trouper.web.observability.log_once import HEADER
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
-from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.errors import error_response
 from trouper.web.openai.model_operations import ModelOperations
 from trouper.web.openai.rerank_routes import Reranking
 from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import ResponseId, Responses
-from trouper.web.service import Service, as_json
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.current_request import RequestScope, at_hand
+from trouper.web.serving.service import Service
+from trouper.web.serving.state_database import StateDatabase
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
@@ -189,18 +191,28 @@ def create_app(
     groups = (
         *dialects,
         *batching,
-        Replica(service),
-        UsageOfKeys(service),
+        Replica(partial(service.listed, None)),
+        UsageOfKeys(lambda: service.key, metrics.accounts),
         edge,
         Scrapes(metrics),
         site,
     )
     described = [endpoint for group in groups for endpoint in group.endpoints()]
-    components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC | BATCHES
-    for endpoint in Pages(service, keys, described, components).endpoints:
+    for endpoint in _make_pages(service, keys, described).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     app.add_url_rule(f"{ASSETS}<digest>/<name>", "site_file", site.file, methods=["GET"])
     return app
+
+
+def _make_pages(service: Service, keys: Keys, described: Sequence[Endpoint]) -> Pages:
+    return Pages(
+        keys,
+        described,
+        OPENAI | response_schemas.COMPONENTS | ANTHROPIC | BATCHES,
+        entries=service.entries,
+        has_aliases=lambda: bool(service.aliases.patterns),
+        strict=service.settings.strict,
+    )
 
 
 async def _run_state(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
-from trouper.actors.runtime.model_unloading import AWAY, ManagedModel
+from trouper.actors.runtime.managed_model import ManagedModel
+from trouper.actors.runtime.model_table import AWAY
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
-
-if TYPE_CHECKING:
-    from trouper.actors.runtime.model_manager import ModelManager
 
 log = logging.getLogger("trouper.models")
 RESCAN_S = 10.0
@@ -29,13 +26,13 @@ class ScannedModel:
 Scan = Callable[[], Awaitable[Sequence[ScannedModel]]]
 
 
-async def keep_found(manager: ModelManager, scan: Scan, ttl_s: float) -> None:
-    """Add the models that scans find, and drop unloaded ones whose files have vanished. Runs until
-    cancelled; a failed scan is logged and changes nothing."""
+async def keep_found(models: list[ManagedModel], scan: Scan, ttl_s: float) -> None:
+    """Add to `models` those that scans find, and drop unloaded ones whose files have vanished.
+    Runs until cancelled; a failed scan is logged and changes nothing."""
     last = ""
     while True:
         try:
-            _update(manager, await scan(), ttl_s)
+            _update(models, await scan(), ttl_s)
             last = ""
         except Exception as error:  # whatever a directory raises, the models that run go on
             text = f"{type(error).__name__}: {error}"
@@ -45,19 +42,19 @@ async def keep_found(manager: ModelManager, scan: Scan, ttl_s: float) -> None:
         await trio.sleep(RESCAN_S)
 
 
-def _update(manager: ModelManager, scanned: Sequence[ScannedModel], ttl_s: float) -> None:
+def _update(models: list[ManagedModel], scanned: Sequence[ScannedModel], ttl_s: float) -> None:
     found = {each.files.name: each for each in scanned}
-    taken = {name for model in manager.models if model.files is None for name in model.names}
-    known = {model.names[0]: model for model in manager.models if model.files is not None}
-    base = manager.models[0].settings
+    taken = {name for model in models if model.files is None for name in model.names}
+    known = {model.names[0]: model for model in models if model.files is not None}
+    base = models[0].settings
     for name, each in found.items():
         if name in known:
             _renew(known[name], each)
         elif name not in taken:
-            manager.models.append(_managed(each, base, ttl_s))
+            models.append(_managed(each, base, ttl_s))
     for name, model in known.items():
         if name not in found and model.state in AWAY and not model.leases:
-            manager.models.remove(model)
+            models.remove(model)
 
 
 def _renew(model: ManagedModel, found: ScannedModel) -> None:
@@ -80,8 +77,8 @@ def _managed(found: ScannedModel, base: Settings, ttl_s: float) -> ManagedModel:
         speculation=speculation,
     )
     return ManagedModel(
-        settings,
         (found.files.name,),
+        settings=settings,
         weights_bytes=found.weights_bytes,
         created=found.files.created_at,
         ttl_s=ttl_s,

@@ -23,23 +23,31 @@ import trio
 from trouper.actors.runtime.adapter_room import insufficient
 from trouper.actors.runtime.adapter_table import with_unloaded
 from trouper.actors.runtime.found_models import Scan, keep_found
-from trouper.actors.runtime.model_unloading import (
-    AWAY,
-    LoadLimits,
+from trouper.actors.runtime.managed_model import (
     LoadProgress,
     ManagedModel,
     entry_of,
-    has_room,
-    lacking_after_pinned,
-    lacking_room,
     load_problem,
-    loaded,
     managed,
-    next_to_unload,
     unforeseen,
 )
+from trouper.actors.runtime.model_table import (
+    AWAY,
+    Away,
+    LoadLimits,
+    Refuse,
+    Unload,
+    lacking_room,
+    loaded,
+    next_for,
+)
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.served_models import Away, Lease, ModelEntry, model_not_found
+from trouper.actors.runtime.served_models import (
+    Lease,
+    ModelEntry,
+    Operation,
+    model_not_found,
+)
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model import Measured
 from trouper.protocol.model_options import ModelOptions
@@ -156,7 +164,7 @@ class ModelManager:
     ) -> None:
         self.nursery, self.models = nursery, list(models)
         self._start, self._measure, self.limits, self._progress = start, measure, limits, progress
-        self.control, self.turns = ModelControl(self), LoadTurns(progress, self.notify)
+        self.control, self.turns = ManagerControl(self), LoadTurns(progress, self.notify)
         self.changed = trio.Event()
         """Set, and replaced, when the state of any model changes."""
         self.draining, self.finished = False, trio.Event()
@@ -231,7 +239,8 @@ class ModelManager:
             return
         if model.problem is not None and trio.current_time() < model.unusable_until:
             raise RequestFailed(model.problem)
-        model.state, model.problem = "waiting", None
+        model.enter("waiting")
+        model.problem = None
         Context().run(self.nursery.start_soon, self._load_or_note_problem, model)
 
     async def _load_or_note_problem(self, model: ManagedModel) -> None:
@@ -242,8 +251,8 @@ class ModelManager:
         except Exception as error:  # noqa: BLE001 - whatever a model's files and code raise, the other models go on.
             self._note_problem(model, error)
         finally:
-            if model.state != "ready":
-                model.state = "unloaded"
+            if model.state in ("waiting", "loading"):
+                model.enter("unloaded")
             self.notify()
 
     def _note_problem(self, model: ManagedModel, error: Exception) -> None:
@@ -264,7 +273,8 @@ class ModelManager:
         await load_in_turn(self, model, partial(self._load_now, model))
 
     async def _load_now(self, model: ManagedModel) -> None:
-        model.state, model.ended = "loading", trio.Event()
+        model.enter("loading")
+        model.ended = trio.Event()
         model.runtime = await self._started(model)
         model.weights_bytes, model.created = (
             model.runtime.model.weights_bytes,
@@ -273,7 +283,8 @@ class ModelManager:
         # The id of one that was found is its directory, which is nobody's name for it.
         if model.files is None:
             model.names = tuple(dict.fromkeys([*model.names, encodable(model.runtime.model.id)]))
-        model.state, model.used_at = "ready", trio.current_time()
+        model.enter("ready")
+        model.used_at = trio.current_time()
 
     async def _started(self, model: ManagedModel) -> Runtime:
         try:
@@ -308,7 +319,7 @@ class ModelManager:
             # If it could not be loaded, the reason is noted first: until then nobody is to try
             # again.
             if model.state != "loading":
-                model.state, model.away_as = model.away_as, "unloaded"
+                model.leave()
             model.ended.set()
             self.notify()
 
@@ -318,7 +329,8 @@ class ModelManager:
         """End the graph of a model, with blocks written and memory freed. `at_once`: end running
         requests, too."""
         assert model.runtime is not None, "it is ready"
-        model.state, model.away_as = "unloading", after
+        model.enter("unloading")
+        model.away_as = after
         ended = model.ended  # The next load has an event of its own.
         self.notify()
         await model.runtime.drain(0 if at_once else UNLOAD_S, leaving=after)
@@ -330,8 +342,9 @@ class ModelManager:
         """Load the models after the first, in order, while there is room."""
         for model in self.models[1:]:
             model.weights_bytes = await self._measured_or_none(model)
-            if model.state == "unloaded" and model.weights_bytes and has_room_now(self, model):
-                model.state = "waiting"
+            fits = next_for(self.models, model, self.limits) == "load"
+            if model.state == "unloaded" and model.weights_bytes and fits:
+                model.enter("waiting")
                 self.nursery.start_soon(self._load_or_note_problem, model)
             while model.state in ("waiting", "loading") and not model.is_silent:
                 await self.changed.wait()
@@ -410,15 +423,9 @@ async def run_model_manager(
         nursery.start_soon(manager.load_what_fits)
         nursery.start_soon(manager.control.put_idle_to_sleep)
         if scan is not None:
-            nursery.start_soon(keep_found, manager, scan, ttl_s)
+            nursery.start_soon(keep_found, manager.models, scan, ttl_s)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()
-
-
-def has_room_now(manager: ModelManager, model: ManagedModel) -> bool:
-    return has_room(
-        [other for other in loaded(manager.models) if other is not model], model, manager.limits
-    )
 
 
 async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
@@ -426,13 +433,15 @@ async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
     `RequestFailed` (503): at once if pinned models leave no room, else after --queue-timeout-s."""
     limit_s = model.settings.queue_timeout_s or inf
     with trio.move_on_after(limit_s):
-        while lacking_room(manager.models, model, manager.limits):
-            if reason := lacking_after_pinned(manager.models, model, manager.limits):
-                raise _refused(reason)
+        while True:
+            step = next_for(manager.models, model, manager.limits)
+            if isinstance(step, Refuse):
+                raise _refused(step.reason)
+            if step != "wait":
+                return True
             if not model.waiting:
                 return False
             await manager.changed.wait()
-        return True
     raise _refused(
         f"{model.names[0]} is not loaded, and the other models were in use for {limit_s:g} s "
         "(--model-memory)"
@@ -442,11 +451,10 @@ async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
 async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
     """Unload idle models, least recently used first, until a model fits. False: too many are in use
     again."""
-    while not has_room_now(manager, model):
-        idle = next_to_unload(manager.models)
-        if idle is None or lacking_room(manager.models, model, manager.limits):
+    while (step := next_for(manager.models, model, manager.limits)) != "load":
+        if not isinstance(step, Unload):
             return False
-        await manager.unload(idle)
+        await manager.unload(step.model)
     return True
 
 
@@ -491,16 +499,8 @@ def _refused(message: str) -> RequestFailed:
     )
 
 
-@attrs.define(eq=False)
-class Operation:
-    name: str
-    done: trio.Event = attrs.field(factory=trio.Event)
-    problem: Problem | None = None
-
-
-class ModelControl:
-    """Starts operations, each in a task of the manager, which outlives its client. Raises
-    `RequestFailed` (404) for an unknown name."""
+class ManagerControl:
+    """Implements `ModelControl`: each operation is a task of the manager."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
@@ -508,29 +508,22 @@ class ModelControl:
     def load(
         self, name: str | None, *, pinned: bool | None = None, ttl_s: float | None = None
     ) -> Operation:
-        """Load or wake a model. Fails with 507 if pinned or used models leave no room; then
-        `pinned` and `ttl_s` have no effect."""
         model = self._manager.find(name)
         return self._begin(model, lambda: self._load(model, pinned, ttl_s))
 
     def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
-        """Unload a model, or put one to sleep, after its running requests. `force`: end these with
-        an error, and ignore a pin. Fails with 409 for a pinned model."""
         model = self._manager.find(name)
         return self._begin(
             model, lambda: self._unload(model, "asleep" if sleep else "unloaded", force=force)
         )
 
     def pin(self, name: str | None, *, pinned: bool) -> str:
-        """Pin or release a model. Returns the name in the API."""
         model = self._manager.find(name)
         model.pinned = pinned
         self._manager.notify()
         return model.names[0]
 
     async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
-        """Load a LoRA adapter for good, its model first. Raises `RequestFailed` (507: too large),
-        and `ModelUnusable`."""
         model = self._manager.find(name)
         lease = await self._manager.lease(model.names[0])
         try:
@@ -545,8 +538,6 @@ class ModelControl:
             lease.release()
 
     async def unload_adapter(self, name: str | None, adapter: str) -> None:
-        """Refuse new requests with a LoRA adapter, and unload the adapter after the last one.
-        Raises `RequestFailed` (404)."""
         model = self._manager.find(name)
         adapters = adapters_of(model.settings.adapter)
         if adapters.pop(adapter, None) is None:
@@ -590,7 +581,8 @@ class ModelControl:
                 return
             await manager.changed.wait()
         if model.state in AWAY:
-            model.state = "unloaded" if after == "unloaded" else model.state
+            if after == "unloaded":
+                model.enter("unloaded")
             return
         if model.pinned and not force:
             message = f"{model.names[0]} is pinned: release it (POST /v1/models/pin), or send force"
@@ -598,7 +590,8 @@ class ModelControl:
                 Problem(409, message, "invalid_request_error", "model", code="model_pinned")
             )
         # Requests that come now wait, and load it again.
-        model.state, runtime = "unloading", model.runtime
+        model.enter("unloading")
+        runtime = model.runtime
         if runtime is not None:
             runtime.leaving = after
         manager.notify()
@@ -612,15 +605,13 @@ class ModelControl:
         manager = self._manager
         while True:
             now = trio.current_time()
-            mortal = [model for model in manager.models if model.is_idle and model.ttl_s]
-            due = [model for model in mortal if model.used_at + model.ttl_s <= now]
+            due = [model for model in manager.models if model.sleeps_at <= now]
             for model in due:
-                # Not used meanwhile.
-                if model.is_idle and model.used_at + model.ttl_s <= trio.current_time():
+                if model.sleeps_at <= trio.current_time():  # Not used meanwhile.
                     await manager.unload(model, "asleep")
             if not due:
                 with trio.move_on_at(
-                    min((model.used_at + model.ttl_s for model in mortal), default=inf)
+                    min((model.sleeps_at for model in manager.models), default=inf)
                 ):
                     await manager.changed.wait()
 

@@ -71,6 +71,13 @@ class Runtime:
     def _make_room(self) -> AdapterRoom:
         return AdapterRoom(self.model, self.settings, self._watches.memory, self._watches.adapters)
 
+    @property
+    def context_length(self) -> int:
+        """Tokens of a prompt and its answer: the model's, or fewer by --max-kv-size."""
+        return min(
+            self.model.context_length, self.settings.max_kv_size or self.model.context_length
+        )
+
     async def submit(
         self, request: Generate, ended: Ended | None = None, admit: Admit | None = None
     ) -> Answer:

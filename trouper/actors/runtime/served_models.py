@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Protocol
 
 import attrs
 import trio
 
+from trouper.actors.runtime.model_table import State
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import Loading
 from trouper.protocol.names import adapters_of, names_of, require_names
 from trouper.protocol.problems import Problem, RequestFailed, quoted
 from trouper.storage.model_files import ModelFiles
-
-if TYPE_CHECKING:
-    from trouper.actors.runtime.model_manager import ModelControl
-
-State = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]
-Away = Literal["unloaded", "asleep"]
 
 
 @attrs.frozen(eq=False)
@@ -71,6 +66,41 @@ class ModelEntry:
         if self.files is None or self.state != "unloaded":
             return False
         return not (self.waiting or self.pinned or self.problem)
+
+
+@attrs.define(eq=False)
+class Operation:
+    """Loading or unloading on demand. `problem` is why it failed, once it is `done`."""
+
+    name: str
+    done: trio.Event = attrs.field(factory=trio.Event)
+    problem: Problem | None = None
+
+
+class ModelControl(Protocol):
+    """Starts operations, which outlive their clients. Raises `RequestFailed` (404) for an unknown
+    name."""
+
+    def load(
+        self, name: str | None, *, pinned: bool | None = None, ttl_s: float | None = None
+    ) -> Operation:
+        """Load or wake a model. Fails with 507 if pinned or used models leave no room; then
+        `pinned` and `ttl_s` have no effect."""
+
+    def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
+        """Unload a model, or put one to sleep, after its running requests. `force`: end these with
+        an error, and ignore a pin. Fails with 409 for a pinned model."""
+
+    def pin(self, name: str | None, *, pinned: bool) -> str:
+        """Pin or release a model. Returns the name in the API."""
+
+    async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
+        """Load a LoRA adapter for good, its model first. Raises `RequestFailed` (507: too large),
+        and `ModelUnusable`."""
+
+    async def unload_adapter(self, name: str | None, adapter: str) -> None:
+        """Refuse new requests with a LoRA adapter, and unload the adapter after the last one.
+        Raises `RequestFailed` (404)."""
 
 
 class Models(Protocol):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import attrs
 import trio
 
 from trouper.actors.scheduling.crash_attribution import UNEXPLAINED, Content, Verdict
 from trouper.protocol.exception_groups import leaves
-from trouper.protocol.health import ActorStats
+from trouper.protocol.health import ActorStats, DirectoryStats
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.watch import Watch
+from trouper.protocol.work import DiskNews, DiskOrder, OrdersForgotten
 
 log = logging.getLogger("trouper.supervision")
 
@@ -107,3 +109,37 @@ def innermost(error: BaseException) -> BaseException:
     others observe the crash."""
     found = list(leaves(error))
     return next((leaf for leaf in found if not isinstance(leaf, ENDS_OF_CHANNELS)), found[0])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class WriterSupervision:
+    """Forgotten orders are answered after a crash; after too many crashes the server goes on
+    without a disk. `orders`, `news`: channels of the writer; `stats`: of the actor."""
+
+    orders: trio.MemoryReceiveChannel[DiskOrder]
+    news: trio.MemorySendChannel[DiskNews]
+    stats: Watch[ActorStats]
+    directory: Watch[DirectoryStats]
+
+    async def supervise(self, run: Callable[[], Awaitable[None]], limit: RestartLimit) -> None:
+        begun = False
+
+        async def begin() -> None:
+            nonlocal begun
+            if begun:
+                await self._forget()
+            begun = True
+            await run()
+
+        await supervise(begin, self.stats, limit, needed=False)
+        if self.stats.latest.state == "degraded":
+            self.orders.close()  # Further orders are refused at once.
+            reason = f"its writer has crashed too often: {self.stats.latest.last_error}"
+            self.directory.publish(
+                attrs.evolve(self.directory.latest, attached=False, reason=reason)
+            )
+            await self._forget()
+
+    async def _forget(self) -> None:
+        with suppress(trio.BrokenResourceError):  # The scheduler has ended, and nobody waits.
+            await self.news.send(OrdersForgotten())

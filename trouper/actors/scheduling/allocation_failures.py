@@ -1,8 +1,8 @@
-"""Bounds rows and cached blocks after steps that ran out of device memory. Pure.
+"""Steps that failed for lack of memory or of the system's resources. Pure.
 
-The engine restarts, and requests resume within half of the bytes in use, halved again until a row
-runs alone. A row that fails twice alone is answered 503, and the bound ends. The same content, sent
-again, runs alone for a while and costs no other row a token.
+After a lack of device memory the engine restarts, and requests resume within half of the bytes in
+use, halved again until a row runs alone. A row that fails twice alone is answered 503, and the
+bound ends. The same content, sent again, runs alone for a while and costs no other row a token.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from trouper.protocol.problems import Problem
 
 BOUND_S = 300.0
 """Time for which a bound holds, and a too large content runs alone."""
+AGAIN_S = 60.0
+"""Time within which a second shortage of the system belongs to the first."""
 
 
 @attrs.define(eq=False)
 class AllocationFailures:
+    """Bounds rows and cached blocks after steps that ran out of device memory."""
+
     bound_bytes: int | None = None
     _until: float = 0.0
     # The row that ran alone in the last failed step.
@@ -68,3 +72,29 @@ def no_memory(tokens: int) -> Problem:
         "small for --prefill-step-size; try again when they have ended, or with fewer tokens"
     )
     return Problem(503, message, "server_error", None, "out_of_memory", retry_after_s=30)
+
+
+@attrs.define(eq=False)
+class SystemShortages:
+    """Steps that failed for lack of file descriptors, processes or system memory, which compiling a
+    kernel takes. All requests resume; rows with new work in the step run alone until past that
+    point, and a second failure there is answered 503."""
+
+    _suspects: tuple[Standing, ...] = ()
+    _until: float = 0.0
+    _refused: tuple[Standing, ...] = ()
+
+    def failed(self, involved: Sequence[Involved], now: float) -> None:
+        known = self._suspects if now < self._until else ()
+        tried = [row.standing for row in involved if row.standing.suspect]
+        self._refused = tuple(standing for standing in tried if standing in known)
+        if not self._refused:
+            suspects = [row for row in involved if row.fresh] or involved
+            for row in suspects:
+                row.standing.suspect = True
+                row.standing.passes_at = max(row.output_tokens + 1, row.planned_tokens)
+            self._suspects = tuple(row.standing for row in suspects)
+        self._until = now + AGAIN_S
+
+    def refuses(self, standing: Standing) -> bool:
+        return standing in self._refused

@@ -11,11 +11,14 @@ import logging
 
 import attrs
 
-from trouper.actors.scheduling.allocation_failures import BOUND_S, AllocationFailures
+from trouper.actors.scheduling.allocation_failures import (
+    BOUND_S,
+    AllocationFailures,
+    SystemShortages,
+)
 from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict, cause_of
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.system_shortages import SystemShortages
 from trouper.protocol.health import RecoveryStats
 from trouper.protocol.problems import OutOfDeviceMemory, Problem, SystemShortage
 

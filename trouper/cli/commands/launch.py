@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import trio
 
-from trouper import temporary_directory
 from trouper.cli.exits import refuse
 from trouper.cli.process_group import Hosts, LocalRanks, RankLauncher, supervise
+from trouper.system import temporary_directory
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
 HOST = re.compile(r"[\w][\w.:%@-]*", re.ASCII)

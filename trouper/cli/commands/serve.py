@@ -21,12 +21,12 @@ from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.trace_export import tracing
 from trouper.cli.usage_errors import settings_error
-from trouper.lifeline import watch_launcher
 from trouper.protocol.exception_groups import leaves
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings, default_cache_dir
-from trouper.waking_time import WakingClock
+from trouper.system.lifeline import watch_launcher
+from trouper.system.waking_time import WakingClock
 
 logger = logging.getLogger("trouper")
 NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"

@@ -24,8 +24,8 @@ from trouper.engine.adaptations.row_offsets import (
     RowOffsetRope,
     RowPositions,
 )
-from trouper.engine.kv.region import Region
 from trouper.engine.lora.lora_layers import WithAdapters, with_adapters
+from trouper.engine.passes.region import Region
 from trouper.engine.platform import device
 from trouper.workarounds.mlx_single_groups import must_be_unpacked, unpacked
 from trouper.workarounds.mlx_sorted_experts import RowMajorExperts, has_biased_experts

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.adaptations.row_offsets import CurrentPass
-from trouper.engine.kv.region import Region
+from trouper.engine.passes.region import Region
 
 
 class BlockSparseAttention(nn.Module):

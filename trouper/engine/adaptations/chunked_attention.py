@@ -5,31 +5,37 @@ Masks and scales follow each row's positions; caches keep all tokens.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.adaptations.row_offsets import CurrentPass
-from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.region import Region
+from trouper.engine.passes.region import Region
 
 
-class ChunkSlots(FullSlots):
-    """mlx-lm's ChunkedKVCache drops tokens behind a chunk; slots keep all."""
+class LayerCache(Protocol):
+    """The cache of one layer, in a pass over rows of different lengths."""
 
-    start_position = 0
+    @property
+    def region(self) -> Region: ...
 
-    def maybe_trim_front(self) -> None:
-        """Nothing: all tokens are kept."""
+    def update_and_fetch(
+        self, keys: mx.array, values: mx.array, /
+    ) -> tuple[mx.array, mx.array]: ...
+
+
+def drops_chunks(cache: object) -> bool:
+    """Whether mlx-lm's model lets this cache drop tokens behind a chunk; slots keep all."""
+    return hasattr(cache, "maybe_trim_front")
 
 
 @attrs.frozen
 class RowOffsets:
     """A cache with an offset for each row."""
 
-    cache: FullSlots
+    cache: LayerCache
 
     @property
     def offset(self) -> mx.array:
@@ -85,7 +91,7 @@ class ChunkedAttention(nn.Module):
         if (tempered := self._tempered) is not None:
             tempered.set_positions(self._positions(region, cache, x.shape[1]))
         if region is not None:
-            mask = _chunk_mask(region, self._chunk) if isinstance(cache, ChunkSlots) else mask
+            mask = _chunk_mask(region, self._chunk) if drops_chunks(cache) else mask
             cache = RowOffsets(cache)
         out: mx.array = self.attention(x, mask, cache)
         return out

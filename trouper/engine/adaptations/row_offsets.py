@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
-from trouper.engine.kv.region import Region
+from trouper.engine.passes.region import Region
 
 
 @attrs.define

@@ -16,7 +16,6 @@ import attrs
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from trouper import heap
 from trouper.engine.grammars.followed_schema import followed
 from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_faults import path_of_fault, too_wide
@@ -29,6 +28,7 @@ from trouper.engine.grammars.trial_process import (
 )
 from trouper.protocol.grammar import Grammar, GrammarKind
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.system import heap
 
 BLANKS = r"[ \t\r\n]{1,40}"
 """Whitespace between the tokens of JSON. Without a bound some models write blanks for ever."""

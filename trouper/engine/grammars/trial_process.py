@@ -19,7 +19,7 @@ from typing import Any
 
 from trouper.engine.grammars.trial_script import LENGTH
 from trouper.protocol.problems import is_shortage
-from trouper.waking_time import LOOK_S, WakingTime
+from trouper.system.waking_time import LOOK_S, WakingTime
 
 log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("trial_script.py")

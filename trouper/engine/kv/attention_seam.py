@@ -19,7 +19,7 @@ from trouper.engine.kv.decode_attention import WholeBuffer, attend, supports
 from trouper.engine.kv.joined_slots import Parts, joined
 from trouper.engine.kv.model_caches import begin, pass_fault, slot_caches, state_slots
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.kv.region import Region
+from trouper.engine.passes.region import Region
 from trouper.engine.platform.device import is_cpu
 
 NAME = "scaled_dot_product_attention"

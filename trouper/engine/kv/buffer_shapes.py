@@ -6,25 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 
-if TYPE_CHECKING:
-    from trouper.engine.kv.slot_cache import SlotCache
-
-Room = tuple[int, int]
-"""Slots, and tokens in each, that buffers have room for."""
-NO_ROOM: Room = (0, 0)
-
-
-class ShapeChanges:
-    """Number of changes of buffers, shared by the caches of a bank."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
+from trouper.engine.kv.slot_cache import NO_ROOM, Room, ShapeChanges, SlotCache
 
 
 @attrs.frozen(cache_hash=True)

@@ -21,7 +21,7 @@ from operator import attrgetter, setitem
 import mlx.core as mx
 
 from trouper.engine.kv.pass_kinds import Pass
-from trouper.engine.kv.region import Name, Region
+from trouper.engine.passes.region import Name, Region
 from trouper.engine.platform.error_text import line_of
 
 # Maximum of compiled structures; a traced graph takes about 1 MB for 28 layers.

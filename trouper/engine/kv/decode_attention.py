@@ -18,7 +18,7 @@ import numpy as np
 
 from trouper.engine.kv import decode_kernel
 from trouper.engine.kv.decode_kernel import HEAD_DIMS, SPLIT_TOKENS, Heads, KernelCall
-from trouper.engine.kv.region import Region
+from trouper.engine.passes.region import Region
 from trouper.engine.platform.cuda_kernels import fault_of
 
 log = logging.getLogger(__name__)

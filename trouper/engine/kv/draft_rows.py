@@ -16,8 +16,8 @@ from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv.banks import Bank, Banks
 from trouper.engine.kv.model_caches import view
 from trouper.engine.kv.pass_segments import Segment, begin, finish, regions_of, rows_of
-from trouper.engine.kv.pass_shapes import Shapes
-from trouper.engine.kv.region import Ints, padded
+from trouper.engine.passes.pass_shapes import Shapes
+from trouper.engine.passes.region import Ints, padded
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 

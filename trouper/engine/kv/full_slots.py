@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 
 from trouper.engine.kv.decode_attention import WholeBuffer
-from trouper.engine.kv.region import padded
 from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.passes.region import padded
 
 
 class FullSlots(SlotCache):
@@ -117,3 +117,12 @@ class OpenSlots(FullSlots):
     @values.setter
     def values(self, buffer: mx.array) -> None:
         """Ignored: values of `update_and_fetch` stay."""
+
+
+class ChunkSlots(FullSlots):
+    """mlx-lm's ChunkedKVCache drops tokens behind a chunk; slots keep all."""
+
+    start_position = 0
+
+    def maybe_trim_front(self) -> None:
+        """Nothing: all tokens are kept."""

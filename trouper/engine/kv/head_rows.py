@@ -21,8 +21,8 @@ import numpy as np
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.pass_segments import Segment, lengths_of, rows_of
-from trouper.engine.kv.pass_shapes import Shapes
-from trouper.engine.kv.region import Ints
+from trouper.engine.passes.pass_shapes import Shapes
+from trouper.engine.passes.region import Ints
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 

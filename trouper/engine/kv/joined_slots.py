@@ -15,8 +15,8 @@ import mlx.core as mx
 
 from trouper.engine.kv.model_caches import ListSlots
 from trouper.engine.kv.recurrent_state import StateSlots
-from trouper.engine.kv.region import Region
 from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.passes.region import Region
 
 
 @attrs.frozen(eq=False)

@@ -20,12 +20,12 @@ import numpy as np
 
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.model_caches import begin, build_pass, flatten, guessed, slot_caches
-from trouper.engine.kv.pass_shapes import LEAD, NO_CUDNN, of_device
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import STEPS_BACK, StateSlots
-from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots, ring_length, ring_slack
+from trouper.engine.passes.pass_shapes import LEAD, NO_CUDNN, of_device
+from trouper.engine.passes.region import Region
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import FIRST_BANK, KvLayout
 

@@ -18,13 +18,12 @@ from mlx_lm.models.cache import (
 )
 
 from trouper.engine.adaptations.adaptation_registry import adapted
-from trouper.engine.adaptations.chunked_attention import ChunkSlots
-from trouper.engine.kv.full_slots import FullSlots, OpenSlots
+from trouper.engine.kv.full_slots import ChunkSlots, FullSlots, OpenSlots
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateSlots
-from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots
+from trouper.engine.passes.region import Region
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.capabilities import Capabilities
 

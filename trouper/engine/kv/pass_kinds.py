@@ -13,8 +13,8 @@ import attrs
 import mlx.core as mx
 
 from trouper.engine.kv.buffer_shapes import BankCaches
-from trouper.engine.kv.region import ADAPTERS, Name, Region
 from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.passes.region import ADAPTERS, Name, Region
 
 
 class Untraceable(Exception):

@@ -12,9 +12,9 @@ import numpy as np
 from trouper.engine.kv.banks import Bank
 from trouper.engine.kv.buffer_shapes import BankCaches
 from trouper.engine.kv.joined_slots import joined
-from trouper.engine.kv.pass_shapes import Shapes
-from trouper.engine.kv.region import Ints, Region
 from trouper.engine.kv.slot_buffers import SlotBuffers
+from trouper.engine.passes.pass_shapes import Shapes
+from trouper.engine.passes.region import Ints, Region
 from trouper.protocol.plans import RowId
 
 OWN: Callable[[SlotBuffers], Sequence[Any]] = attrgetter("caches")

@@ -20,8 +20,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, KVCache
 
-from trouper.engine.kv.region import Ints
 from trouper.engine.lora.row_adapters import RowAdapters, applied
+from trouper.engine.passes.region import Ints
 from trouper.workarounds.mlx_call_hooks import hook_calls
 
 CACHE, MASK = "cache", "mask"

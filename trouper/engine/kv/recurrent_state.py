@@ -10,7 +10,6 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.recorded_calls import (
     Partition,
     RecordedStates,
@@ -19,8 +18,9 @@ from trouper.engine.kv.recorded_calls import (
     each_alone,
     keeps_padding_out,
 )
-from trouper.engine.kv.region import Ints
 from trouper.engine.lora.row_adapters import RowAdapters
+from trouper.engine.passes.pass_shapes import EXACT, Shapes
+from trouper.engine.passes.region import Ints
 from trouper.protocol.plans import RowId
 
 # Steps back for which a snapshot may be wanted (see `protocol.plans.Store`).

@@ -10,9 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
-from trouper.engine.kv.buffer_shapes import Room
 from trouper.engine.kv.decode_attention import WholeBuffer
-from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.kv.slot_cache import Room, SlotCache
 
 # More tokens than any row has.
 ANY_LENGTH = 2**31

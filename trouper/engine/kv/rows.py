@@ -10,11 +10,11 @@ import mlx.nn as nn
 
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.model_caches import guessed
-from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
-from trouper.engine.kv.region import Ints
 from trouper.engine.kv.single_rows import SingleRows
 from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.passes.pass_shapes import EXACT, Shapes
+from trouper.engine.passes.region import Ints
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import KvBound, RowId

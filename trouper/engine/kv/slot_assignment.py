@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from trouper.engine.kv.region import Ints
+from trouper.engine.passes.region import Ints
 from trouper.protocol.plans import RowId
 
 Moves = Sequence[tuple[int, int]]

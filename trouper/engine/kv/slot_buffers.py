@@ -10,15 +10,15 @@ from typing import Any
 
 import mlx.core as mx
 
-from trouper.engine.kv.buffer_shapes import BankCaches, ShapeChanges
+from trouper.engine.kv.buffer_shapes import BankCaches
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.kv_layout import Layout, dealt
 from trouper.engine.kv.model_caches import flatten
-from trouper.engine.kv.pass_shapes import LEAD, STEP, Shapes
-from trouper.engine.kv.region import Ints, Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.engine.kv.slot_assignment import Moves
-from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.kv.slot_cache import ShapeChanges, SlotCache
+from trouper.engine.passes.pass_shapes import LEAD, STEP, Shapes
+from trouper.engine.passes.region import Ints, Region
 from trouper.engine.platform.eager_eval import copied
 
 ALL = slice(None)

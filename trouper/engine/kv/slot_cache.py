@@ -12,12 +12,23 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
-from trouper.engine.kv.buffer_shapes import NO_ROOM, Room, ShapeChanges
-from trouper.engine.kv.pass_shapes import EXACT
-from trouper.engine.kv.region import Region
+from trouper.engine.passes.pass_shapes import EXACT
+from trouper.engine.passes.region import Region
 
 # Maximum tokens in spare slots. For long rows copies cost less than memory.
 SPARE_TOKENS = 8192
+Room = tuple[int, int]
+"""Slots, and tokens in each, that buffers have room for."""
+NO_ROOM: Room = (0, 0)
+
+
+class ShapeChanges:
+    """Number of changes of buffers, shared by the caches of a bank."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class SlotCache:

@@ -21,6 +21,7 @@ from trouper.engine.kv.compiled_pass import CompiledPasses
 from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import layout_of
+from trouper.engine.kv.model_body import body_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
 from trouper.engine.kv.pass_kinds import DecodePass, PromptPass
 from trouper.engine.kv.pass_segments import (
@@ -34,16 +35,15 @@ from trouper.engine.kv.pass_segments import (
     regions_of,
     rows_of,
 )
-from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateRows
-from trouper.engine.kv.region import Ints, Region, padded
 from trouper.engine.kv.row_copies import RowCopies
 from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.lora.row_adapters import AdapterRows, applied
+from trouper.engine.passes.pass_shapes import EXACT, Shapes
+from trouper.engine.passes.region import Ints, Region, padded
 from trouper.engine.platform.eager_eval import start_eval
-from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import KvBound, RowId

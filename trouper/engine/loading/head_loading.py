@@ -13,7 +13,7 @@ from mlx_lm import utils
 
 from trouper.engine.architectures.architecture_lookup import get_classes
 from trouper.engine.kv.head_rows import max_held_positions
-from trouper.engine.kv.pass_shapes import of_device
+from trouper.engine.kv.model_body import body_of
 from trouper.engine.loading import precision
 from trouper.engine.loading.draft_loading import Draft, unsuitable
 from trouper.engine.loading.head_weights import (
@@ -26,9 +26,9 @@ from trouper.engine.loading.head_weights import (
     read_head_weights,
 )
 from trouper.engine.loading.weights import bytes_of, evaluate
+from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
-from trouper.engine.pooling import body_of
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.spec_decode.mtp_head import MtpHead, SharedParts
 from trouper.protocol.capabilities import Capabilities

@@ -7,10 +7,10 @@ from functools import cache
 
 import mlx.core as mx
 
-from trouper import heap
 from trouper.engine.platform.system_memory import this_system
-from trouper.main_memory import main_memory_bytes
 from trouper.protocol.model import MemoryStats
+from trouper.system import heap
+from trouper.system.main_memory import main_memory_bytes
 
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
 """Keys of `mx.device_info`: Metal's working set; CUDA's memory, by version."""

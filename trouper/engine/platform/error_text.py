@@ -1,8 +1,11 @@
-"""Texts of other libraries' errors, in one line."""
+"""Errors of other libraries: their texts in one line, and shortages that they do not report."""
 
 from __future__ import annotations
 
-from trouper.protocol.problems import printable
+import subprocess
+from contextlib import suppress
+
+from trouper.protocol.problems import is_shortage, printable
 
 LONGEST = 300
 OUT_OF_MEMORY = ("unable to allocate", "out of memory", "memoryerror", "insufficient memory")
@@ -38,3 +41,19 @@ def lacks_memory(error: BaseException) -> bool:
 
 def is_out_of_memory(text: str) -> bool:
     return any(sign in text.lower() for sign in OUT_OF_MEMORY)
+
+
+NOTHING = ("/bin/sh", "-c", ":")
+TRIAL_S = 5.0
+
+
+def system_shortage() -> str:
+    """The shortage in the system's words, or "". Takes milliseconds."""
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(  # noqa: S603 - the shell that a compiler is started by
+                NOTHING, stdout=subprocess.PIPE, timeout=TRIAL_S, check=False
+            )
+    except OSError as error:
+        return str(error.strerror) if is_shortage(error) else ""
+    return ""

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.kv.region import Ints
+from trouper.engine.passes.region import Ints
 from trouper.engine.sampling.repetition_search import matches_of, tokens_after_break
 from trouper.engine.sampling.token_rows import RowTokens, TokenRows, widened
 from trouper.engine.spec_decode.verification_spans import Spans, indices

@@ -8,7 +8,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.kv.region import Ints
+from trouper.engine.passes.region import Ints
 from trouper.engine.sampling.logprobs import KeptMask
 from trouper.engine.sampling.token_rows import RowTokens, TokenRows
 from trouper.engine.spec_decode.verification_spans import Spans, indices

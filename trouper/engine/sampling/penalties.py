@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.kv.region import Ints
+from trouper.engine.passes.region import Ints
 from trouper.engine.sampling.sampler import Drawn
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.sampling import Sampling

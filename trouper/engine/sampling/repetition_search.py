@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.kv.region import Ints
+from trouper.engine.passes.region import Ints
 
 COMPARED = 64
 """Number of tokens by which all positions are compared at once."""

@@ -19,7 +19,7 @@ in llama.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,15 +28,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.sampling.gumbel_noise import gumbel, mixed_seeds, stream_keys
-from trouper.engine.sampling.truncation import (
-    SMALLEST,
-    coins,
-    typical,
-    weights_of,
-    without_top_choices,
-)
 from trouper.protocol.sampling import Sampling
+from trouper.protocol.splitmix import GOLDEN, mix64
 
 Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
 RowIndices = NDArray[Any]
@@ -44,6 +37,44 @@ CANDIDATES = 64
 MAX_CANDIDATES = 16384
 GROUP = 32
 """Tokens of one group in the first stage."""
+MASK = 0xFFFFFFFF
+COIN = 0xFFFFFFFF
+"""Token id, which no token has, under which a row draws whether XTC applies."""
+SMALLEST = 2.0**-126
+"""The smallest normal float32. Some GPUs flush smaller values to 0."""
+
+
+def weights_of(scaled: mx.array, keep: mx.array) -> mx.array:
+    """Softmax (n, k) of the kept ones of `scaled` (n, k); 0 elsewhere."""
+    return mx.softmax(mx.where(keep, scaled, -mx.inf), axis=-1, precise=True)
+
+
+def typical(weights: mx.array, keep: mx.array, typical_p: mx.array) -> mx.array:
+    """Keep (n, k) the candidates of the most expected surprise, up to a weight of `typical_p` (n,
+    1) (Meister et al. 2022, Locally Typical Sampling). 1: all."""
+    logs = mx.log(mx.maximum(weights, SMALLEST))
+    entropy = -(weights * logs).sum(axis=-1, keepdims=True)
+    distance = mx.where(keep, mx.abs(-logs - entropy), mx.inf)
+    order = mx.argsort(distance, axis=-1)
+    ordered = mx.take_along_axis(weights, order, axis=-1)
+    kept = mx.cumsum(ordered, axis=-1) - ordered < typical_p
+    return keep & (mx.take_along_axis(kept, mx.argsort(order, axis=-1), axis=-1) | (typical_p >= 1))
+
+
+def without_top_choices(
+    weights: mx.array, keep: mx.array, threshold: mx.array, applies: mx.array
+) -> mx.array:
+    """XTC, "exclude top choices": where `applies` (n, 1), drop candidates of at least `threshold`
+    (n, 1) except the lightest (https://github.com/oobabooga/text-generation-webui/pull/6335)."""
+    above = keep & (weights >= threshold)
+    rank = mx.cumsum(above.astype(mx.int32), axis=-1)
+    return keep & ~(above & (rank < rank[:, -1:]) & applies)
+
+
+def coins(keys: mx.array, probability: mx.array) -> mx.array:
+    """Draw with `probability` (n, 1) by the keys (n, 2): (n, 1)."""
+    uniform = (hashed(keys, mx.array([COIN], mx.uint32)).astype(mx.float32) + 0.5) * (1 / (1 << 32))
+    return uniform <= probability
 
 
 def top_candidates(logits: mx.array, k: int = CANDIDATES) -> tuple[mx.array, mx.array]:
@@ -300,3 +331,48 @@ class BatchSampler:
         return (
             mx.zeros((len(seeds), 2), mx.uint32) if self._greedy else stream_keys(seeds, positions)
         )
+
+
+# Gumbel noise keyed by (seed, position, token id): the same draw in any batch, on any rank.
+# Sampling is argmax(logits / temperature + noise) (Maddison, Tarlow, Minka: A* Sampling, 2014),
+# without a generator whose state rows would share.
+
+
+def mixed_seeds(seeds: Iterable[int]) -> NDArray[np.uint64]:
+    """SplitMix64's finalizer of any integers, (n,) uint64."""
+    return mix64(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], np.uint64))
+
+
+def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.array:
+    """Make a key for each seed and position, both (n,) uint64: (n, 2) uint32, by SplitMix64 on the
+    host."""
+    value = mix64(seeds ^ (positions + np.uint64(1)) * GOLDEN)
+    halves = np.stack([value & np.uint64(MASK), value >> np.uint64(32)], axis=1)
+    return mx.array(halves.astype(np.uint32))
+
+
+def gumbel(keys: mx.array, ids: mx.array) -> mx.array:
+    """Gumbel noise (n, k) float32 of keys (n, 2) uint32 and ids (n, k) or (k,) uint32."""
+    return gumbel_of(hashed(keys, ids))
+
+
+def hashed(keys: mx.array, ids: mx.array) -> mx.array:
+    """Hash ids (n, k) or (k,) uint32 to (n, k) uint32 by MurmurHash3's finalizer (Appleby 2011),
+    keyed twice by keys (n, 2)."""
+    bits = (ids * 0x9E3779B1) ^ keys[:, :1]
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+    bits = ((bits ^ (bits >> 13)) + keys[:, 1:]) * 0xC2B2AE35
+    bits = (bits ^ (bits >> 15)) * 0x27D4EB2F
+    return bits ^ (bits >> 16)
+
+
+def gumbel_of(bits: mx.array) -> mx.array:
+    """Map 32 random bits to a Gumbel variate in [-2.9, 22.9], float32: minus the logarithm of an
+    exponential waiting time.
+
+    The shortest times win and need a float's full precision: the logarithm of a float near 1 has
+    none.
+    """
+    uniform = mx.minimum((bits.astype(mx.float32) + 0.5) * (1 / (1 << 32)), 1 - 2**-24)
+    wait = mx.where(uniform < 2**-10, uniform + 0.5 * uniform * uniform, -mx.log(1 - uniform))
+    return -mx.log(wait)

@@ -10,12 +10,12 @@ import numpy as np
 
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.grammars.token_masks import Mask, masked
-from trouper.engine.kv.region import Ints
-from trouper.engine.row_state import RowConstraint, RowState
+from trouper.engine.passes.region import Ints
 from trouper.engine.sampling.dry import Dry
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS, ProcessedRows
 from trouper.engine.sampling.logprobs import KeptMask, logprobs_of
 from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
+from trouper.engine.sampling.row_state import RowConstraint, RowState
 from trouper.engine.sampling.sampled import Sampled
 from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.spec_decode.verification_spans import Spans

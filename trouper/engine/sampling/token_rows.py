@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.kv.region import Ints
+from trouper.engine.passes.region import Ints
 from trouper.engine.spec_decode.verification_spans import indices
 
 ABSENT = -1

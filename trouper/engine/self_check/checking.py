@@ -12,8 +12,8 @@ from mlx import nn
 
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.model_caches import by_caches, guessed
-from trouper.engine.kv.pass_shapes import Shapes, of_device
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
+from trouper.engine.passes.pass_shapes import Shapes, of_device
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check import tiny
 from trouper.engine.self_check.accuracy import arithmetic_of

@@ -8,10 +8,10 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 
-from trouper.engine.kv.pass_shapes import Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.passes.pass_shapes import Shapes
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import (

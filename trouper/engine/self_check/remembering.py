@@ -6,8 +6,10 @@ import os
 import time
 from functools import cache
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 
+import msgspec
 from xxhash import xxh3_64
 
 from trouper import workarounds
@@ -17,11 +19,34 @@ from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheck
 from trouper.protocol.settings import Settings, default_cache_dir
 from trouper.protocol.version import VERSION
 from trouper.storage.cache_fingerprint import namespace
-from trouper.storage.check_results import CheckResult, recall, remember
+from trouper.storage.memo_file import read_memo, write_memo
 
 SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH", workarounds.VARIABLE)
 """Environment variables that change results, or the order of MLX's work."""
 ENGINE = Path(__file__).parent.parent
+# The oldest are removed.
+MAX_RESULTS = 200
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    """off: reason by disabled feature. checked: the models that ran. at: Unix seconds."""
+
+    off: dict[str, str]
+    checked: str
+    seconds: float
+    at: float
+
+
+def recall(path: Path, key: str) -> CheckResult | None:
+    """Find a result; None if missing or damaged."""
+    return read_memo(path, CheckResult).get(key)
+
+
+def remember(path: Path, key: str, result: CheckResult) -> None:
+    """Save a result. Raises nothing: a lost result only costs the next start a check."""
+    others = {name: known for name, known in read_memo(path, CheckResult).items() if name != key}
+    kept = dict(islice(others.items(), max(0, len(others) - MAX_RESULTS + 1), None)) | {key: result}
+    write_memo(path, kept)
 
 
 def results_file() -> Path:

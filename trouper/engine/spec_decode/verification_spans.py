@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.kv.region import Ints
+from trouper.engine.passes.region import Ints
 
 
 class Spans:

@@ -15,11 +15,12 @@ from trouper.web.anthropic.messages import (
     prompt_of,
 )
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
+from trouper.web.http.json_response import as_json
 from trouper.web.http.request_schema import ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.service import Service, as_json
-from trouper.web.tool_support import without_tools
+from trouper.web.serving.service import Service
+from trouper.web.serving.tool_support import without_tools
 
 
 class Anthropic:

@@ -23,10 +23,11 @@ from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.stored_files import new_file_id
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.json_response import as_json
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import TEXT, Json, ref
-from trouper.web.service import Service, as_json, now
+from trouper.web.serving.service import Service, now
 
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 MAX_UNFINISHED = 1000

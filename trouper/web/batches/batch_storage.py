@@ -17,7 +17,7 @@ from trouper.web.batches.batch_record import Batch, BatchSpec
 from trouper.web.batches.batch_table import BatchTable
 from trouper.web.batches.old_directory import import_old
 from trouper.web.batches.stored_files import FileStore, Upload
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.state_database import StateDatabase
 
 log = logging.getLogger("trouper.batches")
 NO_ROOM = (

@@ -18,7 +18,7 @@ import trio
 
 from trouper.web.batches.batch_record import ENDED, Batch, BatchSpec, BatchState, LineAnswer
 from trouper.web.batches.stored_files import StoredFile, insert_file
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.state_database import StateDatabase
 
 PIECE_BYTES = 2**20
 """Bytes of answers per read."""

@@ -41,7 +41,7 @@ from trouper.web.batches.line_runner import (
 )
 from trouper.web.batches.stored_files import StoredFile, on_disk
 from trouper.web.http.byte_budget import ByteBudget
-from trouper.web.service import now
+from trouper.web.serving.service import now
 
 log = logging.getLogger("trouper.batches")
 MAX_ATTEMPTS = 3

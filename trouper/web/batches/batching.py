@@ -12,7 +12,6 @@ from prometheus_client.core import Metric
 
 from trouper.actors.runtime.served_models import named
 from trouper.protocol.key_options import ANYBODY
-from trouper.web import adapter_names
 from trouper.web.batches.batch_record import STATUSES
 from trouper.web.batches.batch_routes import Batches
 from trouper.web.batches.batch_storage import NO_ROOM, BatchStorage, KeyShares
@@ -21,8 +20,9 @@ from trouper.web.batches.file_routes import Files
 from trouper.web.batches.line_runner import Asgi, LineRunner
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.metrics.collector import ANSWERED, BYTES, COUNT, RUNNING
-from trouper.web.service import Service
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.model_names import split_adapter
+from trouper.web.serving.service import Service
+from trouper.web.serving.state_database import StateDatabase
 
 LAST_ANSWERS_S = 1.0
 """Time for writing the last answers after the models have drained."""
@@ -49,7 +49,7 @@ class Batching:
     def _check_model(self, name: str, owner: str) -> None:
         """Raises `RequestFailed` (404) unless the batch's key may use the model."""
         entries = self._service.entries_for(self._service.keys.of_identity(owner) or ANYBODY)
-        model, _ = adapter_names.split(name, entries)
+        model, _ = split_adapter(name, entries)
         named(self._service.aliases.resolved(model or name, entries), entries)
 
     async def run(self) -> None:

@@ -24,12 +24,13 @@ from trouper.web.batches.batch_schemas import (
 from trouper.web.batches.batch_storage import BatchStorage, too_large
 from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload, on_disk
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.json_response import as_json
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import TEXT, Json, ref
-from trouper.web.service import Service, as_json, now
+from trouper.web.serving.service import Service, now
 from trouper.web.streaming.passive_body import PassiveBody
 
 MAX_PAGE = 10_000

@@ -11,8 +11,8 @@ import msgspec
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 
-from trouper.web.current_request import BATCH_BEGIN, BATCH_OWNER
-from trouper.web.openai.errors import error_body, http_problem
+from trouper.web.http.error_body import error_body, http_problem
+from trouper.web.serving.current_request import BATCH_BEGIN, BATCH_OWNER
 
 Begin = Callable[[], Awaitable[None]]
 Asgi = Callable[[HTTPScope, ASGIReceiveCallable, ASGISendCallable], Awaitable[None]]

@@ -16,7 +16,7 @@ from trouper.protocol.problems import is_shortage
 from trouper.web.batches import batch_table
 from trouper.web.batches.batch_record import BatchSpec, BatchState, LineAnswer
 from trouper.web.batches.stored_files import StoredFile, insert_file, on_disk
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.state_database import StateDatabase
 
 log = logging.getLogger("trouper.batches")
 NOTHING = msgspec.Raw()

@@ -22,7 +22,7 @@ import trio
 from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import Problem, RequestFailed
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.state_database import StateDatabase
 
 AT_ONCE = 16
 """Threads for content; a batch, upload or download uses one at a time. Answers are formatted on

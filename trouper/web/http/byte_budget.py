@@ -13,9 +13,9 @@ from collections import Counter
 
 import attrs
 
-from trouper.main_memory import main_memory_bytes
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
+from trouper.system.main_memory import main_memory_bytes
 
 FLAG = "--request-memory"
 LITTLE = 2**20

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 
 import attrs
 import trio
 from quart import Response, request
 
+from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import ERROR, Endpoint
+from trouper.web.http.json_response import as_json
 from trouper.web.http.openapi import DocumentContext, document
 from trouper.web.http.request_schema import Json
-from trouper.web.service import Service, as_json, context_of
 
 
 def page_headers(sources: str) -> dict[str, str]:
@@ -35,13 +36,21 @@ HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; c
 
 
 class Pages:
-    """`endpoints` are the whole app's, with these two."""
+    """`endpoints` are the whole app's, with these two. `entries`: the models of the request's key.
+    `has_aliases`: whether other names than theirs are served."""
 
     def __init__(
-        self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json
+        self,
+        keys: Keys,
+        described: Sequence[Endpoint],
+        components: Json,
+        *,
+        entries: Callable[[], Sequence[ModelEntry]],
+        has_aliases: Callable[[], bool],
+        strict: bool,
     ) -> None:
-        self._service, self._keys, self._components = service, keys, components
-        self._strict = service.settings.strict
+        self._keys, self._components = keys, components
+        self._entries, self._has_aliases, self._strict = entries, has_aliases, strict
         self._page = files("trouper.web.http").joinpath("docs.html").read_text("utf-8")
         self.endpoints = (*described, *self._endpoints())
 
@@ -75,10 +84,9 @@ class Pages:
         )
 
     def _context(self) -> DocumentContext:
-        listed = self._service.entries()
-        closed = (
-            self._known() and not self._service.aliases.patterns
-        )  # Otherwise the names are private, or not the only ones.
+        listed = self._entries()
+        # Otherwise the names are private, or not the only ones.
+        closed = self._known() and not self._has_aliases()
         names = [name for entry in listed for name in entry.names] if closed else []
         loaded = [entry.runtime for entry in listed if entry.runtime is not None]
         context = DocumentContext(
@@ -98,7 +106,7 @@ class Pages:
             context,
             vocabulary=max(runtime.model.vocab_size for runtime in loaded),
             # A longer answer is cut to what the context holds, unless the server is strict.
-            context=max(context_of(runtime) for runtime in loaded)
+            context=max(runtime.context_length for runtime in loaded)
             if self._strict
             else context.context,
             dimensions=max(

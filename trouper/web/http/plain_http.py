@@ -16,8 +16,8 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import ConnectionState, H11SendableEvent
 
 from trouper.protocol.problems import Problem
+from trouper.web.http.error_body import error_body, http_problem
 from trouper.web.http.socket_writer import SocketWriter
-from trouper.web.openai.errors import error_body, http_problem
 
 CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 FOLDED = re.compile(rb"\n[ \t]")

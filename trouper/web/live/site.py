@@ -13,11 +13,12 @@ from quart import Response, request
 
 from trouper.protocol.api_keys import Keys
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.json_response import as_json
 from trouper.web.http.pages import page_headers
 from trouper.web.http.query_parameters import Query
 from trouper.web.live.feed import Feed, Viewer
 from trouper.web.live.snapshot import SNAPSHOT
-from trouper.web.service import Service, as_events, as_json
+from trouper.web.serving.service import Service, as_events
 
 TYPES = {
     "css": "text/css; charset=utf-8",

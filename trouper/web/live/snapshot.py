@@ -190,7 +190,7 @@ def _card(runtime: Runtime) -> dict[str, Any]:
         "architecture": card.architecture,
         "dtype": card.dtype,
         "device": card.device,
-        "context_length": min(card.context_length, settings.max_kv_size or card.context_length),
+        "context_length": runtime.context_length,
         "weights_bytes": runtime.weights_bytes,
         "rows": settings.rows,
         "queue": settings.max_queue_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -13,14 +13,13 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats, SchedulerStats
-from trouper.protocol.key_options import ANYBODY
+from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.model import ModelCard
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.json_response import as_json
 from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, closed, full
 from trouper.web.keys.key_limits import KeyAccount, ModelUsage
-from trouper.web.service import Service, as_json
-from trouper.web.tool_support import can_call_tools
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
 READY = full({"status": TEXT, "detail": TEXT})
@@ -111,7 +110,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
             "source": runtime.model.architecture_source,
         },
         "self_check": self_check_body(runtime.model),
-        "tool_calls": can_call_tools(runtime.tokenizer),
+        "tool_calls": runtime.tokenizer.tool_parser is not None,
         "tool_parser": runtime.model.tool_parser,
         "reasoning_parser": runtime.model.reasoning_parser,
         "adapted_messages": dict(runtime.model.adapted_messages),
@@ -206,10 +205,11 @@ INFO = closed(
 
 
 class Replica:
-    """GET /server_info, with the names of SGLang's servers, for its router."""
+    """GET /server_info, with the names of SGLang's servers, for its router. `default_model`: its
+    entry, for the request's key."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, default_model: Callable[[], ModelEntry]) -> None:
+        self._default_model = default_model
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (
@@ -227,7 +227,7 @@ class Replica:
         )
 
     async def server_info(self) -> Response:
-        first = self._service.listed(None)
+        first = self._default_model()
         name = first.names[0]
         body: dict[str, str | int] = {
             "served_model_name": name,
@@ -258,8 +258,12 @@ def usage_body(account: KeyAccount) -> Json:
 
 
 class UsageOfKeys:
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    """`key`: that of the request. `accounts`: those of all keys."""
+
+    def __init__(
+        self, key: Callable[[], ApiKey | None], accounts: Callable[[], Sequence[KeyAccount]]
+    ) -> None:
+        self._key, self._accounts = key, accounts
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         return (
@@ -278,8 +282,7 @@ class UsageOfKeys:
         )
 
     async def usage(self) -> Response:
-        key = self._service.key or ANYBODY
-        accounts = self._service.accounts.listed(self._service.keys)
+        key, accounts = self._key() or ANYBODY, self._accounts()
         if "observability" not in key.rights:
             accounts = [account for account in accounts if account.key.identity == key.identity]
         return as_json({"object": "list", "data": [usage_body(account) for account in accounts]})

@@ -16,7 +16,7 @@ from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import TEXT, Json
-from trouper.web.service import Service
+from trouper.web.serving.service import Service
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 AdapterPath = Annotated[str, Meta(min_length=1, max_length=4096)]

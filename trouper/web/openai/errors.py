@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format, and headers of error responses."""
+"""Responses to refused requests, with their headers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,7 @@ import msgspec
 from quart import Response
 
 from trouper.protocol.problems import Problem
-
-KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-
-
-def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
-    return {
-        "error": {
-            "message": problem.message,
-            "type": problem.type,
-            "param": problem.param,
-            "code": problem.code,
-        }
-    }
+from trouper.web.http.error_body import error_body
 
 
 def error_response(problem: Problem, body: Any = None) -> Response:
@@ -32,9 +20,3 @@ def error_response(problem: Problem, body: Any = None) -> Response:
     if problem.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
-
-
-def http_problem(status: int, message: str, code: str | None = None) -> Problem:
-    """Return the problem of a request that the HTTP layer refuses."""
-    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return Problem(status, message, kind, None, code)

@@ -8,8 +8,7 @@ from typing import Any
 
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.paths import encodable
-from trouper.web.service import context_of
-from trouper.web.tool_support import can_call_tools
+from trouper.web.serving.tool_support import can_call_tools
 
 
 def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
@@ -18,7 +17,7 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
     name, created = listed.names[0], listed.created
     sizes: dict[str, Any] = {}
     if listed.runtime is not None:
-        context = context_of(listed.runtime)
+        context = listed.runtime.context_length
         sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
         for card in listed.runtime.adapters:

@@ -10,17 +10,17 @@ import trio
 from msgspec import Meta
 from quart import Response
 
-from trouper.actors.runtime.model_manager import ModelControl, Operation
-from trouper.actors.runtime.served_models import ModelEntry
+from trouper.actors.runtime.served_models import ModelControl, ModelEntry, Operation
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.error_body import error_body
 from trouper.web.http.field_types import Flag, Model
+from trouper.web.http.json_response import as_json
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import COUNT, TEXT, Json, either, full, ref
 from trouper.web.openai.adapter_operations import AdapterOperations
-from trouper.web.openai.errors import error_body
 from trouper.web.openai.model_listing import listed_body
-from trouper.web.service import Service, as_events, as_json
+from trouper.web.serving.service import Service, as_events
 from trouper.web.streaming.event_log import named_event
 from trouper.web.streaming.passive_body import PassiveBody
 

@@ -9,11 +9,12 @@ from quart import Response
 
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.json_response import as_json
 from trouper.web.http.request_schema import either
 from trouper.web.openai import rerank
 from trouper.web.openai.rerank import Pair, ScoringParameters
 from trouper.web.output.dialect import Choice
-from trouper.web.service import Served, Service, as_json, now
+from trouper.web.serving.service import Served, Service, now
 from trouper.web.streaming.response_streams import collect_all
 
 

@@ -9,9 +9,10 @@ from quart import Response
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.prompt_tokenizing import characters_of
 from trouper.protocol.requests import InfillPrompt, TextPrompt
-from trouper.web import adapter_names
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
+from trouper.web.http.error_body import http_problem
+from trouper.web.http.json_response import as_json, formatted
 from trouper.web.http.request_schema import either, ref
 from trouper.web.openai import (
     answer_schemas,
@@ -25,7 +26,7 @@ from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
 from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
-from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.errors import error_response
 from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
@@ -39,8 +40,9 @@ from trouper.web.openai.tokenize import (
     text_bytes_of,
 )
 from trouper.web.output.call_or_answer import with_calls
-from trouper.web.service import Served, Service, as_json, context_of, formatted, now
-from trouper.web.tool_support import without_tools
+from trouper.web.serving.model_names import split_adapter
+from trouper.web.serving.service import Served, Service, now
+from trouper.web.serving.tool_support import without_tools
 
 
 class OpenAi:
@@ -290,7 +292,11 @@ class OpenAi:
         self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
         found = await self._service.tokens(served, prompt)
-        body = {"count": len(found), "max_model_len": context_of(served.runtime), "tokens": found}
+        body = {
+            "count": len(found),
+            "max_model_len": served.runtime.context_length,
+            "tokens": found,
+        }
         return await formatted(lambda: body, is_long=len(found) > LONG_TOKENS)
 
     async def detokenize(self) -> Response:
@@ -317,5 +323,5 @@ class OpenAi:
         return as_json(listing_body(self._service.entries()))
 
     async def model(self, model: str) -> Response:
-        base, adapter = adapter_names.split(model, self._service.entries())
+        base, adapter = split_adapter(model, self._service.entries())
         return as_json(listed_body(self._service.listed(base or model), adapter))

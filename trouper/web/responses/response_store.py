@@ -25,7 +25,7 @@ import trio
 from trouper.protocol.problems import Problem, RequestFailed, is_shortage, quoted
 from trouper.protocol.settings import ServerSettings
 from trouper.web.output.dialect import Json
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog
 
 log = logging.getLogger("trouper.responses")

@@ -16,6 +16,7 @@ from trouper.protocol.requests import Generate
 from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
+from trouper.web.http.json_response import as_json
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import FLAG, TEXT, ref
@@ -33,8 +34,8 @@ from trouper.web.responses.response_request import (
 )
 from trouper.web.responses.response_store import ResponseStore, StoredResponse
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
-from trouper.web.service import Served, Service, as_events, as_json, context_of
-from trouper.web.state_database import StateDatabase
+from trouper.web.serving.service import Served, Service, as_events
+from trouper.web.serving.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog, Replay
 from trouper.web.streaming.response_streams import DELTA_BYTES, Hold, at_once
 
@@ -224,7 +225,7 @@ class Responses:
         self._service.account(served.name)
         # No other code checks it here.
         if generate.max_tokens is not None and self._service.settings.strict:
-            between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
+            between("max_output_tokens", generate.max_tokens, 1, served.runtime.context_length)
         with called(PARAMS):
             tokens = await self._service.tokens(served, generate.prompt)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})

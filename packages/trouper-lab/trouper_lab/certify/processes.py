@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import attrs
 
-from trouper.lifeline import LAUNCHER, lifeline
+from trouper.system.lifeline import LAUNCHER, lifeline
 from trouper_lab.certify.certificate import Json
 
 UNSET = "TROUPER_"

@@ -27,7 +27,7 @@ NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Reading the machine's certificates would take measured CPU time."""
 MLX_LM_SERVER = """
 from http.server import ThreadingHTTPServer
-from trouper.lifeline import end_with_launcher
+from trouper.system.lifeline import end_with_launcher
 end_with_launcher()
 ThreadingHTTPServer.request_queue_size = 1024
 from trouper.process import prepare_process

@@ -22,10 +22,10 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 from numpy.typing import NDArray
 
 from trouper.engine import probe
-from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.loading.weights import bytes_of
+from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.products import linear_layers
@@ -39,9 +39,9 @@ from trouper.engine.self_check.accuracy import (
 )
 from trouper.engine.self_check.alone import random_texts
 from trouper.engine.self_check.matrix import SEEDS, subject_of
-from trouper.lifeline import end_with_launcher
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.system.lifeline import end_with_launcher
 from trouper.workarounds import mlx_reference_blas
 from trouper_lab.engine_programs import family_checks
 from trouper_lab.engine_programs.family_configs import FAMILIES

@@ -11,8 +11,8 @@ import mlx.core as mx
 from mlx import nn
 
 from trouper.engine.adaptations.adaptation_registry import adapted
-from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.rows import rows_for
+from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.matrix import SEEDS, Subject, subject_of
 from trouper.engine.self_check.scenarios import BATCH, MORE, Scenario

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.lora.row_adapters import RowAdapters
+from trouper.engine.passes.pass_shapes import EXACT, Shapes
 
 Ints = NDArray[np.int32]
 # Arrays that are properties.

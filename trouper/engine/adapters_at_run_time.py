@@ -9,11 +9,11 @@ from typing import TypeVar
 import attrs
 import trio
 
+from trouper.engine.adapter_changes import Names, adding, planning, removing
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.loading.adapter_files import FoundAdapter
 from trouper.engine.loading.adapter_loading import find_adapters, fingerprint_of, require_applied
 from trouper.engine.loading.model_loading import EvaluatedModel
-from trouper.engine.lora.adapter_changes import Names, adding, planning, removing
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform.error_text import first_line_of, lacks_memory
 from trouper.engine.side_work import Pieces, SideWork

@@ -7,10 +7,10 @@ from typing import TypeAlias
 import attrs
 import numpy as np
 
+from trouper.engine.embeddings.pooling import Pool
 from trouper.engine.grammars.grammar_compiler import Grammars
 from trouper.engine.grammars.token_masks import Constraint
-from trouper.engine.kv.region import Ints
-from trouper.engine.pooling import Pool
+from trouper.engine.passes.region import Ints
 from trouper.engine.sampling.dry import Repetitions
 from trouper.engine.sampling.penalties import History
 from trouper.engine.sampling.thinking_budget import ThinkingRule

@@ -8,10 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import attrs
-import msgspec
 import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
@@ -34,15 +32,16 @@ from trouper.protocol.requests import (
     ignored_parts,
 )
 from trouper.protocol.settings import ServerSettings
-from trouper.web import adapter_names
-from trouper.web.current_request import CurrentRequest, priority_with
+from trouper.web.http.json_response import formatted
 from trouper.web.http.socket_writer import SocketWriter
-from trouper.web.model_aliases import ModelAliases
 from trouper.web.observability.log_once import MalformedCalls
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
+from trouper.web.serving.current_request import CurrentRequest, priority_with
+from trouper.web.serving.model_names import ModelAliases, agreed_adapter, split_adapter
+from trouper.web.serving.tool_support import ToolSupport
 from trouper.web.streaming.response_streams import (
     SCORE_BYTES,
     EventStream,
@@ -51,7 +50,6 @@ from trouper.web.streaming.response_streams import (
     is_long,
 )
 from trouper.web.streaming.step_delivery import StepDelivery
-from trouper.web.tool_support import ToolSupport
 
 
 class RunningAnswers:
@@ -115,11 +113,6 @@ class Served:
         return f"fp_{card.architecture}_{card.dtype}"
 
 
-def context_of(runtime: Runtime) -> int:
-    context_length = runtime.model.context_length
-    return min(context_length, runtime.settings.max_kv_size or context_length)
-
-
 class Service(CurrentRequest):
     def __init__(
         self,
@@ -156,7 +149,7 @@ class Service(CurrentRequest):
     async def served(self, model: str | None, adapter: str | None = None) -> Served:
         """Lease a model by name or alias (None: the default) until the request's end. `adapter`
         counts if the name has none. Raises `RequestFailed` (404, 503)."""
-        model, named = adapter_names.split(model, self.entries())
+        model, named = split_adapter(model, self.entries())
         model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
         model = origin.model if model is None else model
@@ -178,7 +171,7 @@ class Service(CurrentRequest):
             _bounded_header(headers.get("traceparent", "")),
             _bounded_header(headers.get("tracestate", "")),
         )
-        adapter = adapter_names.agreed(named, adapter, entry)
+        adapter = agreed_adapter(named, adapter, entry)
         return RequestOrigin(
             entry.names[0],
             request.path,
@@ -356,20 +349,6 @@ async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None
             await work()
         except Exception:
             log.exception("work in the background failed; the rest goes on")
-
-
-def as_json(body: Any, status: int = 200) -> Response:
-    return encoded(msgspec.json.encode(body), status)
-
-
-async def formatted(body: Callable[[], Any], *, is_long: bool) -> Response:
-    if not is_long:
-        return as_json(body())
-    return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(body())))
-
-
-def encoded(data: bytes, status: int = 200) -> Response:
-    return Response(data, status, content_type="application/json")
 
 
 def as_events(body: ResponseBody) -> Response:

@@ -11,8 +11,8 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.protocol.suggested_models import that_fit
-from trouper.web.current_request import CurrentRequest
 from trouper.web.output.tool_calls import Tools
+from trouper.web.serving.current_request import CurrentRequest
 
 log = logging.getLogger("trouper.web")
 SUGGESTIONS = 3

@@ -16,11 +16,11 @@ import attrs
 import trio
 from quart import Request, request
 
-from trouper import heap
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
+from trouper.system import heap
 from trouper.web.http.body_complexity import parsed_bytes
 from trouper.web.http.body_parsing import parse_json
 from trouper.web.http.byte_budget import ByteBudget, Holding, default_bytes

@@ -13,14 +13,15 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.bidirectional import encoder_of, is_bidirectional
-from trouper.engine.embedding_modules import (
+from trouper.engine.embeddings.bidirectional import encoder_of, is_bidirectional
+from trouper.engine.embeddings.embedding_modules import (
     NO_MODULES,
     EmbeddingModules,
     NotSupported,
     modules_of,
     normalized,
 )
+from trouper.engine.kv.model_body import body_of
 from trouper.protocol.model import EmbeddingLayout
 from trouper.protocol.plans import Pooling
 from trouper.protocol.problems import ModelUnusable
@@ -43,33 +44,6 @@ SWITCHES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 """Boolean switches of older files."""
-BODIES = ("model", "backbone", "transformer")
-
-
-def body_of(model: nn.Module) -> nn.Module | None:
-    """Return the submodule whose result is (rows, tokens, dim) after the last norm. Evaluates
-    nothing."""
-    for owner in (model, getattr(model, "language_model", None)):
-        for name in BODIES:
-            body = getattr(owner, name, None)
-            if isinstance(body, nn.Module) and _gives_hidden(body, model):
-                return body
-    return None
-
-
-def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
-    try:
-        cache = make_prompt_cache(model)
-        hidden = body(mx.array([[0, 1]]), cache=cache)
-        logits = model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
-    except Exception:  # noqa: BLE001 - any architecture's code: whatever it raises, it gives no hidden states
-        return False
-    return (
-        isinstance(hidden, mx.array)
-        and hidden.shape[:2] == (1, 2)
-        and hidden.ndim == 3
-        and hidden.shape[-1] != logits.shape[-1]
-    )
 
 
 @attrs.frozen

@@ -1,0 +1,1 @@
+"""Embeddings: hidden states of a prompt, pooled and projected."""

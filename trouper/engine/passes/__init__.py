@@ -1,0 +1,1 @@
+"""Slots, lengths and shapes of one forward pass."""

@@ -1,0 +1,1 @@
+"""The machine and the process: heap, memory, clocks, temporary files, child processes."""

@@ -1,0 +1,1 @@
+"""Used by every handler: the request at hand, models by name, answers, the state database."""
