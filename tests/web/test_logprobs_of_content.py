@@ -55,7 +55,12 @@ class Said:
 
     @classmethod
     def of(
-        cls, name: str, pieces: Sequence[str | bytes], stop: tuple[str, ...] = (), *, parses: bool = True
+        cls,
+        name: str,
+        pieces: Sequence[str | bytes],
+        stop: tuple[str, ...] = (),
+        *,
+        parses: bool = True,
     ) -> Said:
         """As the scheduler sends an answer that ends after the last piece, or at a stop string."""
         data = tuple(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
@@ -77,7 +82,9 @@ class Said:
         text = "".join(delta.text for delta in self.deltas)
         tokens = tuple(token for delta in self.deltas for token in delta.tokens)
         logprobs = tuple(at for delta in self.deltas for at in delta.logprobs)
-        return Choice(text, tokens, logprobs, self.finished, Usage(1, len(tokens), 0), (0,), (), self.deltas)
+        return Choice(
+            text, tokens, logprobs, self.finished, Usage(1, len(tokens), 0), (0,), (), self.deltas
+        )
 
     @property
     def envelope(self) -> Envelope:
@@ -101,13 +108,17 @@ class Said:
             chunks += dialect.text(0, one_delta(rest[:size]), NOBODY)
             rest, turn = rest[size:], turn + 1
         chunks += dialect.ending(0, self.finished, NOBODY)
-        choices = [json.loads(event[6:])["choices"] for event in chunks.decode().split("\n\n") if event]
+        choices = [
+            json.loads(event[6:])["choices"] for event in chunks.decode().split("\n\n") if event
+        ]
         [answer] = joined_chat([{"choices": choice} for choice in choices])
         return answer, [choice for [choice] in choices]
 
     def response(self) -> tuple[Json, list[Json]]:
         answer = answer_of(len(self.deltas))
-        dialect = ResponseDialect(HEAD, self.tokenizer, self.parser() if self.parses else None, answer)
+        dialect = ResponseDialect(
+            HEAD, self.tokenizer, self.parser() if self.parses else None, answer
+        )
         said = b"".join(dialect.text(0, delta, answer) for delta in self.deltas)
         said += dialect.ending(0, self.finished, answer)
         return dialect.response(), events_of(said)
@@ -119,23 +130,81 @@ def entries(logprobs: Json | None) -> list[str]:
 
 CALL = CALLS["hermes"]
 ANSWERS: dict[str, tuple[Said, list[str]]] = {
-    "reasoning": (Said.of("hermes", ["<think>", "Let me", " think.", "</think>", "\n\n", "Yes,", " it", " is."]), ["Yes,", " it", " is."]),
-    "markers in pieces": (Said.of("hermes", ["<th", "ink>a", "b</", "think", ">\n", "\nYes", "."]), ["\nYes", "."]),
+    "reasoning": (
+        Said.of(
+            "hermes", ["<think>", "Let me", " think.", "</think>", "\n\n", "Yes,", " it", " is."]
+        ),
+        ["Yes,", " it", " is."],
+    ),
+    "markers in pieces": (
+        Said.of("hermes", ["<th", "ink>a", "b</", "think", ">\n", "\nYes", "."]),
+        ["\nYes", "."],
+    ),
     "reasoning alone": (Said.of("hermes", ["<think>", "Let me", " think."]), []),
     "a call alone": (Said.of("hermes", [CALL[:20], CALL[20:30], CALL[30:]]), []),
-    "text and a call": (Said.of("hermes", ["So", ":", "\n", "<", "tool", CALL[5:], "\n"]), ["So", ":"]),
-    "no marker after all": (Said.of("hermes", ["a ", "<", "tool", "_", "b", ">", " c"]), ["a ", "<", "tool", "_", "b", ">", " c"]),
-    "no call after all": (Said.of("hermes", ["a", "<tool_call>", "not", " JSON", "</tool_call>"]), ["a", "<tool_call>", "not", " JSON", "</tool_call>"]),
-    "a stop string": (Said.of("hermes", ["Hello", " wor", "ld", ", E", "ND", " more"], ("END",)), ["Hello", " wor", "ld", ", E"]),
+    "text and a call": (
+        Said.of("hermes", ["So", ":", "\n", "<", "tool", CALL[5:], "\n"]),
+        ["So", ":"],
+    ),
+    "no marker after all": (
+        Said.of("hermes", ["a ", "<", "tool", "_", "b", ">", " c"]),
+        ["a ", "<", "tool", "_", "b", ">", " c"],
+    ),
+    "no call after all": (
+        Said.of("hermes", ["a", "<tool_call>", "not", " JSON", "</tool_call>"]),
+        ["a", "<tool_call>", "not", " JSON", "</tool_call>"],
+    ),
+    "a stop string": (
+        Said.of("hermes", ["Hello", " wor", "ld", ", E", "ND", " more"], ("END",)),
+        ["Hello", " wor", "ld", ", E"],
+    ),
     "a stop string of its own": (Said.of("hermes", ["Hello", "EN", "D"], ("END",)), ["Hello"]),
-    "no stop string after all": (Said.of("hermes", ["Hello", "EN", "T"], ("END",)), ["Hello", "EN", "T"]),
-    "a stop string in reasoning": (Said.of("hermes", ["<think>", "Hm", "END", "</think>"], ("END",)), []),
-    "a stop string in a call": (Said.of("hermes", ["So", " ", "<tool_call>", '{"name": "edit", "arguments": {"path": "END'], ("END",)), ["So"]),
-    "parts of a character": (Said.of("hermes", ["<think>", "🫖", "</think>", b"a\xf0\x9f", b"\xab", b"\x96b", "."]), ["a\\xf0\\x9f", "\\xab", "\\x96b", "."]),
+    "no stop string after all": (
+        Said.of("hermes", ["Hello", "EN", "T"], ("END",)),
+        ["Hello", "EN", "T"],
+    ),
+    "a stop string in reasoning": (
+        Said.of("hermes", ["<think>", "Hm", "END", "</think>"], ("END",)),
+        [],
+    ),
+    "a stop string in a call": (
+        Said.of(
+            "hermes",
+            ["So", " ", "<tool_call>", '{"name": "edit", "arguments": {"path": "END'],
+            ("END",),
+        ),
+        ["So"],
+    ),
+    "parts of a character": (
+        Said.of("hermes", ["<think>", "🫖", "</think>", b"a\xf0\x9f", b"\xab", b"\x96b", "."]),
+        ["a\\xf0\\x9f", "\\xab", "\\x96b", "."],
+    ),
     "a torn character": (Said.of("hermes", ["a", b"\xf0\x9f"]), ["a", "\\xf0\\x9f"]),
     "blanks at the end": (Said.of("hermes", ["a", "\n", "\n"]), ["a", "\n", "\n"]),
-    "harmony": (Said.of(HARMONY, ["<|channel|>", "analysis", "<|message|>", "Hm", "<|end|>", "<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "Yes", "."]), ["Yes", "."]),
-    "without a parser": (Said.of("hermes", ["<think>", "END", "a"], ("END",), parses=False), ["<think>"]),
+    "harmony": (
+        Said.of(
+            HARMONY,
+            [
+                "<|channel|>",
+                "analysis",
+                "<|message|>",
+                "Hm",
+                "<|end|>",
+                "<|start|>",
+                "assistant",
+                "<|channel|>",
+                "final",
+                "<|message|>",
+                "Yes",
+                ".",
+            ],
+        ),
+        ["Yes", "."],
+    ),
+    "without a parser": (
+        Said.of("hermes", ["<think>", "END", "a"], ("END",), parses=False),
+        ["<think>"],
+    ),
 }
 
 
@@ -148,7 +217,7 @@ def test_entries_are_those_of_the_content(name: str) -> None:
     for sizes in ((1,), (2,), (99,), (1, 3)):
         streamed, chunks = said.streamed(sizes)
         assert entries(streamed["logprobs"]) == wanted, sizes
-        assert streamed["message"].get("content") or "" == whole["message"]["content"] or ""
+        assert (streamed["message"]["content"] or "") == (whole["message"]["content"] or "")
         for choice in chunks:
             assert choice["logprobs"] is None or "content" in choice["delta"]
 
@@ -157,16 +226,36 @@ def test_entries_are_those_of_the_content(name: str) -> None:
 def test_entries_of_a_response_are_those_of_its_messages(name: str) -> None:
     said, wanted = ANSWERS[name]
     response, events = said.response()
-    texts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
+    texts = [
+        part for item in response["output"] if item["type"] == "message" for part in item["content"]
+    ]
     assert [at["token"] for part in texts for at in part["logprobs"]] == wanted
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [at["token"] for event in deltas for at in event["logprobs"]] == wanted
 
 
-PARTS = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "a", "<", "\n", " ", "b c", "🫖", "END"]
+PARTS = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    CALL,
+    "a",
+    "<",
+    "\n",
+    " ",
+    "b c",
+    "🫖",
+    "END",
+]
 
 
-@given(st.lists(st.sampled_from(PARTS), max_size=8), st.integers(1, 9), st.booleans(), st.integers(1, 5))
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=8),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 5),
+)
 def test_streamed_is_whole_and_covers_the_content(
     parts: list[str], size: int, stops: bool, joined_size: int
 ) -> None:
@@ -190,11 +279,20 @@ def test_completions_have_entries_of_their_text(stop: tuple[str, ...]) -> None:
     said = Said.of("hermes", ["Hello", " 🫖", b"\xe6\x97", b"\xa5", ".E", "ND", "!"], stop)
 
     def dialect() -> CompletionDialect:
-        return CompletionDialect(said.envelope, EXTRAS, echo=None, scores=False, silent=False, pick=lambda choices: choices)
+        return CompletionDialect(
+            said.envelope,
+            EXTRAS,
+            echo=None,
+            scores=False,
+            silent=False,
+            pick=lambda choices: choices,
+        )
 
     [whole] = dialect().body([said.choice])["choices"]
     made = dialect()
-    chunks = b"".join(made.text(0, delta, NOBODY) for delta in said.deltas) + made.ending(0, said.finished, NOBODY)
+    chunks = b"".join(made.text(0, delta, NOBODY) for delta in said.deltas) + made.ending(
+        0, said.finished, NOBODY
+    )
     [streamed] = joined([json.loads(event[6:]) for event in chunks.decode().split("\n\n") if event])
     assert streamed == whole
     offsets = whole["logprobs"]["text_offset"]

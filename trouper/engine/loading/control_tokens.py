@@ -28,8 +28,8 @@ LONGEST = 80
 EDGE = re.compile(r"[^\w\s]")
 CORE = re.compile(r"\w.*\w|\w", re.DOTALL)
 MARKER_BEGINNINGS = ("<|", "<｜")
-JOINED = r"""(?:['"]\s*[~+]|\{\{)"""
-"""What follows the beginning of a marker in a template that joins it with a value."""
+JOINED = re.compile(r"""([^\w\s'"]+)(?:['"]\s*[~+]|\{\{)""")
+"""Punctuation that a template joins with a value."""
 OPEN = r"\Z"
 Trie = dict[str, Any]
 
@@ -50,9 +50,7 @@ class ControlTokens:
     """Markers of reasoning, for which templates search earlier answers."""
 
     @classmethod
-    def of(
-        cls, wrapped: TokenizerWrapper, formats: Iterable[OutputFormat]
-    ) -> ControlTokens | None:
+    def of(cls, wrapped: TokenizerWrapper, formats: Iterable[OutputFormat]) -> ControlTokens | None:
         """None for a tokenizer without any."""
         formats = [*formats]
         source = _source(wrapped)
@@ -71,7 +69,7 @@ class ControlTokens:
             re.compile(_expression(flags)),
             re.compile(_expression(flags, {text: 1 for text in flags if _has_edges(text)})),
             _continuing(flags, source),
-            _kept(formats),
+            _kept(formats, source),
         )
 
     @property
@@ -150,6 +148,26 @@ class ControlTokens:
         return start, end
 
 
+def unescaped(rendered: str, inputs: object) -> str:
+    """`rendered` with its escaped breaks, if the template's `inputs` hold any."""
+    if ESCAPED_BREAK in rendered and _holds_break(inputs):
+        return rendered.replace(ESCAPED_BREAK, BREAK)
+    return rendered
+
+
+def _holds_break(value: object) -> bool:
+    inside = [value]
+    while inside:
+        value = inside.pop()
+        if isinstance(value, str) and BREAK in value:
+            return True
+        if isinstance(value, Mapping):
+            inside += (*value.keys(), *value.values())
+        elif isinstance(value, list | tuple):
+            inside += value
+    return False
+
+
 def _source(wrapped: TokenizerWrapper) -> str:
     templates = getattr(wrapped, "chat_template", None)
     return "\0".join(map(str, templates.values() if isinstance(templates, dict) else [templates]))
@@ -169,24 +187,34 @@ def _is_marker(text: str, source: str, markers: frozenset[str]) -> bool:
     )
 
 
-def _kept(formats: Iterable[OutputFormat]) -> re.Pattern[str] | None:
-    names = {found.reasoning_parser for found in formats} - {None, HARMONY}
-    kept = {text for name in names if name for text in (*THINKING[name], *ANSWERING.get(name, ()))}
+def _kept(formats: Iterable[OutputFormat], source: str) -> re.Pattern[str] | None:
+    """Markers of the formats, and those of others that the template's source has."""
+    names = {found.reasoning_parser or "" for found in formats}
+    pairs = [
+        pair
+        for name, pair in THINKING.items()
+        if name != HARMONY and (name in names or any(text in source for text in pair))
+    ]
+    answering = [texts for name, texts in ANSWERING.items() if name in names]
+    kept = {text for texts in (*pairs, *answering) for text in texts}
     return re.compile(f"({_expression(kept)})") if kept else None
 
 
 def _continuing(texts: Iterable[str], source: str) -> re.Pattern[str] | None:
     """A word that the template itself compares or looks up, such as `function`, is none."""
+    begun = {found[1] for found in JOINED.finditer(source)}
     endings: dict[str, int] = {}
     for text in filter(_has_edges, texts):
         core = CORE.search(text)
-        if (
-            core is not None
-            and re.search(re.escape(text[: core.start()]) + JOINED, source)
-            and not re.search(rf"""['".]{re.escape(core[0])}\b""", source)
-        ):
+        if core is None or not any(_meet(written, text[: core.start()]) for written in begun):
+            continue
+        if not re.search(rf"""['".]{re.escape(core[0])}\b""", source):
             endings[text[core.start() :]] = len(core[0])
     return re.compile(rf"[^\w\s]*+{_expression(endings, endings)}") if endings else None
+
+
+def _meet(written: str, beginning: str) -> bool:
+    return any(written.endswith(beginning[:length]) for length in range(1, len(beginning) + 1))
 
 
 def _expression(texts: Iterable[str], open_from: Mapping[str, int] | None = None) -> str:

@@ -309,7 +309,7 @@ def _hashed(call_id: str) -> str:
     return (
         call_id
         if len(call_id) == ID_LENGTH and call_id.isalnum()
-        else sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:ID_LENGTH]
+        else sha256(call_id.encode(errors="ignore")).hexdigest()[:ID_LENGTH]
     )
 
 

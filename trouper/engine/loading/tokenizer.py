@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trouper import heap
 from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
-from trouper.engine.loading.control_tokens import BREAK, ESCAPED_BREAK, ControlTokens
+from trouper.engine.loading.control_tokens import BREAK, ControlTokens, unescaped
 from trouper.engine.loading.infill_detection import infill_tokens_of
 from trouper.engine.loading.message_adaptation import Message
 from trouper.engine.loading.ordinary_tokens import OrdinaryEncoder
@@ -154,9 +154,7 @@ class HubTokenizer:
     ) -> str | None:
         if type(inner_tokenizer(self._wrapped)).apply_chat_template is not TEMPLATE:
             return None
-        options = {**kwargs, "tokenize": False}
-        rendered = str(self._templated(messages, options, self.controls))
-        return rendered.replace(ESCAPED_BREAK, BREAK) if BREAK in rendered else rendered
+        return str(self._templated(messages, {**kwargs, "tokenize": False}, self.controls))
 
     def _templated(
         self,
@@ -172,7 +170,8 @@ class HubTokenizer:
             )
             _require_default(self._wrapped, options)
             with _panics_refused():
-                return apply_template(self._wrapped, adapted, options)
+                rendered = apply_template(self._wrapped, adapted, options)
+            return rendered if controls is None else unescaped(rendered, (adapted, options))
         except TEMPLATE_FAULTS as error:
             also = (
                 ""

@@ -137,9 +137,7 @@ class ChatDialect(OpenAiDialect):
         """Log-probabilities stand beside the content."""
         beside = next((n for n, change in enumerate(deltas) if "content" in change), 0)
         return [
-            self._delta(
-                index, change, None, self._logprobs(seen) if seen and n == beside else None
-            )
+            self._delta(index, change, None, self._logprobs(seen) if seen and n == beside else None)
             for n, change in enumerate(deltas)
         ]
 

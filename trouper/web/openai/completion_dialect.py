@@ -79,7 +79,7 @@ class CompletionDialect(OpenAiDialect):
     def _shown_of(
         self, index: int, logprobs: Sequence[TokenLogprobs], text: str
     ) -> list[TokenLogprobs]:
-        """Return the log-probabilities of tokens whose text is shown now; a stop string's is not."""
+        """Return those of the tokens whose text is shown now; a stop string's is not."""
         if not logprobs and index not in self._shown:
             return []
         shown = self._shown.setdefault(index, ContentLogprobs(self.envelope.tokenizer))

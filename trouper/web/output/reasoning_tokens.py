@@ -30,6 +30,8 @@ class CountingParser:
         self._parser = parser
         self._logprobs = None if tokenizer is None else ContentLogprobs(tokenizer)
         self._stopped = False
+        self._held = 0
+        """Tokens that may be the beginning of a marker."""
         self.reasoning_tokens = 0
 
     @property
@@ -56,7 +58,10 @@ class CountingParser:
         if "reasoning" in (before, parser.kind) or any(
             isinstance(part, Reasoning) for part in parsed
         ):
-            self.reasoning_tokens += len(delta.tokens)
+            self.reasoning_tokens += self._held + len(delta.tokens)
+            self._held = 0
+        else:
+            self._held = 0 if parsed or parser.kind == "call" else self._held + len(delta.tokens)
         self._show(parser, delta.logprobs)
         return parsed
 
