@@ -28,8 +28,10 @@ LONGEST = 80
 EDGE = re.compile(r"[^\w\s]")
 CORE = re.compile(r"\w.*\w|\w", re.DOTALL)
 MARKER_BEGINNINGS = ("<|", "<｜")
-JOINED = re.compile(r"""([^\w\s'"]+)(?:['"]\s*[~+]|\{\{)""")
+JOINED = re.compile(r"""([^\w\s'"{]{1,4})(?:['"]\s*[~+]|\{\{)""")
 """Punctuation that a template joins with a value."""
+NAMED = re.compile(r"""['".](\w++)""")
+"""A word that a template compares or looks up."""
 OPEN = r"\Z"
 Trie = dict[str, Any]
 
@@ -66,8 +68,8 @@ class ControlTokens:
             return None
         return cls(
             flags,
-            re.compile(_expression(flags)),
-            re.compile(_expression(flags, {text: 1 for text in flags if _has_edges(text)})),
+            compiled(flags),
+            compiled(flags, {text: 1 for text in flags if _has_edges(text)}),
             _continuing(flags, source),
             _kept(formats, source),
         )
@@ -197,27 +199,33 @@ def _kept(formats: Iterable[OutputFormat], source: str) -> re.Pattern[str] | Non
     ]
     answering = [texts for name, texts in ANSWERING.items() if name in names]
     kept = {text for texts in (*pairs, *answering) for text in texts}
-    return re.compile(f"({_expression(kept)})") if kept else None
+    return compiled(kept, frame="({})") if kept else None
 
 
 def _continuing(texts: Iterable[str], source: str) -> re.Pattern[str] | None:
-    """A word that the template itself compares or looks up, such as `function`, is none."""
-    begun = {found[1] for found in JOINED.finditer(source)}
+    """A word that the template itself knows, such as `function`, is none."""
+    begun, named = set(JOINED.findall(source)), set(NAMED.findall(source))
     endings: dict[str, int] = {}
     for text in filter(_has_edges, texts):
         core = CORE.search(text)
-        if core is None or not any(_meet(written, text[: core.start()]) for written in begun):
+        if core is None or core[0] in named:
             continue
-        if not re.search(rf"""['".]{re.escape(core[0])}\b""", source):
+        if any(_meet(written, text[: core.start()]) for written in begun):
             endings[text[core.start() :]] = len(core[0])
-    return re.compile(rf"[^\w\s]*+{_expression(endings, endings)}") if endings else None
+    return compiled(endings, endings, r"[^\w\s]*+{}") if endings else None
 
 
 def _meet(written: str, beginning: str) -> bool:
     return any(written.endswith(beginning[:length]) for length in range(1, len(beginning) + 1))
 
 
-def _expression(texts: Iterable[str], open_from: Mapping[str, int] | None = None) -> str:
+def compiled(
+    texts: Iterable[str], open_from: Mapping[str, int] | None = None, frame: str = "{}"
+) -> re.Pattern[str]:
+    return re.compile(frame.format(_expression(texts, open_from) or "(?!)"))
+
+
+def _expression(texts: Iterable[str], open_from: Mapping[str, int] | None) -> str:
     """Match the longest of some texts; of those in `open_from`, so many first characters at the end
     are enough."""
     # As a tree: an alternation of thousands of texts would be tried one after another.

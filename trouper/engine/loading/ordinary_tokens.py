@@ -17,6 +17,7 @@ import attrs
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
+from trouper.engine.loading.control_tokens import LONGEST, compiled
 from trouper.engine.loading.tokenizer_files import inner_tokenizer
 
 METASPACE = "▁"
@@ -50,8 +51,8 @@ class OrdinaryEncoder:
     @cached_property
     def _others(self) -> re.Pattern[str]:
         """Added tokens that are ordinary text, such as runs of blanks."""
-        texts = sorted(self._added.keys() - self._controls - {""}, key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, texts)) or '(?!)'})")
+        texts = {text for text in self._added if text and len(text) <= LONGEST}
+        return compiled(texts - self._controls, frame="({})")
 
     @cached_property
     def _backend(self) -> Any:
