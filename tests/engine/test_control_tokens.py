@@ -284,7 +284,7 @@ def test_reasoning_in_an_earlier_answer_is_found_by_the_template(
 def test_arguments_may_write_a_marker_as_escapes(tokenizers: Mapping[str, HubTokenizer]) -> None:
     def prompt(arguments: str) -> list[str]:
         call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        messages = [
+        messages: list[Json] = [
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]

@@ -42,7 +42,7 @@ class ControlTokens:
 
     _flags: Mapping[str, Any]
     """Texts with their `AddedToken`."""
-    _whole: re.Pattern[str]
+    _complete: re.Pattern[str]
     _begun: re.Pattern[str]
     """A control token, or the beginning of one at the end of a text."""
     _continued: re.Pattern[str] | None
@@ -129,7 +129,7 @@ class ControlTokens:
         own: list[tuple[int, int]] = []
         clients: list[int] = []
         at = 0
-        while found := self._whole.search(plain, at):
+        while found := self._complete.search(plain, at):
             start, end = found.span()
             following = bisect_right(breaks, start)
             if following < len(breaks) and breaks[following] < end:

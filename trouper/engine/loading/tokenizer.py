@@ -178,9 +178,9 @@ class HubTokenizer:
                 if self.template.fault is None
                 else "; it renders no question at all, and /v1/completions needs no template"
             )
-            said = str(error).replace(BREAK, "")
+            message = str(error).replace(BREAK, "")
             raise bad_request(
-                f"the model's chat template refuses these messages: {said}{also}", "messages"
+                f"the model's chat template refuses these messages: {message}{also}", "messages"
             ) from error
 
     def token_bytes(self, token: int) -> bytes:

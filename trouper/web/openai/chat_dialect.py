@@ -135,9 +135,9 @@ class ChatDialect(OpenAiDialect):
         self, index: int, deltas: Sequence[Json], seen: Sequence[TokenLogprobs]
     ) -> list[Json]:
         """Log-probabilities stand beside the content."""
-        beside = next((n for n, change in enumerate(deltas) if "content" in change), 0)
+        scored = next((n for n, change in enumerate(deltas) if "content" in change), 0)
         return [
-            self._delta(index, change, None, self._logprobs(seen) if seen and n == beside else None)
+            self._delta(index, change, None, self._logprobs(seen) if seen and n == scored else None)
             for n, change in enumerate(deltas)
         ]
 
