@@ -47,7 +47,7 @@ class Pieces(FormatTokenizer):
 
 
 @attrs.frozen
-class Said:
+class ScriptedAnswer:
     tokenizer: Pieces
     deltas: tuple[Delta, ...]
     finished: Finished
@@ -61,7 +61,7 @@ class Said:
         stop: tuple[str, ...] = (),
         *,
         parses: bool = True,
-    ) -> Said:
+    ) -> ScriptedAnswer:
         """As the scheduler sends an answer that ends after the last piece, or at a stop string."""
         data = tuple(piece.encode() if isinstance(piece, str) else piece for piece in pieces)
         base = FormatTokenizer.of(name)
@@ -96,7 +96,7 @@ class Said:
     def chat(self) -> ChatDialect:
         return ChatDialect(self.envelope, EXTRAS, self.parser if self.parses else None)
 
-    def whole(self) -> Json:
+    def complete(self) -> Json:
         [choice] = self.chat().body([self.choice])["choices"]
         return dict(choice)
 
@@ -119,9 +119,9 @@ class Said:
         dialect = ResponseDialect(
             HEAD, self.tokenizer, self.parser() if self.parses else None, answer
         )
-        said = b"".join(dialect.text(0, delta, answer) for delta in self.deltas)
-        said += dialect.ending(0, self.finished, answer)
-        return dialect.response(), events_of(said)
+        scripted = b"".join(dialect.text(0, delta, answer) for delta in self.deltas)
+        scripted += dialect.ending(0, self.finished, answer)
+        return dialect.response(), events_of(scripted)
 
 
 def entries(logprobs: Json | None) -> list[str]:
@@ -129,46 +129,49 @@ def entries(logprobs: Json | None) -> list[str]:
 
 
 CALL = CALLS["hermes"]
-ANSWERS: dict[str, tuple[Said, list[str]]] = {
+ANSWERS: dict[str, tuple[ScriptedAnswer, list[str]]] = {
     "reasoning": (
-        Said.of(
+        ScriptedAnswer.of(
             "hermes", ["<think>", "Let me", " think.", "</think>", "\n\n", "Yes,", " it", " is."]
         ),
         ["Yes,", " it", " is."],
     ),
     "markers in pieces": (
-        Said.of("hermes", ["<th", "ink>a", "b</", "think", ">\n", "\nYes", "."]),
+        ScriptedAnswer.of("hermes", ["<th", "ink>a", "b</", "think", ">\n", "\nYes", "."]),
         ["\nYes", "."],
     ),
-    "reasoning alone": (Said.of("hermes", ["<think>", "Let me", " think."]), []),
-    "a call alone": (Said.of("hermes", [CALL[:20], CALL[20:30], CALL[30:]]), []),
+    "reasoning alone": (ScriptedAnswer.of("hermes", ["<think>", "Let me", " think."]), []),
+    "a call alone": (ScriptedAnswer.of("hermes", [CALL[:20], CALL[20:30], CALL[30:]]), []),
     "text and a call": (
-        Said.of("hermes", ["So", ":", "\n", "<", "tool", CALL[5:], "\n"]),
+        ScriptedAnswer.of("hermes", ["So", ":", "\n", "<", "tool", CALL[5:], "\n"]),
         ["So", ":"],
     ),
     "no marker after all": (
-        Said.of("hermes", ["a ", "<", "tool", "_", "b", ">", " c"]),
+        ScriptedAnswer.of("hermes", ["a ", "<", "tool", "_", "b", ">", " c"]),
         ["a ", "<", "tool", "_", "b", ">", " c"],
     ),
     "no call after all": (
-        Said.of("hermes", ["a", "<tool_call>", "not", " JSON", "</tool_call>"]),
+        ScriptedAnswer.of("hermes", ["a", "<tool_call>", "not", " JSON", "</tool_call>"]),
         ["a", "<tool_call>", "not", " JSON", "</tool_call>"],
     ),
     "a stop string": (
-        Said.of("hermes", ["Hello", " wor", "ld", ", E", "ND", " more"], ("END",)),
+        ScriptedAnswer.of("hermes", ["Hello", " wor", "ld", ", E", "ND", " more"], ("END",)),
         ["Hello", " wor", "ld", ", E"],
     ),
-    "a stop string of its own": (Said.of("hermes", ["Hello", "EN", "D"], ("END",)), ["Hello"]),
+    "a stop string of its own": (
+        ScriptedAnswer.of("hermes", ["Hello", "EN", "D"], ("END",)),
+        ["Hello"],
+    ),
     "no stop string after all": (
-        Said.of("hermes", ["Hello", "EN", "T"], ("END",)),
+        ScriptedAnswer.of("hermes", ["Hello", "EN", "T"], ("END",)),
         ["Hello", "EN", "T"],
     ),
     "a stop string in reasoning": (
-        Said.of("hermes", ["<think>", "Hm", "END", "</think>"], ("END",)),
+        ScriptedAnswer.of("hermes", ["<think>", "Hm", "END", "</think>"], ("END",)),
         [],
     ),
     "a stop string in a call": (
-        Said.of(
+        ScriptedAnswer.of(
             "hermes",
             ["So", " ", "<tool_call>", '{"name": "edit", "arguments": {"path": "END'],
             ("END",),
@@ -176,13 +179,15 @@ ANSWERS: dict[str, tuple[Said, list[str]]] = {
         ["So"],
     ),
     "parts of a character": (
-        Said.of("hermes", ["<think>", "🫖", "</think>", b"a\xf0\x9f", b"\xab", b"\x96b", "."]),
+        ScriptedAnswer.of(
+            "hermes", ["<think>", "🫖", "</think>", b"a\xf0\x9f", b"\xab", b"\x96b", "."]
+        ),
         ["a\\xf0\\x9f", "\\xab", "\\x96b", "."],
     ),
-    "a torn character": (Said.of("hermes", ["a", b"\xf0\x9f"]), ["a", "\\xf0\\x9f"]),
-    "blanks at the end": (Said.of("hermes", ["a", "\n", "\n"]), ["a", "\n", "\n"]),
+    "a torn character": (ScriptedAnswer.of("hermes", ["a", b"\xf0\x9f"]), ["a", "\\xf0\\x9f"]),
+    "blanks at the end": (ScriptedAnswer.of("hermes", ["a", "\n", "\n"]), ["a", "\n", "\n"]),
     "harmony": (
-        Said.of(
+        ScriptedAnswer.of(
             HARMONY,
             [
                 "<|channel|>",
@@ -202,7 +207,7 @@ ANSWERS: dict[str, tuple[Said, list[str]]] = {
         ["Yes", "."],
     ),
     "without a parser": (
-        Said.of("hermes", ["<think>", "END", "a"], ("END",), parses=False),
+        ScriptedAnswer.of("hermes", ["<think>", "END", "a"], ("END",), parses=False),
         ["<think>"],
     ),
 }
@@ -210,31 +215,31 @@ ANSWERS: dict[str, tuple[Said, list[str]]] = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_entries_are_those_of_the_content(name: str) -> None:
-    said, wanted = ANSWERS[name]
-    whole = said.whole()
-    assert entries(whole["logprobs"]) == wanted
-    assert whole["logprobs"] is not None, "they were asked for"
+    scripted, expected = ANSWERS[name]
+    complete = scripted.complete()
+    assert entries(complete["logprobs"]) == expected
+    assert complete["logprobs"] is not None, "they were asked for"
     for sizes in ((1,), (2,), (99,), (1, 3)):
-        streamed, chunks = said.streamed(sizes)
-        assert entries(streamed["logprobs"]) == wanted, sizes
-        assert (streamed["message"]["content"] or "") == (whole["message"]["content"] or "")
+        streamed, chunks = scripted.streamed(sizes)
+        assert entries(streamed["logprobs"]) == expected, sizes
+        assert (streamed["message"]["content"] or "") == (complete["message"]["content"] or "")
         for choice in chunks:
             assert choice["logprobs"] is None or "content" in choice["delta"]
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_entries_of_a_response_are_those_of_its_messages(name: str) -> None:
-    said, wanted = ANSWERS[name]
-    response, events = said.response()
+    scripted, expected = ANSWERS[name]
+    response, events = scripted.response()
     texts = [
         part for item in response["output"] if item["type"] == "message" for part in item["content"]
     ]
-    assert [at["token"] for part in texts for at in part["logprobs"]] == wanted
+    assert [at["token"] for part in texts for at in part["logprobs"]] == expected
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
-    assert [at["token"] for event in deltas for at in event["logprobs"]] == wanted
+    assert [at["token"] for event in deltas for at in event["logprobs"]] == expected
 
 
-PARTS = [
+TEXTS = [
     "<think>",
     "</think>",
     "<tool_call>",
@@ -251,23 +256,23 @@ PARTS = [
 
 
 @given(
-    st.lists(st.sampled_from(PARTS), max_size=8),
+    st.lists(st.sampled_from(TEXTS), max_size=8),
     st.integers(1, 9),
     st.booleans(),
     st.integers(1, 5),
 )
-def test_streamed_is_whole_and_covers_the_content(
-    parts: list[str], size: int, stops: bool, joined_size: int
+def test_streamed_equals_complete_and_covers_the_content(
+    texts: list[str], size: int, stops: bool, joined_size: int
 ) -> None:
-    data = "".join(parts).encode()
+    data = "".join(texts).encode()
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
-    said = Said.of("hermes", pieces, ("END",) if stops else ())
-    if not said.deltas:
+    scripted = ScriptedAnswer.of("hermes", pieces, ("END",) if stops else ())
+    if not scripted.deltas:
         return
-    whole, (streamed, _) = said.whole(), said.streamed((joined_size,))
-    tokens = [at["bytes"] for at in whole["logprobs"]["content"]]
+    complete, (streamed, _) = scripted.complete(), scripted.streamed((joined_size,))
+    tokens = [at["bytes"] for at in complete["logprobs"]["content"]]
     assert tokens == [at["bytes"] for at in (streamed["logprobs"] or {}).get("content") or ()]
-    content = whole["message"]["content"] or ""
+    content = complete["message"]["content"] or ""
     covered = b"".join(map(bytes, tokens))
     if size == 1:
         assert covered.decode(errors="replace") == content
@@ -276,11 +281,13 @@ def test_streamed_is_whole_and_covers_the_content(
 
 @pytest.mark.parametrize("stop", [("END",), ()])
 def test_completions_have_entries_of_their_text(stop: tuple[str, ...]) -> None:
-    said = Said.of("hermes", ["Hello", " 🫖", b"\xe6\x97", b"\xa5", ".E", "ND", "!"], stop)
+    scripted = ScriptedAnswer.of(
+        "hermes", ["Hello", " 🫖", b"\xe6\x97", b"\xa5", ".E", "ND", "!"], stop
+    )
 
     def dialect() -> CompletionDialect:
         return CompletionDialect(
-            said.envelope,
+            scripted.envelope,
             EXTRAS,
             echo=None,
             scores=False,
@@ -288,13 +295,13 @@ def test_completions_have_entries_of_their_text(stop: tuple[str, ...]) -> None:
             pick=lambda choices: choices,
         )
 
-    [whole] = dialect().body([said.choice])["choices"]
+    [complete] = dialect().body([scripted.choice])["choices"]
     made = dialect()
-    chunks = b"".join(made.text(0, delta, NOBODY) for delta in said.deltas) + made.ending(
-        0, said.finished, NOBODY
+    chunks = b"".join(made.text(0, delta, NOBODY) for delta in scripted.deltas) + made.ending(
+        0, scripted.finished, NOBODY
     )
     [streamed] = joined([json.loads(event[6:]) for event in chunks.decode().split("\n\n") if event])
-    assert streamed == whole
-    offsets = whole["logprobs"]["text_offset"]
+    assert streamed == complete
+    offsets = complete["logprobs"]["text_offset"]
     assert offsets == [0, 5, 7, 7, 8] if stop else [0, 5, 7, 7, 8, 10, 12]
-    assert offsets[-1] < len(whole["text"])
+    assert offsets[-1] < len(complete["text"])

@@ -148,12 +148,12 @@ def nameless(response: Json) -> Any:
 
 def test_a_token_belongs_to_what_it_says() -> None:
     """Of the markers none; of text that is held back all, once it comes."""
-    said = "<think>hm</think>Hi"
-    answer = answer_of(len(said))
+    text = "<think>hm</think>Hi"
+    answer = answer_of(len(text))
     shape = shape_of(answer)
-    for text in said:
-        shape.text(0, Delta(text, (ord(text),), (TokenLogprobs(ord(text), -1.0),)), answer)
-    shape.ending(0, Finished("stop", len(said)), answer)
+    for letter in text:
+        shape.text(0, Delta(letter, (ord(letter),), (TokenLogprobs(ord(letter), -1.0),)), answer)
+    shape.ending(0, Finished("stop", len(text)), answer)
     response = shape.response()
     [_, message] = response["output"]
     assert [at["token"] for at in message["content"][0]["logprobs"]] == ["H", "i"]

@@ -56,7 +56,7 @@ class ControlTokens:
         """None for a tokenizer without any."""
         formats = [*formats]
         source = _source(wrapped)
-        markers = frozenset().union(*(found.markers for found in formats))
+        markers = frozenset().union(*(each.markers for each in formats))
         flags = {
             str(token): token
             for token in wrapped.added_tokens_decoder.values()
@@ -91,10 +91,10 @@ class ControlTokens:
         if isinstance(value, str):
             return self._answer_broken(value) if answer else self._broken(value)
         if isinstance(value, Mapping):
-            found = {}
+            broken = {}
             for name, inner in value.items():
-                found[self.break_up(name)] = self.break_up(inner, answer)
-            return found
+                broken[self.break_up(name)] = self.break_up(inner, answer)
+            return broken
         if isinstance(value, list | tuple):
             return [self.break_up(inner, answer) for inner in value]
         return value
@@ -114,8 +114,8 @@ class ControlTokens:
 
     def _with_breaks(self, text: str) -> Iterator[str]:
         at = 0
-        while found := self._begun.search(text, at):
-            behind = found.start() + 1
+        while match := self._begun.search(text, at):
+            behind = match.start() + 1
             yield text[at:behind] + BREAK
             at = behind
         yield text[at:]
@@ -123,20 +123,20 @@ class ControlTokens:
     def spans(self, text: str) -> tuple[str, list[tuple[int, int]], list[int]]:
         """Return the text without breaks, the extents of the template's control tokens in it, and
         where the clients' begin."""
-        parts = text.split(BREAK)
-        plain = "".join(parts)
-        breaks = [*accumulate(map(len, parts[:-1]))]
+        pieces = text.split(BREAK)
+        plain = "".join(pieces)
+        breaks = [*accumulate(map(len, pieces[:-1]))]
         own: list[tuple[int, int]] = []
         clients: list[int] = []
         at = 0
-        while found := self._complete.search(plain, at):
-            start, end = found.span()
+        while match := self._complete.search(plain, at):
+            start, end = match.span()
             following = bisect_right(breaks, start)
             if following < len(breaks) and breaks[following] < end:
                 clients.append(start)
                 at = start + 1
             else:
-                start, at = self._widened(plain, found[0], start, end)
+                start, at = self._widened(plain, match[0], start, end)
                 own.append((start, at))
         return plain, own, clients
 
@@ -191,7 +191,7 @@ def _is_marker(text: str, source: str, markers: frozenset[str]) -> bool:
 
 def _kept(formats: Iterable[OutputFormat], source: str) -> re.Pattern[str] | None:
     """Markers of the formats, and those of others that the template's source has."""
-    names = {found.reasoning_parser or "" for found in formats}
+    names = {each.reasoning_parser or "" for each in formats}
     pairs = [
         pair
         for name, pair in THINKING.items()

@@ -92,14 +92,14 @@ class OrdinaryEncoder:
         self, pieces: Sequence[str], encode: Callable[[str], list[int]]
     ) -> list[int]:
         """A vocabulary may hold a control token's text itself: its characters are encoded then."""
-        known: dict[str, list[int]] = {}
+        cache: dict[str, list[int]] = {}
         ids: list[int] = []
         for piece in pieces:
-            found = known.get(piece)
-            if found is None:
-                found = encode(piece)
-                if not self._control_ids.isdisjoint(found):
-                    found = [id_ for character in piece for id_ in encode(character)]
-                known[piece] = found
-            ids += found
+            tokens = cache.get(piece)
+            if tokens is None:
+                tokens = encode(piece)
+                if not self._control_ids.isdisjoint(tokens):
+                    tokens = [id_ for character in piece for id_ in encode(character)]
+                cache[piece] = tokens
+            ids += tokens
         return ids
