@@ -17,6 +17,7 @@ import pytest
 
 import trouper
 from tests.linear.automaton import Use, faults_of
+from trouper.engine.loading import control_tokens
 from trouper.engine.loading.layer_patterns import LayerPatterns
 from trouper.engine.loading.output_format_detection import RENDERED
 from trouper.protocol.output_formats import THINKING
@@ -57,7 +58,15 @@ def _answers() -> Iterator[MarkedAnswer]:
             )
 
 
+MARKERS = {"<|im_start|>": 1, "<|im_end|>": 1, "<s>": 1, "</s>": 1, "[INST]": 4}
+
+
 MADE: Mapping[tuple[str, str], Any] = {
+    ("engine/loading/control_tokens.py", "compiled"): lambda: [
+        ("search", control_tokens.compiled(MARKERS)),
+        ("search", control_tokens.compiled(MARKERS, MARKERS)),
+        ("match", control_tokens.compiled(["im_end|>", "s>"], {"s>": 1}, r"[^\w\s]*+{}")),
+    ],
     ("web/output/formats/marked_answer.py", "_stops"): lambda: [
         ("search", answer._stops) for answer in _answers()
     ],

@@ -148,15 +148,16 @@ def nameless(response: Json) -> Any:
 
 def test_a_token_belongs_to_what_it_says() -> None:
     """Of the markers none; of text that is held back all, once it comes."""
-    answer = answer_of(5)
+    text = "<think>hm</think>Hi"
+    answer = answer_of(len(text))
     shape = shape_of(answer)
-    for place, text in enumerate(["<think>", "hm", "</think>", "", "Hi"]):
-        shape.text(0, Delta(text, (97 + place,), (TokenLogprobs(97 + place, -1.0),)), answer)
-    shape.ending(0, Finished("stop", 5), answer)
+    for letter in text:
+        shape.text(0, Delta(letter, (ord(letter),), (TokenLogprobs(ord(letter), -1.0),)), answer)
+    shape.ending(0, Finished("stop", len(text)), answer)
     response = shape.response()
     [_, message] = response["output"]
-    assert [at["token"] for at in message["content"][0]["logprobs"]] == ["d", "e"]
-    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 3}
+    assert [at["token"] for at in message["content"][0]["logprobs"]] == ["H", "i"]
+    assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 17}
 
 
 @pytest.mark.parametrize("blank", ["\n\n", " "])

@@ -64,6 +64,11 @@ class Scripted:
         parts, self._parts = self._parts, []
         return parts
 
+    decided = 0
+
+    def take_spans(self) -> list[tuple[int, int]]:
+        return []
+
     def reason(self, reason: str) -> str:
         return "tool_calls" if reason == "stop" else reason
 

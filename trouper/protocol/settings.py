@@ -176,6 +176,11 @@ class Settings:
     reasoning_parser: str = setting(
         "auto", "Format of the model's reasoning. auto: by its tokens.", choices=REASONING_PARSERS
     )
+    special_tokens_in_content: bool = setting(
+        False,
+        "Let text of a message that looks like a special token be that token, as other servers do. "
+        "Default: text is text.",
+    )
     spec_ngram_min: int = setting(3, "Least tokens that must have stood somewhere before.", 1, 64)
     spec_ngram_max: int = setting(8, "The longest match is looked for up to so many tokens.", 1, 64)
     spec_draft_tokens: int = setting(16, "Most tokens that a row guesses at a time.", 1, 64)

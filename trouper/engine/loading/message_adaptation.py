@@ -7,13 +7,14 @@ prefix cache holds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Literal
 
 import attrs
 
 Message = dict[str, Any]
+Change = Callable[[Message], Message]
 SEPARATOR = "\n\n"
 INSTRUCTIONS = "<system>\n{}\n</system>"
 CALL, RESULT = "<tool_call>\n{}\n</tool_call>", "<tool_response>\n{}\n</tool_response>"
@@ -59,10 +60,14 @@ class MessageAdaptation:
             (name, text) for (name, value), text in DESCRIPTIONS.items() if fields[name] == value
         )
 
-    def adapted(self, messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+    def adapted(
+        self, messages: Iterable[Mapping[str, Any]], change: Change | None = None
+    ) -> list[Message]:
         """Roles come first, then neighbours of one role are joined, then calls are split, whose
-        parts are neighbours."""
+        parts are neighbours. `change`: of each message's own texts, before others join them."""
         plain = [_plain(message) for message in messages]
+        if change is not None:
+            plain = [change(message) for message in plain]
         turns = self._with_first_user(self._with_system(plain))
         if self.results == "user":
             turns = [_as_user(turn) for turn in turns]
@@ -156,11 +161,11 @@ class MessageAdaptation:
         return turn
 
     def _with_arguments(self, call: Mapping[str, Any]) -> Message:
-        function = call.get("function") or {}
-        arguments: Any = _object(function.get("arguments"))
+        changed = dict(call)
         if self.arguments == "json":
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        changed = dict(call) | {"function": dict(function) | {"arguments": arguments}}
+            function = call["function"]
+            arguments = json.dumps(function["arguments"], ensure_ascii=False)
+            changed["function"] = function | {"arguments": arguments}
         if self.call_ids == "hashed":
             changed["id"] = _hashed(str(call.get("id", "")))
         return changed
@@ -230,7 +235,16 @@ def _plain(message: Mapping[str, Any]) -> Message:
         and all(map(_is_text, content))
     ):
         plain["content"] = "".join(part["text"] for part in content)
+    if plain.get("tool_calls"):
+        plain["tool_calls"] = [_parsed(call) for call in plain["tool_calls"]]
     return plain
+
+
+def _parsed(call: Mapping[str, Any]) -> Message:
+    """A call whose arguments are an object."""
+    function = call.get("function") or {}
+    arguments = _object(function.get("arguments"))
+    return dict(call) | {"function": dict(function) | {"arguments": arguments}}
 
 
 def _is_text(part: Any) -> bool:
@@ -295,7 +309,7 @@ def _hashed(call_id: str) -> str:
     return (
         call_id
         if len(call_id) == ID_LENGTH and call_id.isalnum()
-        else sha256(call_id.encode()).hexdigest()[:ID_LENGTH]
+        else sha256(call_id.encode(errors="ignore")).hexdigest()[:ID_LENGTH]
     )
 
 

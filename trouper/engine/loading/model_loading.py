@@ -230,9 +230,13 @@ def _checked(
     for path in filter(None, (str(directory), *adapters)):
         if others_may_write(Path(path)):
             report(f"other users may change {path}, by its mode; chmod go-w closes it")
-    parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
     hub_tokenizer = tokenizer.load(
-        directory, found.config, _generation_config(directory, report), **parsers
+        directory,
+        found.config,
+        _generation_config(directory, report),
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+        special_tokens_in_content=settings.special_tokens_in_content,
     )
     output_format = hub_tokenizer.output_format
     report(

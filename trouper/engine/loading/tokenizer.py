@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -16,8 +17,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
 from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
+from trouper.engine.loading.control_tokens import BREAK, ControlTokens, unescaped
 from trouper.engine.loading.infill_detection import infill_tokens_of
 from trouper.engine.loading.message_adaptation import Message
+from trouper.engine.loading.ordinary_tokens import OrdinaryEncoder
 from trouper.engine.loading.output_format_detection import OutputFormat, detect, overridden
 from trouper.engine.loading.sequence_breakers import breakers_of
 from trouper.engine.loading.template_probe import TemplateReport, probe
@@ -78,6 +81,8 @@ class HubTokenizer:
     template: TemplateReport = attrs.field(factory=TemplateReport)
     _breakers: dict[tuple[str, ...], Breakers] = attrs.field(factory=dict, init=False)
     output_format: OutputFormat = attrs.field(factory=OutputFormat)
+    controls: ControlTokens | None = None
+    """None: special tokens in the texts of messages stay special tokens."""
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -106,6 +111,8 @@ class HubTokenizer:
         return fast
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        if BREAK in text and self.controls is not None:
+            return self._encode_parts(text, self.controls)
         with _panics_refused():
             if self._fast is None:
                 return tuple(self._wrapped.encode(text, add_special_tokens=special))
@@ -114,34 +121,66 @@ class HubTokenizer:
             heap.give_back()
         return tuple(ids)
 
+    def _encode_parts(self, text: str, controls: ControlTokens) -> tuple[int, ...]:
+        """Encode what lies between two of the template's control tokens without any, if a break
+        says that one of them is a client's."""
+        plain, own, clients = controls.spans(text)
+        tokens: list[int] = []
+        written = behind = 0
+        for start, end in (*own, (len(plain), len(plain))):
+            following = bisect_left(clients, behind)
+            if following < len(clients) and clients[following] < start:
+                with _panics_refused():
+                    ordinary = self._ordinary.encode(plain[behind:start], first=not behind)
+                tokens += (*self.encode(plain[written:behind], special=False), *ordinary)
+                written = start
+            behind = end
+        return (*tokens, *self.encode(plain[written:], special=False))
+
+    @cached_property
+    def _ordinary(self) -> OrdinaryEncoder:
+        assert self.controls is not None
+        return OrdinaryEncoder(self._wrapped, self.controls.texts)
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """The template writes special tokens itself (F1)."""
-        return tuple(self._templated(messages, {**kwargs, "tokenize": True}))
+        rendered = self.render_chat(messages, kwargs)
+        if rendered is None:
+            return tuple(self._templated(messages, {**kwargs, "tokenize": True}, None))
+        return self.encode(rendered, special=False)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
     ) -> str | None:
-        if (
-            self._fast is None
-            or type(inner_tokenizer(self._wrapped)).apply_chat_template is not TEMPLATE
-        ):
+        if type(inner_tokenizer(self._wrapped)).apply_chat_template is not TEMPLATE:
             return None
-        return str(self._templated(messages, {**kwargs, "tokenize": False}))
+        return str(self._templated(messages, {**kwargs, "tokenize": False}, self.controls))
 
-    def _templated(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Any:
+    def _templated(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        controls: ControlTokens | None,
+    ) -> Any:
         try:
-            adapted = self.template.adaptation.adapted(messages)
+            if controls is not None:
+                options = {name: controls.break_up(value) for name, value in options.items()}
+            adapted = self.template.adaptation.adapted(
+                messages, controls.break_message if controls is not None else None
+            )
             _require_default(self._wrapped, options)
             with _panics_refused():
-                return apply_template(self._wrapped, adapted, options)
+                rendered = apply_template(self._wrapped, adapted, options)
+            return rendered if controls is None else unescaped(rendered, (adapted, options))
         except TEMPLATE_FAULTS as error:
             also = (
                 ""
                 if self.template.fault is None
                 else "; it renders no question at all, and /v1/completions needs no template"
             )
+            message = str(error).replace(BREAK, "")
             raise bad_request(
-                f"the model's chat template refuses these messages: {error}{also}", "messages"
+                f"the model's chat template refuses these messages: {message}{also}", "messages"
             ) from error
 
     def token_bytes(self, token: int) -> bytes:
@@ -256,7 +295,11 @@ def wrapped_tokenizer(directory: Path) -> TokenizerWrapper:
 
 
 def load(
-    directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+    directory: Path,
+    *configs: Config,
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+    special_tokens_in_content: bool = False,
 ) -> HubTokenizer:
     """`configs` may name further end tokens. Raises `ModelUnusable`."""
     try:
@@ -264,7 +307,10 @@ def load(
         has_template = bool(wrapped.has_chat_template)
         render = partial(_rendered, wrapped)
         template = probe(render) if has_template else TemplateReport()
-        output_format = overridden(detect(wrapped, render, template), tool_parser, reasoning_parser)
+        detected = detect(wrapped, render, template)
+        output_format = overridden(detected, tool_parser, reasoning_parser)
+        formats = (detected, output_format)
+        controls = None if special_tokens_in_content else ControlTokens.of(wrapped, formats)
         table = _visible(token_table(wrapped), output_format.markers)
     except ModelUnusable:
         raise
@@ -284,6 +330,7 @@ def load(
         specials=table.specials,
         template=template,
         output_format=output_format,
+        controls=controls,
     )
 
 

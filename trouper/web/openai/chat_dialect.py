@@ -49,9 +49,10 @@ class ChatDialect(OpenAiDialect):
     def _choice(self, index: int, choice: Choice) -> Json:
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
         reason: str = choice.finished.reason
-        if self._make_parser is not None:
+        seen: Sequence[TokenLogprobs] = ()
+        if self._make_parser is not None or choice.logprobs:
             output = self._parser(index).parse_all(choice)
-            reason = output.reason
+            reason, seen = output.reason, self._parser(index).take_logprobs()
             message["content"] = output.content if output.content or not output.calls else None
             if output.reasoning:
                 message["reasoning_content"] = output.reasoning
@@ -60,7 +61,7 @@ class ChatDialect(OpenAiDialect):
         return {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(choice.logprobs) if choice.logprobs else None,
+            "logprobs": self._logprobs(seen) if choice.logprobs else None,
             "finish_reason": reason,
             "matched_stop": choice.finished.matched_stop,
             **({"token_ids": choice.tokens} if self.extras.token_ids else {}),
@@ -85,7 +86,8 @@ class ChatDialect(OpenAiDialect):
     def _parser(self, index: int) -> CountingParser:
         if index not in self._parsers:
             self._parsers[index] = CountingParser(
-                None if self._make_parser is None else self._make_parser()
+                None if self._make_parser is None else self._make_parser(),
+                self.envelope.tokenizer,
             )
         return self._parsers[index]
 
@@ -114,21 +116,30 @@ class ChatDialect(OpenAiDialect):
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
         shelled = self.plain and index == 0 and not delta.logprobs
-        if shelled and self._make_parser is None:
+        if shelled and self._make_parser is None and index not in self._parsers:
             return self._shell(Content, delta.text) if delta.text else b""
-        parsed = self._parser(index).push(delta)
-        if shelled and len(parsed) == 1 and isinstance(part := parsed[0], Content | Reasoning):
+        parser = self._parser(index)
+        parsed, seen = parser.push(delta), parser.take_logprobs()
+        shelled = shelled and not seen and len(parsed) == 1
+        if shelled and isinstance(part := parsed[0], Content | Reasoning):
             return self._shell(type(part), part.text)
         deltas = _deltas(parsed)
-        seen = self._logprobs(delta.logprobs) if delta.logprobs else None
-        if not deltas and (seen is not None or (self.extras.token_ids and delta.tokens)):
+        if not deltas and (seen or (self.extras.token_ids and delta.tokens)):
             deltas = [{"content": ""}]  # Fields of tokens are sent although the text is held back.
-        choices = [
-            self._delta(index, change, None, None if n else seen) for n, change in enumerate(deltas)
-        ]
+        choices = self._scored(index, deltas, seen)
         if choices and self.extras.token_ids:
             choices[0]["token_ids"] = delta.tokens
         return b"".join(self.chunk(choice, answer) for choice in choices)
+
+    def _scored(
+        self, index: int, deltas: Sequence[Json], seen: Sequence[TokenLogprobs]
+    ) -> list[Json]:
+        """Log-probabilities stand beside the content."""
+        scored = next((n for n, change in enumerate(deltas) if "content" in change), 0)
+        return [
+            self._delta(index, change, None, self._logprobs(seen) if seen and n == scored else None)
+            for n, change in enumerate(deltas)
+        ]
 
     def _shell(self, kind: type[Content | Reasoning], text: str) -> bytes:
         before, after = self._shells[kind]
@@ -139,13 +150,11 @@ class ChatDialect(OpenAiDialect):
         pending: list[Json] = []
         if self._make_parser is not None:
             parser = self._parser(index)
-            pending = _deltas(parser.end(finished))
+            deltas = _deltas(parser.end(finished))
+            pending = self._scored(index, deltas, parser.take_logprobs())
             reason = parser.reason(finished.reason)
         last = self._delta(index, {}, reason) | {"matched_stop": finished.matched_stop}
-        return b"".join(
-            self.chunk(chunk, answer)
-            for chunk in [*(self._delta(index, delta) for delta in pending), last]
-        )
+        return b"".join(self.chunk(chunk, answer) for chunk in [*pending, last])
 
     def closing(self, usages: Sequence[Usage]) -> bytes:
         return super().closing(

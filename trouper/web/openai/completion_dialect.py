@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Sequence
 
 import attrs
@@ -11,9 +10,8 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.openai.openai_dialect import Envelope, Extras, OpenAiDialect, encode
+from trouper.web.output.content_logprobs import UTF8, ContentLogprobs
 from trouper.web.output.dialect import Choice, Json, Usage, total
-
-UTF8 = getincrementaldecoder("utf-8")
 
 
 class CompletionDialect(OpenAiDialect):
@@ -33,6 +31,7 @@ class CompletionDialect(OpenAiDialect):
         super().__init__("text_completion", envelope, extras)
         self._echo, self._scores, self._silent, self._pick = echo, scores, silent, pick
         self._offsets: dict[int, TextOffsets] = {}
+        self._shown: dict[int, ContentLogprobs] = {}
         self._before, self._after = self.template(self._choice(0, "\0", None, None))
 
     def _choice(
@@ -61,7 +60,7 @@ class CompletionDialect(OpenAiDialect):
 
     def _choice_body(self, index: int, choice: Choice) -> Json:
         text = "" if self._silent else choice.text
-        seen: list[TokenLogprobs | int] = [] if self._silent else [*choice.logprobs]
+        seen = [] if self._silent else self._shown_of(index, choice.logprobs, choice.text)
         prompt: tuple[TokenLogprobs | int, ...] = ()
         if self._echo is not None:
             text = self._echo(index) + text
@@ -76,6 +75,17 @@ class CompletionDialect(OpenAiDialect):
                 "prompt_token_ids": choice.prompt_tokens,
             }
         return body
+
+    def _shown_of(
+        self, index: int, logprobs: Sequence[TokenLogprobs], text: str
+    ) -> list[TokenLogprobs]:
+        """Return those of the tokens whose text is shown now; a stop string's is not."""
+        if not logprobs and index not in self._shown:
+            return []
+        shown = self._shown.setdefault(index, ContentLogprobs(self.envelope.tokenizer))
+        shown.add(logprobs)
+        shown.show_text(len(text))
+        return shown.take()
 
     def _logprobs(
         self,
@@ -115,10 +125,11 @@ class CompletionDialect(OpenAiDialect):
         return self.chunk(choice, answer)
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
-        if self.plain and index == 0 and not delta.logprobs and not self._silent:
+        shown = [] if self._silent else self._shown_of(index, delta.logprobs, delta.text)
+        if self.plain and index == 0 and not shown and not self._silent:
             return b"".join((self._before, encode(delta.text), self._after)) if delta.text else b""
         pending = self._prompt(index, answer)
-        seen = self._logprobs(index, delta.logprobs) if delta.logprobs else None
+        seen = self._logprobs(index, shown) if shown else None
         if self._silent or not (delta.text or seen or self.extras.token_ids):
             return pending
         choice = self._choice(index, delta.text, None, seen)

@@ -22,7 +22,7 @@ class OutputParser:
         self, tools: Tools, tokenizer: Tokenizer, *, thinks: bool, report: Report = _unreported
     ) -> None:
         self._source = TextSource()
-        self._sink = CallSink(tools, report)
+        self._sink = CallSink(tools, report, offset=lambda: self._source.offset)
         self._steps = answer_steps(self._source, self._sink, tools, tokenizer, thinks=thinks)
         self.ended_in_call = False
         self._resume()
@@ -34,6 +34,16 @@ class OutputParser:
     @property
     def kind(self) -> Kind:
         return self._sink.kind
+
+    def take_spans(self) -> list[tuple[int, int]]:
+        """Return where the content since the last call stands in the answer's text."""
+        return self._sink.take_spans()
+
+    @property
+    def decided(self) -> int:
+        """Characters that become no further content."""
+        kept, held = self._source.kept_offset, self._sink.held_from
+        return kept if held is None else min(kept, held)
 
     def push(self, text: str) -> list[ParsedDelta]:
         self._source.feed(text)

@@ -1,4 +1,5 @@
-"""The number of reasoning tokens in an answer, alike in every dialect."""
+"""The tokens of an answer's parts, alike in every dialect: how many are reasoning, and the
+log-probabilities of content."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from trouper.protocol.replies import Delta, Finished, JoinedDelta
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.replies import Delta, Finished, JoinedDelta, TokenLogprobs
+from trouper.web.output.content_logprobs import ContentLogprobs
 from trouper.web.output.dialect import Choice
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import (
@@ -23,9 +26,12 @@ class CountingParser:
     """Counts reasoning tokens, markers included. Without a parser all text is content. Complete
     answers are parsed by the same deltas as streams, for equal counts."""
 
-    def __init__(self, parser: OutputParser | None) -> None:
+    def __init__(self, parser: OutputParser | None, tokenizer: Tokenizer | None = None) -> None:
         self._parser = parser
+        self._logprobs = None if tokenizer is None else ContentLogprobs(tokenizer)
         self._stopped = False
+        self._held = 0
+        """Tokens that may be the beginning of a marker."""
         self.reasoning_tokens = 0
 
     @property
@@ -38,6 +44,9 @@ class CountingParser:
 
     def push(self, delta: Delta) -> list[ParsedDelta]:
         if self._parser is None:
+            if self._logprobs is not None:
+                self._logprobs.add(delta.logprobs)
+                self._logprobs.show_text(len(delta.text))
             return [Content(delta.text)] if delta.text else []
         if not isinstance(delta, JoinedDelta):
             return self._parsed(self._parser, delta)
@@ -49,8 +58,22 @@ class CountingParser:
         if "reasoning" in (before, parser.kind) or any(
             isinstance(part, Reasoning) for part in parsed
         ):
-            self.reasoning_tokens += len(delta.tokens)
+            self.reasoning_tokens += self._held + len(delta.tokens)
+            self._held = 0
+        else:
+            self._held = 0 if parsed or parser.kind == "call" else self._held + len(delta.tokens)
+        self._show(parser, delta.logprobs)
         return parsed
+
+    def _show(self, parser: OutputParser, logprobs: Sequence[TokenLogprobs] = ()) -> None:
+        spans = parser.take_spans()
+        if self._logprobs is not None:
+            self._logprobs.add(logprobs)
+            self._logprobs.show(spans, parser.decided)
+
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Return those of the content since the last call."""
+        return [] if self._logprobs is None else self._logprobs.take()
 
     @property
     def stopped_in_call(self) -> bool:
@@ -60,7 +83,11 @@ class CountingParser:
         """Stop strings, stop tokens and the length may cut a call."""
         self._stopped = finished.reason == "stop"
         cut = not self._stopped or finished.matched_stop is not None
-        return [] if self._parser is None else self._parser.end(cut=cut)
+        if self._parser is None:
+            return []
+        parsed = self._parser.end(cut=cut)
+        self._show(self._parser)
+        return parsed
 
     def reason(self, reason: str) -> str:
         return reason if self._parser is None else self._parser.reason(reason)

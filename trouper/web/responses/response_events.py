@@ -128,7 +128,7 @@ class ResponseDialect:
         log: EventLog | None = None,
     ) -> None:
         self._head, self._tokenizer, self._answer = head, tokenizer, answer
-        self._parser = CountingParser(parser)
+        self._parser = CountingParser(parser, tokenizer)
         self._log = log
         self._output: list[Json] = []
         self._open: OpenItem | None = None
@@ -136,7 +136,7 @@ class ResponseDialect:
         self._blank: list[str] = []
         """Whitespace that only counts once text follows."""
         self._seen: list[TokenLogprobs] = []
-        """Log-probabilities of tokens whose text is held back."""
+        """Log-probabilities of text that is not written yet."""
         self._events = 0
         self._begun = not head["background"]
         self._outcome: Json = {"completed_at": None, "error": None, "incomplete_details": None}
@@ -183,19 +183,16 @@ class ResponseDialect:
         return self._begin() + b"".join(map(self._part, parts))
 
     def _part(self, delta: Delta) -> bytes:
-        before = self._parser.kind
         deltas = self._parser.push(delta)
-        after = self._parser.kind
-        self._seen += delta.logprobs
-        events = b"".join(map(self._say, deltas))
-        if not before == after == "content":
-            self._seen.clear()  # Tokens of markers, reasoning and calls do not belong to the text.
-        return events
+        self._seen += self._parser.take_logprobs()
+        return b"".join(map(self._say, deltas))
 
     def ending(self, _: int, finished: Finished, _answer: Answer) -> bytes:
         if self.over:
             return self._last
-        events = self._begin() + b"".join(map(self._say, self._parser.end(finished)))
+        deltas = self._parser.end(finished)
+        self._seen += self._parser.take_logprobs()
+        events = self._begin() + b"".join(map(self._say, deltas))
         if self._parser.stopped_in_call:
             events += self._close_call("incomplete")
         if not self._output:
@@ -265,6 +262,7 @@ class ResponseDialect:
         return self._start({"id": new_id("msg_"), "type": "message", "role": "assistant"})
 
     def _start_reasoning(self) -> bytes:
+        self._seen.clear()
         return self._start(
             {"id": new_id("rs_"), "type": "reasoning", "summary": [], "encrypted_content": None}
         )
@@ -331,6 +329,7 @@ class ResponseDialect:
 
     def _start_call(self, call: CallStarted) -> bytes:
         closed = self._close("completed")
+        self._seen.clear()
         self._call = OpenCall.of(call, len(self._output))
         return closed + self._added(self._call.body)
 

@@ -54,10 +54,20 @@ class _Offered:
 
 
 class CallSink:
-    """Collects the parts of an answer, and joins neighbours of one kind."""
+    """Collects the parts of an answer, and joins neighbours of one kind. `offset`: characters of
+    the answer that are read."""
 
-    def __init__(self, tools: Tools, report: Report, offered: _Offered | None = None) -> None:
-        self._tools, self.report = tools, report
+    def __init__(
+        self,
+        tools: Tools,
+        report: Report,
+        offered: _Offered | None = None,
+        offset: Callable[[], int] = int,
+    ) -> None:
+        self._tools, self.report, self._offset = tools, report, offset
+        self._spans: list[tuple[int, int]] = []
+        self.held_from: int | None = None
+        """Where blanks begin that become content if more follows."""
         self._offered = offered or _Offered(tools)
         self.calls = 0
         self.kind: Kind = "content"
@@ -77,7 +87,16 @@ class CallSink:
         parts, self._parts = self._parts, []
         return parts
 
-    def content(self, text: str) -> None:
+    def take_spans(self) -> list[tuple[int, int]]:
+        """Return where the new content stands in the answer."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def content(self, text: str, end: int | None = None) -> None:
+        """`end`: of the text in the answer; default: all that is read."""
+        if text:
+            end = self._offset() if end is None else end
+            self._spans.append((end - len(text), end))
         self._add(Content, text)
 
     def reasoning(self, text: str) -> None:

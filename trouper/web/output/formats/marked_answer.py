@@ -56,6 +56,8 @@ class MarkedAnswer:
         self._answering = answering
         self._space: list[str] = []
         """Whitespace that counts only if content follows."""
+        self._space_end = 0
+        """Offset behind it."""
         self._broken = False
         """Whether `_space` has a line break."""
         self._fresh = True
@@ -129,8 +131,11 @@ class MarkedAnswer:
             self._unclosed = False
         elif char in SPACE:
             space = source.take(self._blanks) or (yield from source.next())
+            if not self._space:
+                self._sink.held_from = source.offset - len(space)
             self._broken = self._broken or "\n" in space
             self._space.append(space)
+            self._space_end = source.offset
         else:
             self._emit((yield from source.next()))
         return True
@@ -156,12 +161,14 @@ class MarkedAnswer:
 
     def _flush(self) -> None:
         space = self._taken_space()
-        self._sink.content(space if self._bare or not self._fresh else space.lstrip("\n"))
+        counted = space if self._bare or not self._fresh else space.lstrip("\n")
+        self._sink.content(counted, self._space_end)
 
     def _taken_space(self) -> str:
         space = "".join(self._space)
         self._space.clear()
         self._broken = False
+        self._sink.held_from = None
         return space
 
     def _begin_content(self) -> None:

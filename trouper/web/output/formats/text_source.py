@@ -54,6 +54,15 @@ class TextSource:
         """Characters read since the last `keep`."""
         return self._begin + self._at - self._kept
 
+    @property
+    def offset(self) -> int:
+        """Characters read in all."""
+        return self._begin + self._at
+
+    @property
+    def kept_offset(self) -> int:
+        return self._kept
+
     def rewind(self, position: int) -> None:
         target, again = self._kept + position, [self._text]
         while target < self._begin:
