@@ -36,7 +36,7 @@ from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
 from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import ModelUnusable, bad_request
-from trouper.storage.checkpoint_files import require_content
+from trouper.storage.foreign_files import require_content
 
 TEMPLATE_FAULTS = (
     TemplateError,
