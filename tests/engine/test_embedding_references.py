@@ -66,3 +66,10 @@ def vectors_of(name: str, directory: Path) -> list[list[float]]:
         engine.collect(engine.launch(Plan(1, drop=(ROW,))))
         vectors.append(np.frombuffer(data, "<f4").tolist())
     return vectors
+
+
+@pytest.mark.parametrize("name", ["embeddinggemma", "qwen3 embedding"])
+def test_configs_of_transformers_5_are_read_like_those_of_4(name: str, tmp_path: Path) -> None:
+    """Gemma's periods of windows are in `layer_types` alone."""
+    vectors = vectors_of(name, tmp_path / "4")
+    assert vectors_of(f"{name} of transformers 5", tmp_path / "5") == vectors
