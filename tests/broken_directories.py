@@ -225,7 +225,7 @@ def with_modules(directory: Path) -> None:
     (directory / "modules.json").write_text("[]")
 
 
-OTHER = "which is not read here; use a version with config.json and model"
+OTHER = r"\), which is not read here; use a version with config.json and model"
 AGAIN = "download it again"
 
 CASES: dict[str, BrokenDirectory] = {
@@ -290,17 +290,17 @@ CASES: dict[str, BrokenDirectory] = {
     "an older file": BrokenDirectory(mixed, f"{WEIGHTS} is in no index"),
     "not fused": BrokenDirectory(unfused, "lora_a.* not in the model"),
     # -- other formats
-    "GGUF": BrokenDirectory(alone("model-Q4_K_M.gguf"), f"model-Q4_K_M.gguf: GGUF, {OTHER}"),
-    "ONNX": BrokenDirectory(instead("onnx/model.onnx"), f"onnx/model.onnx: ONNX, {OTHER}"),
-    "PyTorch": BrokenDirectory(instead("pytorch_model.bin"), f"weights of PyTorch, {OTHER}"),
+    "GGUF": BrokenDirectory(alone("model-Q4_K_M.gguf"), rf"model-Q4_K_M.gguf \(GGUF{OTHER}"),
+    "ONNX": BrokenDirectory(instead("onnx/model.onnx"), rf"onnx/model.onnx \(ONNX{OTHER}"),
+    "PyTorch": BrokenDirectory(instead("pytorch_model.bin"), rf"weights of PyTorch{OTHER}"),
     "PyTorch, a shard": BrokenDirectory(
-        instead("pytorch_model-00001-of-00002.bin"), f"weights of PyTorch, {OTHER}"
+        instead("pytorch_model-00001-of-00002.bin"), rf"weights of PyTorch{OTHER}"
     ),
-    "pt": BrokenDirectory(alone("model.pt"), f"model.pt: weights of PyTorch, {OTHER}"),
-    "pth": BrokenDirectory(alone("consolidated.00.pth"), f"weights of PyTorch, {OTHER}"),
-    "Flax": BrokenDirectory(instead("flax_model.msgpack"), f"weights of Flax, {OTHER}"),
-    "TensorFlow": BrokenDirectory(instead("tf_model.h5"), f"weights of TensorFlow, {OTHER}"),
-    "OpenVINO": BrokenDirectory(instead("openvino_model.bin"), f"OpenVINO, {OTHER}"),
+    "pt": BrokenDirectory(alone("model.pt"), rf"model.pt \(weights of PyTorch{OTHER}"),
+    "pth": BrokenDirectory(alone("consolidated.00.pth"), rf"weights of PyTorch{OTHER}"),
+    "Flax": BrokenDirectory(instead("flax_model.msgpack"), rf"weights of Flax{OTHER}"),
+    "TensorFlow": BrokenDirectory(instead("tf_model.h5"), rf"weights of TensorFlow{OTHER}"),
+    "OpenVINO": BrokenDirectory(instead("openvino_model.bin"), rf"OpenVINO{OTHER}"),
     "Mistral": BrokenDirectory(instead("consolidated.safetensors"), "Mistral's own format"),
     "npz": BrokenDirectory(instead("weights.npz"), "MLX's former format"),
     "another name": BrokenDirectory(instead("pytorch_model.safetensors"), "rename it"),
@@ -323,8 +323,8 @@ CASES: dict[str, BrokenDirectory] = {
     ),
     "HQQ": BrokenDirectory(quantized("hqq", "W_q"), "quantized by hqq"),
     "exl2": BrokenDirectory(quantized("exl2", "q_weight"), "quantized by exl2"),
-    "GPTQ with an order": BrokenDirectory(quantized("gptq", "g_idx", bits=4), "g_idx"),
-    "AWQ in 3 bits": BrokenDirectory(quantized("awq", "qweight", bits=3), "bits"),
+    "GPTQ with an order": BrokenDirectory(quantized("gptq", "g_idx", bits=4), "by gptq: .*g_idx"),
+    "AWQ in 3 bits": BrokenDirectory(quantized("awq", "qweight", bits=3), "by awq: .*bits"),
     # -- tokenizers
     "no tokenizer": BrokenDirectory(remove("tokenizer.json"), f"has no tokenizer.json: {AGAIN}"),
     "tekken": BrokenDirectory(tokenizer_alone("tekken.json", b"{}"), "tekken.json, which is not"),
@@ -332,7 +332,9 @@ CASES: dict[str, BrokenDirectory] = {
     "SentencePiece": BrokenDirectory(tokenizer_alone("tokenizer.model"), "of SentencePiece"),
     "tokenizer empty": BrokenDirectory(write("tokenizer.json", ""), "tokenizer.json is empty"),
     "tokenizer a pointer": BrokenDirectory(write("tokenizer.json", POINTER), "git lfs pull"),
-    "tokenizer no JSON": BrokenDirectory(write("tokenizer.json", "{"), "no usable tokenizer"),
+    "tokenizer no JSON": BrokenDirectory(
+        write("tokenizer.json", "{"), "tokenizer.json cannot be read"
+    ),
     "tokenizer a link": BrokenDirectory(link_to_nothing("tokenizer.json"), "is a link to"),
     "tokenizer of another model": BrokenDirectory(small_tokenizer, "is of another model"),
     # -- directories of directories

@@ -57,8 +57,7 @@ Header = dict[str, Any]
 def read_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[Path, Header]]:
     """The config, and the header of each file of weights. Raises `ModelUnusable` for anything that
     shows without the architecture's code."""
-    _require_files(directory)
-    require_config(directory)
+    require_directory(directory)
     config = read_json(directory / "config.json")
     _require_counts(directory, config)
     kind = config.get("model_type")
@@ -71,8 +70,9 @@ def read_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[Path, Header]
     return config, {path: header_of(path) for path in weight_files(directory)}
 
 
-def _require_files(directory: Path) -> None:
-    # Raise `ModelUnusable` for a FIFO, device, socket, or link without a target.
+def require_directory(directory: Path) -> None:
+    """Raise `ModelUnusable` without config.json, and for a FIFO, device, socket, or link without a
+    target."""
     try:
         for path in dangling_links(directory):
             raise ModelUnusable(
@@ -83,6 +83,7 @@ def _require_files(directory: Path) -> None:
                 require_regular(path)
     except OSError as error:
         raise ModelUnusable(f"{directory} cannot be read: {error}") from error
+    require_config(directory)
 
 
 def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:

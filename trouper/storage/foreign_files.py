@@ -16,7 +16,8 @@ MAX_NAMED = 8
 LONGEST_OPENING = 256
 # Begin of the file that a clone without Git LFS has instead.
 LFS_POINTER = b"version https://git-lfs"
-OTHER_VERSION = "use a version with config.json and model*.safetensors"
+WEIGHTS = "model*.safetensors"
+OTHER_VERSION = f"use a version with config.json and {WEIGHTS}"
 UNFINISHED = ("*.incomplete", "*.part", "*.aria2", "*.crdownload", "blobs/*.incomplete")
 UNFINISHED_BELOW = ".cache/huggingface/download/*.incomplete"
 ADAPTERS = (
@@ -57,7 +58,7 @@ OPENINGS = {
 # Files whose absence a dangling link would hide.
 LINKED = (
     "config.json",
-    "model*.safetensors",
+    WEIGHTS,
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.*",
@@ -84,9 +85,10 @@ def name_content(directory: Path) -> str:
         return f"{directory} has model_index.json: a pipeline of diffusers, which makes no text"
     for pattern, meaning in FORMATS.items():
         if name := _first(directory, pattern):
-            return f"{directory} has {name}: {meaning}, which is not read here; {OTHER_VERSION}"
-    if name := _first(directory, "*.safetensors"):
-        return f"{directory} has {name}, and weights are read from model*.safetensors: rename it"
+            return f"{directory} has {name} ({meaning}), which is not read here; {OTHER_VERSION}"
+    name = _first(directory, "*.safetensors")
+    if name and not fnmatch(name, WEIGHTS):
+        return f"{directory} has {name}, and weights are read from {WEIGHTS}: rename it"
     return ""
 
 
@@ -115,7 +117,7 @@ def require_config(directory: Path) -> None:
             f"{directory} has no whole model: `trouper models pull {model}` fetches the rest"
         )
     below = sorted(directory.glob("*/config.json"))[:MAX_NAMED]
-    models = [path.parent.name for path in below if any(path.parent.glob("model*.safetensors"))]
+    models = [path.parent.name for path in below if any(path.parent.glob(WEIGHTS))]
     if content := name_content(directory):
         raise ModelUnusable(content)
     if models:

@@ -20,7 +20,7 @@ from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
 from trouper.protocol.settings import HUB_CACHE, require_sources
-from trouper.storage.foreign_files import require_config
+from trouper.storage.checkpoint_files import require_directory
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cache
 
@@ -157,7 +157,7 @@ def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:
     elif not model or not is_directory(directory):  # An empty path is the current directory.
         _not_there(model, sources)
     try:
-        require_config(directory)
+        require_directory(directory)
     except ModelUnusable as unusable:
         refuse(str(unusable))
     return read_model_files(encodable(model), directory)
