@@ -170,9 +170,7 @@ def unfused(directory: Path) -> None:
 def quantized(method: str, suffix: str, **options: Any) -> Make:
     def make(directory: Path) -> None:
         edit(directory, quantization_config={"quant_method": method, **options})
-        rename_weights(
-            directory, lambda name: name.replace("_proj.weight", f"_proj.{suffix}")
-        )
+        rename_weights(directory, lambda name: name.replace("_proj.weight", f"_proj.{suffix}"))
 
     return make
 
@@ -264,7 +262,9 @@ CASES: dict[str, BrokenDirectory] = {
     ),
     "a layer too many": BrokenDirectory(change(num_hidden_layers=9), "and [0-9]+ more missing"),
     "another width": BrokenDirectory(change(hidden_size=32), "do not make a model"),
-    "another rope": BrokenDirectory(change(final_logit_softcapping=30.0), "final_logit_softcapping"),
+    "another rope": BrokenDirectory(
+        change(final_logit_softcapping=30.0), "final_logit_softcapping"
+    ),
     # -- weights
     "no weights": BrokenDirectory(remove(WEIGHTS), "has no weights"),
     "weights empty": BrokenDirectory(write(WEIGHTS, ""), f"{WEIGHTS} is empty: {AGAIN}"),
@@ -311,7 +311,9 @@ CASES: dict[str, BrokenDirectory] = {
         adapter("adapter_model.safetensors"), "adapter_model.safetensors: an adapter: .*--adapter"
     ),
     "adapter of PEFT in .bin": BrokenDirectory(adapter("adapter_model.bin"), ": an adapter: "),
-    "adapter of mlx-lm": BrokenDirectory(adapter("adapters.safetensors", config=False), "--adapter"),
+    "adapter of mlx-lm": BrokenDirectory(
+        adapter("adapters.safetensors", config=False), "--adapter"
+    ),
     # -- quantized by others
     "FP8": BrokenDirectory(quantized("fp8", "weight_scale_inv"), "quantized by fp8"),
     "compressed-tensors FP8": BrokenDirectory(

@@ -154,9 +154,7 @@ def digest_of(name: str) -> str:
 def save_embedder(name: str, directory: Path) -> Path:
     """A directory of sentence-transformers without a tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(
-        weights_of(CONFIGS[name]), directory / "model.safetensors", metadata={"format": "pt"}
-    )
+    save_file(weights_of(CONFIGS[name]), directory / "model.safetensors", metadata={"format": "pt"})
     _write(directory / "config.json", CONFIGS[name])
     pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode": POOLINGS[name]}
     _write_module(directory / "1_Pooling", pooling)

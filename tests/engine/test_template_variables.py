@@ -20,15 +20,21 @@ ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
             ("thinking_budget", 0),
             -1,
         ),
-        ("{% if thinking_mode == 'enabled' %}{% endif %}", ("thinking_mode", "disabled"), "enabled"),
+        (
+            "{% if thinking_mode == 'enabled' %}{% endif %}",
+            ("thinking_mode", "disabled"),
+            "enabled",
+        ),
         (
             "{% set reasoning = reasoning if reasoning is not undefined else true %}",
             ("reasoning", False),
             True,
         ),
         (
-            "{% generation %}{% for m in messages %}{% break %}{% endfor %}{%- endgeneration -%}"
-            "{{ thinking }}",
+            (
+                "{% generation %}{% for m in messages %}{% break %}{% endfor %}"
+                "{%- endgeneration -%}{{ thinking }}"
+            ),
             ("thinking", False),
             True,
         ),

@@ -140,9 +140,7 @@ def _token_faults(loaded: EvaluatedModel, model: nn.Module) -> list[str]:
     """Greedy tokens that differ from mlx-lm's, other than by rounding."""
     words = loaded.tokenizer
     prompts = [list(words.encode_chat(messages, tools=[TOOL])) for messages in CONVERSATIONS]
-    engine = StepEngine(
-        loaded.model, loaded.card.vocab_size, capabilities=loaded.card.capabilities
-    )
+    engine = StepEngine(loaded.model, loaded.card.vocab_size, capabilities=loaded.card.capabilities)
     rows = Driver(engine, 64).play([Request(prompt, TOKENS) for prompt in prompts])
     faults = []
     for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):

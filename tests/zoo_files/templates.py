@@ -1,5 +1,5 @@
-"""Chat templates of our own writing in the forms of the makers': how turns are framed, how calls are
-written, and how thinking is switched."""
+"""Chat templates of our own writing in the forms of the makers': how turns are framed, how calls
+are written, and how thinking is switched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Turns:
     """Jinja's condition for messages that the makers' template refuses."""
 
 
-def framed(pattern: str, end: str, *, tool: str = "tool", system: str = "system") -> dict[str, Frame]:
+def framed(
+    pattern: str, end: str, *, tool: str = "tool", system: str = "system"
+) -> dict[str, Frame]:
     roles = {"system": system, "user": "user", "assistant": "assistant", "tool": tool}
     return {role: (pattern.format(name), end) for role, name in roles.items()}
 
@@ -38,13 +40,9 @@ def without(frames: Mapping[str, Frame], *roles: str) -> dict[str, Frame]:
     return {role: frame for role, frame in frames.items() if role not in roles}
 
 
-NOT_IN_TURN = (
-    "(messages | rejectattr('role', 'equalto', 'system') | list | first).role != 'user'"
-)
+NOT_IN_TURN = "(messages | rejectattr('role', 'equalto', 'system') | list | first).role != 'user'"
 CHATML = framed("<|im_start|>{}\n", "<|im_end|>\n")
-LLAMA3 = framed(
-    "<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", tool="ipython"
-)
+LLAMA3 = framed("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", tool="ipython")
 GEMMA = {
     "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
     "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
@@ -114,7 +112,11 @@ NEMOTRON = {
 
 
 def _turns(
-    frames: Mapping[str, Frame], end: str, begin: str = "", prompt: str | None = None, refuses: str = ""
+    frames: Mapping[str, Frame],
+    end: str,
+    begin: str = "",
+    prompt: str | None = None,
+    refuses: str = "",
 ) -> Turns:
     before = frames["assistant"][0] if prompt is None else prompt
     texts = "".join((begin, end, *(text for frame in frames.values() for text in frame)))
@@ -133,14 +135,10 @@ TURNS: dict[str, Turns] = {
     "chatml": _turns(CHATML, "<|im_end|>"),
     "chatml, no tools": _turns(without(CHATML, "tool"), "<|im_end|>"),
     "llama3": _turns(LLAMA3, "<|eot_id|>", "<|begin_of_text|>"),
-    "gemma": _turns(
-        GEMMA, "<end_of_turn>", "<bos>", refuses="messages[0].role == 'system'"
-    ),
+    "gemma": _turns(GEMMA, "<end_of_turn>", "<bos>", refuses="messages[0].role == 'system'"),
     "mistral": _turns(MISTRAL, "</s>", "<s>", refuses=NOT_IN_TURN),
     "mistral, no tools": _turns(without(MISTRAL, "tool", "system"), "</s>", "<s>"),
-    "deepseek": _turns(
-        DEEPSEEK, f"<{BAR}end▁of▁sentence{BAR}>", f"<{BAR}begin▁of▁sentence{BAR}>"
-    ),
+    "deepseek": _turns(DEEPSEEK, f"<{BAR}end▁of▁sentence{BAR}>", f"<{BAR}begin▁of▁sentence{BAR}>"),
     "kimi": _turns(KIMI, "<|im_end|>"),
     "glm": _turns(GLM, "<|user|>", "[gMASK]<sop>", "<|assistant|>"),
     "granite": _turns(GRANITE, "<|end_of_text|>"),
@@ -179,7 +177,9 @@ def _tagged(before: str, behind: str) -> str:
 NAME = "{{ c.function.name }}"
 PAIRS = _tagged("<arg_key>{{ k }}</arg_key>\n<arg_value>", "</arg_value>\n")
 TAGS = _tagged("<parameter={{ k }}>\n", "\n</parameter>\n")
-DSML = _tagged(f'<{BAR}DSML{BAR}parameter name="{{{{ k }}}}" string="true">', f"</{BAR}DSML{BAR}parameter>\n")
+DSML = _tagged(
+    f'<{BAR}DSML{BAR}parameter name="{{{{ k }}}}" string="true">', f"</{BAR}DSML{BAR}parameter>\n"
+)
 PYTHON = "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}{% endfor %}"
 CALLS: dict[str, Calls] = {
     "hermes": Calls(f"<tool_call>\n{CALL}\n</tool_call>", specials=("<tool_call>", "</tool_call>")),
@@ -188,9 +188,7 @@ CALLS: dict[str, Calls] = {
         specials=("<tool_call>", "</tool_call>"),
     ),
     "llama3_json": Calls('{"name": "' + NAME + '", "parameters": ' + ARGUMENTS + "}"),
-    "mistral": Calls(
-        f"[TOOL_CALLS]{NAME}[ARGS]{ARGUMENTS}", specials=("[TOOL_CALLS]", "[ARGS]")
-    ),
+    "mistral": Calls(f"[TOOL_CALLS]{NAME}[ARGS]{ARGUMENTS}", specials=("[TOOL_CALLS]", "[ARGS]")),
     "deepseek_v3": Calls(
         f"<{BAR}tool▁call▁begin{BAR}>{NAME}<{BAR}tool▁sep{BAR}>{ARGUMENTS}<{BAR}tool▁call▁end{BAR}>",
         f"<{BAR}tool▁calls▁begin{BAR}>",
@@ -217,7 +215,8 @@ CALLS: dict[str, Calls] = {
         behind=f"</{BAR}DSML{BAR}tool_calls>",
     ),
     "kimi_k2": Calls(
-        f"<|tool_call_begin|>functions.{NAME}:0<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>",
+        f"<|tool_call_begin|>functions.{NAME}:0"
+        f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>",
         "<|tool_calls_section_begin|>",
         behind="<|tool_calls_section_end|>",
         specials=(
@@ -244,7 +243,8 @@ CALLS: dict[str, Calls] = {
         specials=("<minimax:tool_call>", "</minimax:tool_call>"),
     ),
     "harmony": Calls(
-        f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+        f"<|channel|>commentary to=functions.{NAME} <|constrain|>json<|message|>"
+        f"{ARGUMENTS}<|call|>",
         specials=("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>"),
     ),
     "gemma4": Calls(
@@ -313,21 +313,26 @@ THINKING: dict[str, str] = {
     "always": "<think>\n",
     "thinking": "{% if thinking is defined and thinking %}<think>{% else %}</think>{% endif %}",
     "closed": ON + "<think></think>{% endif %}",
-    "budget": "{% if thinking_budget is defined and thinking_budget == 0 %}<seed:think></seed:think>{% endif %}",
-    "cohere": "{% if enable_thinking is defined and not enable_thinking %}<|START_THINKING|><|END_THINKING|>{% endif %}",
+    "budget": "{% if thinking_budget == 0 %}<seed:think></seed:think>{% endif %}",
+    "cohere": ON + "<|START_THINKING|><|END_THINKING|>{% endif %}",
     "gemma4": OFF + "{% else %}<|channel>thought\n<channel|>{% endif %}",
+    "apriel": "Here are my reasoning steps:\n",
     "effort": "",
     "granite": "",
 }
-"""What a template writes behind the begin of an answer, by its way of switching."""
+"""Text behind the begin of an answer, by the way of switching."""
 BEFORE: dict[str, str] = {
-    "effort": "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>",
+    "apriel": "Write your answer behind [BEGIN FINAL RESPONSE].\n",
+    "effort": (
+        "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>"
+    ),
     "granite": (
         "{% if thinking is defined and thinking %}Write your thoughts after 'Here is my thought "
         "process:' and your answer after 'Here is my response:'.{% endif %}"
     ),
 }
 MARKERS: dict[str, tuple[str, ...]] = {
+    "apriel": (),
     "budget": ("<seed:think>", "</seed:think>"),
     "cohere": (
         *("<|START_THINKING|>", "<|END_THINKING|>"),

@@ -80,7 +80,9 @@ def name_content(directory: Path) -> str:
     if unfinished := _first(directory, *UNFINISHED, UNFINISHED_BELOW):
         return f"{directory} has {unfinished}, a download that has not ended: download it again"
     if adapter := _first(directory, *ADAPTERS):
-        return f"{directory} has {adapter}: an adapter: name its base by --model, and it by --adapter"
+        return (
+            f"{directory} has {adapter}: an adapter: name its base by --model, and it by --adapter"
+        )
     if exists(directory / "model_index.json"):
         return f"{directory} has model_index.json: a pipeline of diffusers, which makes no text"
     for pattern, meaning in FORMATS.items():
@@ -141,9 +143,10 @@ def describe_module(directory: Path) -> str:
 def dangling_links(directory: Path) -> Iterator[Path]:
     """Links without a target among the files of a model. May raise `OSError`."""
     for path in sorted(directory.iterdir()):
-        if path.lstat() and path.is_symlink() and not exists(path):
-            if any(fnmatch(path.name, pattern) for pattern in LINKED):
-                yield path
+        path.lstat()  # Raises where the directory may be listed and not searched.
+        is_needed = any(fnmatch(path.name, pattern) for pattern in LINKED)
+        if is_needed and path.is_symlink() and not exists(path):
+            yield path
 
 
 def require_content(path: Path) -> None:

@@ -122,9 +122,7 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
     if config.get("bias", "none") != "none":
         yield f"bias {config['bias']} changes biases"
     if modules := config.get("modules_to_save"):
-        yield (
-            f"modules_to_save replaces {_names(modules)}"
-        )
+        yield (f"modules_to_save replaces {_names(modules)}")
     if targets := config.get("target_parameters"):
         yield (
             f"target_parameters ({_names(targets)}) adapts parameters, such as those of experts, "
