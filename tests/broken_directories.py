@@ -76,6 +76,11 @@ def instead(name: str) -> Make:
     return make
 
 
+def pipeline(directory: Path) -> None:
+    alone("unet.bin")(directory)
+    write_json(directory / "model_index.json", {"_class_name": "FluxPipeline"})
+
+
 def write(name: str, content: str | bytes) -> Make:
     data = content.encode() if isinstance(content, str) else content
 
@@ -304,9 +309,7 @@ CASES: dict[str, BrokenDirectory] = {
     "Mistral": BrokenDirectory(instead("consolidated.safetensors"), "Mistral's own format"),
     "npz": BrokenDirectory(instead("weights.npz"), "MLX's former format"),
     "another name": BrokenDirectory(instead("pytorch_model.safetensors"), "rename it"),
-    "diffusers": BrokenDirectory(
-        lambda d: (alone("unet.bin")(d), write_json(d / "model_index.json", {})), "diffusers"
-    ),
+    "diffusers": BrokenDirectory(pipeline, "a pipeline of diffusers"),
     "adapter of PEFT": BrokenDirectory(
         adapter("adapter_model.safetensors"), "adapter_model.safetensors: an adapter: .*--adapter"
     ),

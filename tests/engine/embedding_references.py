@@ -190,7 +190,7 @@ def _write(path: Path, content: Any) -> None:
 
 def vectors_of(name: str, directory: Path) -> list[list[float]]:
     """The vector of each prompt, by transformers and torch in float32 on the CPU."""
-    import torch
+    import torch  # type: ignore[import-not-found]
     from transformers import AutoModel
 
     model, info = AutoModel.from_pretrained(

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from transformers import PreTrainedTokenizerFast
 
@@ -82,8 +83,8 @@ class Outcome:
 
 def play(family: Family, directory: Path) -> Outcome:
     model = save_family(family, directory)
-    lines: list[str] = []
-    loaded = load(Settings(model=str(directory), self_check="off", no_ssd=True), lines.append)
+    settings = Settings(model=str(directory), self_check="off", no_ssd=True)
+    loaded = load(settings, lambda _: None)
     card, words = loaded.card, loaded.tokenizer
     faults = [*_prompt_faults(words, directory), *_token_faults(loaded, model)]
     faults += _parser_faults(family, words)
@@ -93,14 +94,13 @@ def play(family: Family, directory: Path) -> Outcome:
         faults.append(f"the context is {card.context_length}, not {_context(family)}")
     if words.template.fault is not None:
         faults.append(f"the template: {words.template.fault}")
-    unread = [line for line in lines if line.startswith("config.json, read by nobody")]
     return Outcome(
         family,
         card.tool_parser,
         card.reasoning_parser,
         default_of(words),
         card.context_length,
-        (*(text for _, text in words.template.lines), *unread),
+        tuple(text for _, text in words.template.lines),
         tuple(faults),
     )
 
@@ -154,7 +154,7 @@ def _token_faults(loaded: EvaluatedModel, model: nn.Module) -> list[str]:
 def _gap(model: nn.Module, tokens: list[int]) -> float:
     """Between the two best logits behind `tokens`."""
     best = mx.sort(model(mx.array([tokens]))[0, -1])
-    return float((best[-1] - best[-2]).item())
+    return float(np.array(best[-1] - best[-2], np.float32))
 
 
 def default_of(words: HubTokenizer) -> str:

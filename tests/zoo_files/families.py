@@ -74,6 +74,14 @@ FAMILIES = {
         ),
         F("Yi 1.5", "llama", "chatml, no tools", "", "", 32 * K, {"rope_theta": 5e6}),
         F("SmolLM2", "llama", "chatml, no tools", "", "", 8 * K, {"rope_theta": 130000.0}),
+        F(
+            "SmolLM2 of transformers 5",
+            "llama",
+            "chatml, no tools",
+            context=8 * K,
+            changes={"rope_theta": 130000.0},
+            transformers=5,
+        ),
         F("SmolLM3", "smollm3", "chatml", "hermes", "opened", 64 * K, {"rope_theta": 5e6}),
         F("Nanbeige 4", "nanbeige", "chatml", "hermes", "on", 256 * K),
         F("MiniCPM 4", "minicpm", "chatml, no tools", "", "", 32 * K),
@@ -151,7 +159,7 @@ FAMILIES = {
         F("Kimi K2", "deepseek_v3", "kimi", "kimi_k2", "", 128 * K, {}, "kimi_k2"),
         F("Kimi K2 Thinking", "deepseek_v3", "kimi", "kimi_k2", "always", 256 * K, {}, "kimi_k2"),
         F("Kimi Linear", "kimi_linear", "kimi", "kimi_k2", "", 1024 * K),
-        F("Kimi K2.5", "kimi_k25", "kimi", "kimi_k2", "thinking", 256 * K),
+        F("Kimi K2.5", "kimi_k25", "kimi", "kimi_k2", "thinking on", 256 * K),
         # -- GLM, MiniMax, Step, LongCat
         F("GLM 4", "glm4", "glm", "", "", 32 * K),
         F("GLM 4.5, 4.6, 4.7", "glm4_moe", "glm", "glm", "closed", 128 * K),
@@ -207,5 +215,12 @@ FAMILIES = {
         F("PLaMo 2", "plamo2", "chatml, no tools", "", "", 10240 * K),
     )
 }
-SHORT = ("Llama 3.1, 3.2, 3.3", "Gemma 2", "Qwen 3.5, small", "DeepSeek V3.1", "Seed-OSS")
+SHORT = (
+    "SmolLM2 of transformers 5",
+    "Llama 3.1, 3.2, 3.3",
+    "Gemma 2",
+    "Qwen 3.5, small",
+    "DeepSeek V3.1",
+    "Seed-OSS",
+)
 """Those of the tests."""

@@ -30,7 +30,7 @@ def row(outcome: Outcome) -> str:
         outcome.reasoning_parser,
         outcome.default,
         f"{outcome.context:,}",
-        "; ".join(filter(None, map(_short, outcome.missing))),
+        "; ".join(dict.fromkeys(filter(None, map(_short, outcome.missing)))),
     )
     return f"| {' | '.join(cells)} |"
 

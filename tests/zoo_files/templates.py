@@ -312,6 +312,9 @@ THINKING: dict[str, str] = {
     "off": OFF + "<think>\n{% else %}" + EMPTY + "{% endif %}",
     "always": "<think>\n",
     "thinking": "{% if thinking is defined and thinking %}<think>{% else %}</think>{% endif %}",
+    "thinking on": (
+        "{% if thinking is defined and not thinking %}<think></think>{% else %}<think>{% endif %}"
+    ),
     "closed": ON + "<think></think>{% endif %}",
     "budget": "{% if thinking_budget == 0 %}<seed:think></seed:think>{% endif %}",
     "cohere": ON + "<|START_THINKING|><|END_THINKING|>{% endif %}",
