@@ -151,9 +151,9 @@ def cached_half(directory: Path) -> None:
 
 
 def half_downloaded(directory: Path) -> None:
-    parts = directory / ".cache" / "huggingface" / "download"
-    parts.mkdir(parents=True)
-    (directory / WEIGHTS).rename(parts / "0a1b2c.incomplete")
+    cache = directory / ".cache" / "huggingface" / "download"
+    cache.mkdir(parents=True)
+    (directory / WEIGHTS).rename(cache / "0a1b2c.incomplete")
 
 
 def adapter(file: str, *, config: bool = True) -> Make:

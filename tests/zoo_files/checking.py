@@ -197,10 +197,12 @@ def _parser_faults(family: Family, words: HubTokenizer) -> list[str]:
 def written_call(family: Family, words: HubTokenizer) -> str:
     """As the template writes a call of an earlier turn."""
     turns = TURNS[family.turns]
-    whole = words.render_chat(
+    rendered = words.render_chat(
         [ASK, CALL], {"tools": [TOOL], "add_generation_prompt": False, "tokenize": False}
     )
-    assert whole is not None and family.calls in CALLS
+    assert rendered is not None and family.calls in CALLS
     begin, end = turns.frames["assistant"]
-    text = whole.rpartition(begin)[2] if begin else whole.rpartition(turns.frames["user"][1])[2]
+    text = (
+        rendered.rpartition(begin)[2] if begin else rendered.rpartition(turns.frames["user"][1])[2]
+    )
     return text.removesuffix(end)

@@ -355,14 +355,14 @@ def literal(text: str) -> str:
 def template(turns: Turns, calls: Calls | None, thinking: str) -> str:
     """A whole template."""
     begin, end = turns.frames.get("system", turns.frames["user"])
-    parts = [literal(turns.begin), BEFORE.get(thinking, "")]
+    pieces = [literal(turns.begin), BEFORE.get(thinking, "")]
     if turns.refuses:
-        parts.append(f"{{% if {turns.refuses} %}}{{{{ raise_exception('roles') }}}}{{% endif %}}")
+        pieces.append(f"{{% if {turns.refuses} %}}{{{{ raise_exception('roles') }}}}{{% endif %}}")
     if calls is not None:
-        parts.append(
+        pieces.append(
             f"{{% if tools %}}{literal(begin)}{{{{ tools | tojson }}}}{literal(end)}{{% endif %}}"
         )
-    parts.append("{% for m in messages %}")
+    pieces.append("{% for m in messages %}")
     for role, (before, behind) in turns.frames.items():
         content = "{{ m.content or '' }}"
         if role == "assistant" and calls is not None:
@@ -377,21 +377,21 @@ def template(turns: Turns, calls: Calls | None, thinking: str) -> str:
                 + literal(calls.behind)
                 + "{% endif %}"
             )
-        parts.append(
+        pieces.append(
             f"{{% if m.role == '{role}' %}}{literal(before)}{content}{literal(behind)}{{% endif %}}"
         )
     roles = ", ".join(f"'{role}'" for role in turns.frames)
-    parts.append(
+    pieces.append(
         f"{{% if m.role not in [{roles}] %}}{{{{ raise_exception('role') }}}}{{% endif %}}"
         "{% endfor %}"
     )
-    parts.append(
+    pieces.append(
         "{% if add_generation_prompt %}"
         + literal(turns.prompt)
         + THINKING[thinking]
         + "{% endif %}"
     )
-    return "".join(parts)
+    return "".join(pieces)
 
 
 def specials(turns: Turns, calls: Calls | None, thinking: str) -> tuple[str, ...]:

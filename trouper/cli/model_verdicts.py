@@ -35,16 +35,16 @@ class Passed(msgspec.Struct, frozen=True):
 def with_problems(models: Sequence[ModelFiles]) -> list[ModelFiles]:
     """The models with `problem` as `serve` would say it."""
     memo = default_cache_dir() / MEMO
-    known = read_memo(memo, Passed)
-    checked = [_checked(files, known) for files in models]
+    before = read_memo(memo, Passed)
+    checked = [_checked(files, before) for files in models]
     passed = {_key(files): Passed(_state(files)) for files in checked if not files.problem}
-    if any(known.get(name) != value for name, value in passed.items()):
-        write_memo(memo, dict([*(known | passed).items()][-MAX_REMEMBERED:]))
+    if any(before.get(name) != value for name, value in passed.items()):
+        write_memo(memo, dict([*(before | passed).items()][-MAX_REMEMBERED:]))
     return checked
 
 
-def _checked(files: ModelFiles, known: dict[str, Passed]) -> ModelFiles:
-    if files.problem or known.get(_key(files)) == Passed(_state(files)):
+def _checked(files: ModelFiles, before: dict[str, Passed]) -> ModelFiles:
+    if files.problem or before.get(_key(files)) == Passed(_state(files)):
         return files
     from trouper.engine.loading.model_loading import check
 

@@ -43,8 +43,9 @@ def _translate_pattern(config: Config) -> dict[str, Any]:
     if not isinstance(kinds, list) or "full_attention" not in kinds:
         return {}
     period = kinds.index("full_attention") + 1
-    whole = [(at + 1) % period == 0 for at in range(len(kinds))]
-    return {PATTERN: period} if whole == [kind == "full_attention" for kind in kinds] else {}
+    full = [kind == "full_attention" for kind in kinds]
+    is_periodic = full == [(at + 1) % period == 0 for at in range(len(kinds))]
+    return {PATTERN: period} if is_periodic else {}
 
 
 def _reads_rope_parameters(arguments: type) -> bool:
