@@ -304,6 +304,10 @@ schemathesis *flags: _setup
 zoo *configs: _setup
     @.venv/bin/python -m tests.zoo "$@"
 
+# Files in the forms of some ninety families, or of the NAMEs: load, template, parser and two conversations beside mlx-lm and transformers; all of them write the table of docs/models.md
+zoo-files *names: _setup
+    @.venv/bin/python -m tests.zoo_files "$@"
+
 # Greedy tokens of each family at two and three ranks against one rank's, in float32
 ranks-parity tokens="512" *flags: _setup
     @.venv/bin/python -m tests.ranks "$@"

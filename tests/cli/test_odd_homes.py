@@ -249,7 +249,7 @@ def test_a_name_that_cannot_be_written_is_escaped(encoding: str, tmp_path: Path)
         check=False,
     )
     assert (outcome.returncode, outcome.stderr) == (0, b"")
-    assert b"M\\udcfcller" in outcome.stdout and b"damaged" in outcome.stdout
+    assert b"M\\udcfcller" in outcome.stdout and b"unusable" in outcome.stdout
 
 
 @pytest.mark.parametrize(("value", "coloured"), [("1", False), ("", True)])

@@ -282,6 +282,11 @@ def test_adapters_that_do_not_fit_beside_the_weights_are_refused_before_these_ar
         ({"init_lora_weights": "loftq"}, "init_lora_weights loftq"),
         ({"alora_invocation_tokens": [5, 6]}, "alora_invocation_tokens"),
         ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        (
+            {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]},
+            r"target_parameters \(mlp.experts.gate_up_proj, mlp.experts.down_proj\).*; merge it",
+        ),
+        ({"trainable_token_indices": {"embed_tokens": [3]}}, "trainable_token_indices"),
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(
@@ -292,6 +297,17 @@ def test_what_is_no_plain_lora_is_refused_by_name(
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(ModelUnusable, match=message):
         find_adapter("it", str(directory))
+
+
+def test_an_adapter_of_experts_is_refused_as_such(tmp_path: Path) -> None:
+    """PEFT adapts each expert where transformers has them as layers; mlx-lm joins them."""
+    model = build("qwen3_moe")
+    directory = save_adapter(model, tmp_path / "it", 1, form="peft")
+    path = directory / "adapter_model.safetensors"
+    name = "base_model.model.model.layers.0.mlp.experts.1.gate_proj.lora_{}.weight"
+    mx.save_safetensors(str(path), {name.format(side): mx.ones((4, 4)) for side in "AB"})
+    with pytest.raises(ModelUnusable, match=r"experts.1.gate_proj is of experts.*; merge it"):
+        read_adapter(find_adapter("it", str(directory)), model)
 
 
 @pytest.mark.parametrize("kind", [True, "gaussian", "eva", None])
@@ -312,8 +328,10 @@ def test_how_a_plain_lora_began_is_no_matter(kind: object, tmp_path: Path) -> No
         {"alpha_pattern": {"*": 1}},
         {"lora_alpha": "x"},
         {"lora_alpha": 10**400},
+        {"lora_alpha": None},
+        {"lora_alpha": {}},
     ],
-    ids=["list", "pattern", "text", "huge"],
+    ids=["list", "pattern", "text", "huge", "null", "object"],
 )
 def test_what_gives_no_scale_is_that_adapters_fault(change: dict[str, Any], tmp_path: Path) -> None:
     """Found by review: anything but `ModelUnusable` ended the other models, too."""

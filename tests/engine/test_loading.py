@@ -274,7 +274,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: (d / "tokenizer.json").write_text(POINTER),
         "tokenizer.json is a pointer of Git LFS",
     ),
-    "empty": (lambda d: (d / "model.safetensors").write_bytes(b""), "is truncated"),
+    "empty": (lambda d: (d / "model.safetensors").write_bytes(b""), "is empty"),
     "not safetensors": (scribble, "not a safetensors file"),
     "other shapes": (lambda d: edit_config(d, intermediate_size=96), "do not make a model"),
     "fewer layers": (lambda d: edit_config(d, num_hidden_layers=3), "do not make a model"),

@@ -112,63 +112,6 @@ def test_a_hint_at_a_module_that_is_not_there_is_read_past(key: str, directory: 
     assert load_tokenizer(directory).encode("a b")
 
 
-def move(old: str, new: str) -> Callable[[Path], object]:
-    return lambda directory: (directory / old).rename(directory / new)
-
-
-def only(name: str) -> Callable[[Path], None]:
-    def make(directory: Path) -> None:
-        (directory / "model.safetensors").rename(directory / name)
-        (directory / "config.json").unlink()
-
-    return make
-
-
-def hub_cache(directory: Path) -> None:
-    shutil.copytree(directory, directory / "snapshots" / "0a1b2c")
-    (directory / "config.json").unlink()
-
-
-def quantized(directory: Path) -> None:
-    edit_config(directory, quantization_config={"quant_method": "fp8"})
-    rewrite(directory, lambda name: name.replace("q_proj.weight", "q_proj.weight_scale_inv"))
-
-
-def page(directory: Path) -> None:
-    (directory / "model.safetensors").write_text("<!DOCTYPE html><html>Sign in</html>")
-
-
-def mixed(directory: Path) -> None:
-    shutil.copy(directory / "model.safetensors", directory / "model-00001-of-00001.safetensors")
-    rewrite(directory, lambda name: f"{name}.biases")
-    index = {"weight_map": {"w": "model-00001-of-00001.safetensors"}}
-    write_json(directory / "model.safetensors.index.json", index)
-
-
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "PyTorch": (move("model.safetensors", "pytorch_model.bin"), "weights of PyTorch"),
-    "GGUF": (only("model-Q4_K_M.gguf"), "model-Q4_K_M.gguf: GGUF"),
-    "Mistral": (move("model.safetensors", "consolidated.safetensors"), "Mistral's own format"),
-    "npz": (move("model.safetensors", "weights.npz"), "former format"),
-    "adapter": (move("model.safetensors", "adapters.safetensors"), "--adapter"),
-    "page": (page, "a web page"),
-    "hub": (hub_cache, "snapshots/0a1b2c"),
-    "fp8": (quantized, "quantized by fp8"),
-    "mixed": (mixed, "model.safetensors is in no index"),
-    "empty tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "no tokenizer.json"),
-    "layers": (lambda d: edit_config(d, num_hidden_layers=9), "and [0-9]+ more missing"),
-}
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_what_cannot_be_loaded_is_said_in_a_line(fault: str, directory: Path) -> None:
-    make, words = BROKEN[fault]
-    make(directory)
-    with pytest.raises(ModelUnusable, match=words) as unusable:
-        load(Settings(model=str(directory)), lambda _: None)
-    assert "\n" not in unusable.value.message and str(directory) in unusable.value.message
-
-
 def test_a_key_that_nobody_reads_is_refused_or_named(directory: Path) -> None:
     edit_config(directory, final_logit_softcapping=30.0)
     with pytest.raises(ModelUnusable, match="final_logit_softcapping") as unusable:

@@ -165,7 +165,7 @@ def config_number(path: Path) -> None:
     replace(path / "config.json", "NaN")
 
 
-@case("model", "config.json", "cannot be read")
+@case("model", "config.json", "is empty")
 def config_empty(path: Path) -> None:
     replace(path / "config.json", "")
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -205,30 +206,34 @@ def _draft_model(settings: Settings) -> Iterator[Finding]:
 
 def self_check(checked: CheckedSettings) -> Iterator[Finding]:
     """Report the self-check of the last start."""
+    for settings in checked.models:
+        with suppress(ModelUnusable):  # `model` names the fault.
+            yield _self_check(settings)
+
+
+def _self_check(settings: Settings) -> Finding:
+    """Raises `ModelUnusable`."""
     from trouper.engine import probe
 
-    for settings in checked.models:
-        if settings.self_check == "off":
-            remedy = "leave --self-check out"
-            yield Finding(
-                "warn",
-                "--self-check off: what rows may do is guessed from the model's caches",
-                remedy,
-            )
-        elif not probe.is_here(settings.model) or (line := probe.checked(settings)) is None:
-            yield Finding(
-                "ok",
-                "not made yet for these weights, settings, versions and device; the first start "
-                "makes it",
-            )
-        elif line.off:
-            yield Finding(
-                "warn",
-                line.summary,
-                "requests are answered rightly, but slower; docs/self-check.md says what it means",
-            )
-        else:
-            yield Finding("ok", line.summary)
+    if settings.self_check == "off":
+        return Finding(
+            "warn",
+            "--self-check off: what rows may do is guessed from the model's caches",
+            "leave --self-check out",
+        )
+    if not probe.is_here(settings.model) or (line := probe.checked(settings)) is None:
+        return Finding(
+            "ok",
+            "not made yet for these weights, settings, versions and device; the first start "
+            "makes it",
+        )
+    if line.off:
+        return Finding(
+            "warn",
+            line.summary,
+            "requests are answered rightly, but slower; docs/self-check.md says what it means",
+        )
+    return Finding("ok", line.summary)
 
 
 def disk(checked: CheckedSettings) -> Iterator[Finding]:

@@ -12,11 +12,11 @@ from trouper.engine.distributed.rank_group import ALONE
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import KvFormat
-from trouper.engine.loading import bundled_model, checkpoint, precision, tokenizer
+from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.adapter_files import find_adapter
 from trouper.engine.loading.draft_loading import FoundDraft, find_draft, open_draft
 from trouper.engine.loading.head_loading import open_head
-from trouper.engine.loading.model_loading import candidate_of
+from trouper.engine.loading.model_loading import candidate_of, check
 from trouper.engine.loading.model_source import cached, local, source_of
 from trouper.engine.loading.weights import opened
 from trouper.engine.platform import device
@@ -85,13 +85,7 @@ def require_parts(settings: Settings) -> None:
     """Check tokenizer, adapters, a demanded MTP head and a local draft model. Raises
     `ModelUnusable`."""
     draft = None
-    found = checkpoint.inspect(local(settings.model))
-    words = tokenizer.load(
-        found.directory,
-        found.config,
-        tool_parser=settings.tool_parser,
-        reasoning_parser=settings.reasoning_parser,
-    )
+    found, words, _ = check(attrs.evolve(settings, model=str(local(settings.model))))
     for name, path in adapters_of(settings.adapter).items():
         find_adapter(name, path)
     if settings.draft_model is not None and is_here(settings.draft_model, DRAFT_FLAG):

@@ -5,16 +5,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from trouper.protocol.paths import exists, is_file
+from trouper.protocol.paths import exists, is_directory, is_file
 from trouper.protocol.problems import ModelUnusable
+from trouper.storage.foreign_files import (
+    MAX_NAMED,
+    dangling_links,
+    describe_module,
+    name_content,
+    require_config,
+    require_content,
+)
 
 # Dtypes of packed quantized weights, of any number of bits.
 PACKED = ("U32", "I32")
@@ -22,8 +30,6 @@ PACKED = ("U32", "I32")
 LONGEST_JSON_BYTES = 2**24
 # Enough for about 200,000 tensors.
 LONGEST_HEADER_BYTES = 2**25
-# Number of missing files in an error.
-MAX_NAMED = 8
 # MLX's maximum.
 LARGEST_DIMENSION = 2**31 - 1
 MAX_AXES = 16
@@ -31,9 +37,6 @@ MAX_AXES = 16
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "C64": 8, "BOOL": 1} | {
     f"{sign}{8 * size}": size for sign in "IU" for size in (1, 2, 4, 8)
 }
-# Begin of the file that a clone without Git LFS has instead.
-LFS_POINTER = b"version https://git-lfs"
-LONGEST_OPENING = 256
 # Default bits of a packed value.
 PACKED_BITS = 4
 # Endings of packed weights and scales: AWQ and GPTQ, compressed-tensors, gpt-oss's mxfp4.
@@ -44,7 +47,59 @@ PACKED_WITH_SCALES = (
 )
 # Default values for each scale.
 GROUP_SIZE = 64
+# By suffix of the config key. The largest models have 130 layers.
+MAXIMA = {"layer": 2048, "layers": 2048, "loops": 2048, "experts": 2**16, "groups": 2**16}
+LONGEST_KIND = 200
+SHARD = re.compile(r"(?P<name>.+)-(?P<number>\d{1,5})-of-(?P<count>\d{1,5})\.safetensors")
 Header = dict[str, Any]
+
+
+def read_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[Path, Header]]:
+    """The config, and the header of each file of weights. Raises `ModelUnusable` for anything that
+    shows without the architecture's code."""
+    require_directory(directory)
+    config = read_json(directory / "config.json")
+    _require_counts(directory, config)
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise ModelUnusable(
+            f"{directory}/config.json names no model_type{describe_module(directory)}"
+        )
+    if len(kind) > LONGEST_KIND:
+        raise ModelUnusable(f"{directory}/config.json: model_type has {len(kind)} characters")
+    return config, {path: header_of(path) for path in weight_files(directory)}
+
+
+def require_directory(directory: Path) -> None:
+    """Raise `ModelUnusable` without config.json, and for a FIFO, device, socket, or link without a
+    target."""
+    try:
+        for path in dangling_links(directory):
+            raise ModelUnusable(
+                f"{path} is a link to {path.readlink()}, which is not there: download it again"
+            )
+        for path in directory.iterdir():
+            if not is_directory(path):
+                require_regular(path)
+    except OSError as error:
+        raise ModelUnusable(f"{directory} cannot be read: {error}") from error
+    require_config(directory)
+
+
+def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:
+    # Raise `ModelUnusable` for counts by which architectures would allocate before reading weights.
+    for part in [config, *(each for each in config.values() if isinstance(each, dict))]:
+        for key, value in part.items():
+            maximum = next((bound for end, bound in MAXIMA.items() if key.endswith(end)), None)
+            if (
+                maximum is not None
+                and key.startswith(("n_", "num_"))
+                and isinstance(value, int)
+                and value > maximum
+            ):
+                raise ModelUnusable(
+                    f"{directory}/config.json: {key} is over {maximum}, more than any model has"
+                )
 
 
 def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, Any]:
@@ -61,6 +116,7 @@ def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, 
     except RecursionError:
         raise ModelUnusable(f"{path} cannot be read: it is nested too deeply") from None
     except (OSError, ValueError) as error:
+        require_content(path)
         raise ModelUnusable(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelUnusable(f"{path} is not a JSON object")
@@ -83,10 +139,13 @@ def weight_files(directory: Path) -> list[Path]:
     """List the files that mlx-lm loads. Raises `ModelUnusable` without files, or if one of the
     index is missing. An index without any present file is the original model's and is ignored."""
     present = sorted(directory.glob("model*.safetensors"))
-    promised = _indexed(directory)
+    promised = _indexed(directory) or _numbered(path.name for path in present)
     missing = sorted(promised - {path.name for path in present})
     if not present:
-        raise ModelUnusable(_no_weights(directory))
+        raise ModelUnusable(
+            name_content(directory)
+            or f"{directory} has no weights (model*.safetensors): download it again"
+        )
     if missing and len(missing) < len(promised):
         more = f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
         raise ModelUnusable(
@@ -103,57 +162,24 @@ def _indexed(directory: Path) -> set[str]:
     return {str(name) for name in section(read_json(index), "weight_map").values()}
 
 
+def _numbered(names: Iterable[str]) -> set[str]:
+    # All files of the sets of which some are there.
+    promised: set[str] = set()
+    for name in names:
+        if (match := SHARD.fullmatch(name)) is None:
+            return set()
+        width, count = len(match["number"]), match["count"]
+        promised |= {
+            f"{match['name']}-{number:0{width}}-of-{count}.safetensors"
+            for number in range(1, int(count) + 1)
+        }
+    return promised
+
+
 def unnamed_files(directory: Path) -> list[str]:
     present = {path.name for path in directory.glob("model*.safetensors")}
     promised = _indexed(directory)
     return sorted(present - promised) if promised and promised <= present else []
-
-
-OTHER_VERSION = "use a version with config.json and model*.safetensors"
-OTHER_WEIGHTS = {
-    "*.gguf": f"GGUF, which is not read here; {OTHER_VERSION}",
-    "pytorch_model*.bin": f"weights of PyTorch, which are not read here; {OTHER_VERSION}",
-    "*.pth": f"weights of PyTorch, which are not read here; {OTHER_VERSION}",
-    "consolidated*.safetensors": f"Mistral's own format, which is not read here; {OTHER_VERSION}",
-    "*.onnx": f"ONNX, which is not read here; {OTHER_VERSION}",
-    "weights*.npz": f"MLX's former format, which is not read here; {OTHER_VERSION}",
-    "adapter_model.safetensors": "an adapter: name its base by --model, and it by --adapter",
-    "adapters.safetensors": "an adapter: name its base by --model, and it by --adapter",
-}
-
-
-def _no_weights(directory: Path) -> str:
-    return _other_files(directory) or (
-        f"{directory} has no weights (model*.safetensors): download it again"
-    )
-
-
-def _other_files(directory: Path) -> str:
-    # Say which other files a directory has; "" for no known ones.
-    for pattern, meaning in OTHER_WEIGHTS.items():
-        if others := sorted(directory.glob(pattern)):
-            return f"{directory} has {others[0].name}: {meaning}"
-    return ""
-
-
-def require_config(directory: Path) -> None:
-    """Raise `ModelUnusable` without config.json, naming the directory's content."""
-    if exists(directory / "config.json"):
-        return
-    if snapshots := sorted(directory.glob("snapshots/*/config.json")):
-        raise ModelUnusable(
-            f"{directory} is a directory of the hub's cache: name the snapshot, --model "
-            f"{snapshots[-1].parent}"
-        )
-    below = sorted(directory.glob("*/config.json"))[:MAX_NAMED]
-    models = [path.parent.name for path in below if any(path.parent.glob("model*.safetensors"))]
-    if models:
-        raise ModelUnusable(
-            f"{directory} has no config.json; models are below it: {', '.join(models)}"
-        )
-    raise ModelUnusable(
-        _other_files(directory) or f"{directory} has no config.json: it is not a model directory"
-    )
 
 
 def quantized_by(config: Mapping[str, Any]) -> str:
@@ -194,7 +220,9 @@ def header_of(path: Path, longest_bytes: int = LONGEST_HEADER_BYTES) -> Header:
             ):
                 _require_sound(path, tensors)
                 return {name: msgspec.structs.asdict(tensor) for name, tensor in tensors.items()}
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ModelUnusable(f"{path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise ModelUnusable(f"{path} is not a safetensors file: {error}") from error
     require_content(path)
     raise ModelUnusable(f"{path} is truncated ({size} bytes): download it again")
@@ -214,42 +242,6 @@ def _require_sound(path: Path, tensors: Mapping[str, Tensor]) -> None:
     spans = sorted(tensor.data_offsets for tensor in tensors.values())
     if any(after[0] < before[1] for before, after in pairwise(spans)):
         raise ModelUnusable(f"{path} has tensors that share bytes")
-
-
-def require_content(path: Path) -> None:
-    """Raise `ModelUnusable` for Git LFS's pointer or a web page."""
-    with suppress(OSError), path.open("rb") as file:
-        begin = file.read(LONGEST_OPENING)
-        if begin.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-            raise ModelUnusable(
-                f"{path} is a web page, as a site gives where a login or a licence is missing: "
-                "download it again"
-            )
-        if begin.startswith(LFS_POINTER):
-            raise ModelUnusable(
-                f"{path} is a pointer of Git LFS: get its content by `git lfs pull` in "
-                f"{path.parent}"
-            )
-
-
-# Tokenizers' files that Trouper does not read.
-OTHER_TOKENIZERS = {
-    "tekken.json": "Mistral's tekken.json",
-    "tiktoken.model": "tiktoken.model",
-    "*.tiktoken": "a file of tiktoken",
-    "tokenizer.model": "tokenizer.model of SentencePiece",
-}
-
-
-def no_tokenizer(directory: Path) -> str:
-    """Error text for a missing tokenizer.json."""
-    for pattern, meaning in OTHER_TOKENIZERS.items():
-        if next(directory.glob(pattern), None) is not None:
-            return (
-                f"{directory} has no tokenizer.json, and {meaning}, which is not read here: use a "
-                "conversion with tokenizer.json"
-            )
-    return f"{directory} has no tokenizer.json: download it again"
 
 
 def tensors_of(headers: Iterable[Header]) -> dict[str, Any]:

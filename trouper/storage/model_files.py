@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,14 +12,13 @@ import attrs
 from trouper.protocol.problems import ModelUnusable, printable
 from trouper.storage.checkpoint_files import (
     float32_bytes,
-    header_of,
-    no_tokenizer,
+    read_checkpoint,
     read_json,
     stored_bytes,
     tensors_of,
-    weight_files,
 )
 from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
+from trouper.storage.foreign_files import no_tokenizer
 
 LONGEST_WORD = 40
 Kind = Literal["generator", "embedder"]
@@ -96,12 +96,12 @@ def _described(name: str, directory: Path) -> ModelFiles:
     config: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     problem = ""
-    try:
+    with suppress(ModelUnusable):
         config = read_json(directory / "config.json")
-        tensors = tensors_of(header_of(path) for path in weight_files(directory))
-        if not isinstance(config.get("model_type"), str):
-            problem = f"{directory}/config.json names no model_type"
-        elif not any(next(directory.glob(pattern), None) for pattern in TOKENIZER_FILES):
+    try:
+        config, headers = read_checkpoint(directory)
+        tensors = tensors_of(headers.values())
+        if not any(next(directory.glob(pattern), None) for pattern in TOKENIZER_FILES):
             problem = no_tokenizer(directory)
     except (ModelUnusable, OSError) as error:
         problem = str(error)

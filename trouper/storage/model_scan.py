@@ -76,7 +76,7 @@ class ModelScan:
         before, read = self._known.get(directory), list[Described]()
 
         def work() -> None:
-            state = _state(directory)
+            state = state_of(directory)
             read.append(
                 before
                 if before is not None and before[0] == state
@@ -125,8 +125,8 @@ def _snapshot(repository: Path) -> Path | None:
         return None
 
 
-def _state(directory: Path) -> tuple[float, ...]:
-    # Times and sizes of the readable files.
+def state_of(directory: Path) -> tuple[float, ...]:
+    """Times and sizes of the readable files."""
     values: list[float] = []
     for path in sorted(directory.glob("*")):
         with suppress(OSError):

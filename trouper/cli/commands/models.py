@@ -13,12 +13,14 @@ import click
 from rich.filesize import decimal
 
 from trouper.cli.exits import refuse
+from trouper.cli.model_verdicts import with_problems
 from trouper.cli.terminal_text import line_shown, print_listing
 from trouper.process import prepare_process
 from trouper.protocol.names import EMBEDDED
-from trouper.protocol.paths import encodable, exists, expanded, is_directory
+from trouper.protocol.paths import encodable, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
 from trouper.protocol.settings import HUB_CACHE, require_sources
+from trouper.storage.checkpoint_files import require_directory
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cache
 
@@ -58,7 +60,7 @@ def models() -> None:
 @AS_JSON
 def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
     """One line for each model: kind, size in memory, context, quantization, and whether it fits."""
-    bodies = [_body(files) for files in ModelScan(models_from).models()]
+    bodies = [_body(files) for files in with_problems(ModelScan(models_from).models())]
     if as_json:
         click.echo(json.dumps(bodies))
         return
@@ -67,7 +69,7 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
         return
     rows = []
     for body in bodies:
-        fits = "damaged" if body["problem"] else "yes" if body["fits"] else "no"
+        fits = "unusable" if body["problem"] else "yes" if body["fits"] else "no"
         shown = (
             body["kind"],
             decimal(body["memory_bytes"]),
@@ -85,7 +87,8 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
 def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
     """What the files of a model say of it: one that `ls` lists, the directory of one, or the
     embedded one, as `serve --model` takes it."""
-    body = _body(_found(model, models_from))
+    [files] = with_problems([_found(model, models_from)])
+    body = _body(files)
     if as_json:
         click.echo(json.dumps(body))
         return
@@ -153,8 +156,10 @@ def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:
         directory = _embedded()
     elif not model or not is_directory(directory):  # An empty path is the current directory.
         _not_there(model, sources)
-    if not exists(directory / "config.json"):
-        refuse(f"{model} has no config.json: it is not a model directory")
+    try:
+        require_directory(directory)
+    except ModelUnusable as unusable:
+        refuse(str(unusable))
     return read_model_files(encodable(model), directory)
 
 

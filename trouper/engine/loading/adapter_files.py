@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import defaultdict
@@ -19,7 +20,7 @@ from trouper.engine.lora.lora_layers import LowRank, may_have_adapters, padded_r
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.paths import is_file
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable
-from trouper.storage.checkpoint_files import header_of, read_json, tensors_of
+from trouper.storage.checkpoint_files import header_of, read_json, section, tensors_of
 
 CONFIG = "adapter_config.json"
 PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
@@ -30,8 +31,11 @@ MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
 PLAIN_INITS = {"True", "False", "None", "gaussian", "eva", "orthogonal", "mica", "lora_ga"}
 """PEFT's `init_lora_weights` for plain LoRA; other initializations, such as PiSSA, change the
 model's own weights."""
+EXPERT = re.compile(r"\.experts\b")
+"""mlx-lm joins the experts of a layer."""
 NOT_PLAIN = (
     "alora_invocation_tokens",
+    "trainable_token_indices",
     "layer_replication",
     "use_qalora",
     "use_bdlora",
@@ -118,9 +122,11 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
     if config.get("bias", "none") != "none":
         yield f"bias {config['bias']} changes biases"
     if modules := config.get("modules_to_save"):
+        yield (f"modules_to_save replaces {_names(modules)}")
+    if targets := config.get("target_parameters"):
         yield (
-            "modules_to_save replaces "
-            f"{', '.join(map(str, modules)) if isinstance(modules, list) else modules}"
+            f"target_parameters ({_names(targets)}) adapts parameters, such as those of experts, "
+            "and only linear layers may be adapted by request"
         )
     if config.get("fan_in_fan_out"):
         yield "fan_in_fan_out is of layers that mlx-lm's models do not have"
@@ -129,6 +135,10 @@ def _not_plain(found: FoundAdapter) -> Iterator[str]:
     yield from (
         f"{option} is more than low-rank products" for option in NOT_PLAIN if config.get(option)
     )
+
+
+def _names(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
@@ -157,6 +167,8 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
         if path is None and "b" in pair and not mx.any(pair["b"]).item():
             # A layer that a family shares with another one: training has left the initial zeros.
             continue
+        if path is None and EXPERT.search(layer):
+            raise found.unusable(f"{layer} is of experts, which are not adapted by request", FUSE)
         if path is None:
             raise found.unusable(
                 f"the model has no layer {layer}", "give an adapter of this very model"
@@ -236,11 +248,17 @@ def _low_rank(
 
 def _scale(found: FoundAdapter, layer: str, rank: int) -> float:
     """Raises `ModelUnusable`."""
+    if found.is_peft:
+        name, value = "lora_alpha", found.config.get("lora_alpha", 8)
+        value = found.alphas.value_for(layer, value)
+        divisor = math.sqrt(rank) if found.config.get("use_rslora") else rank
+    else:
+        name, value = "scale", section(found.config, "lora_parameters").get("scale")
+        divisor = 1
     try:
-        if not found.is_peft:
-            return float(found.config["lora_parameters"]["scale"])
-        alpha = found.alphas.value_for(layer, found.config.get("lora_alpha", 8))
-        return float(alpha) / (math.sqrt(rank) if found.config.get("use_rslora") else rank)
-    except Exception as error:
-        # The file may hold any JSON.
-        raise found.unusable(f"{CONFIG} gives no scale: {line_of(error)}") from error
+        return float(value) / divisor
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        raise found.unusable(
+            f"{CONFIG} gives no scale: {name} of {layer} is {json.dumps(value)[:40]}",
+            f"write the number there that {name} had in its training",
+        ) from error

@@ -18,17 +18,34 @@ SLIDING_ATTENTION = ("sliding_attention", "local_attention", "chunked_attention"
 SLIDING_BASES = ("rope_local_base_freq", "local_rope_theta")
 """Bases of layers with a window: Gemma 3, ModernBERT."""
 FULL_BASES = ("rope_theta", "global_rope_theta")
+PATTERN = "sliding_window_pattern"
+PERIODIC = ("gemma3_text", "cohere2")
 OTHER_THAN_SCALING = ("rope_theta", "partial_rotary_factor")
 
 
 def translate(config: Config, arguments: type) -> dict[str, Any]:
     """Return changed entries. `arguments`: the architecture's ModelArgs."""
     by_type = not _reads_rope_parameters(arguments)
-    changed = _translate_rope(config, by_type=by_type)
+    changed = _translate_rope(config, by_type=by_type) | _translate_pattern(config)
     for key, part in config.items():
-        if isinstance(part, dict) and (nested := _translate_rope(part, by_type=by_type)):
+        if not isinstance(part, dict):
+            continue
+        if nested := _translate_rope(part, by_type=by_type) | _translate_pattern(part):
             changed[key] = part | nested
     return changed
+
+
+def _translate_pattern(config: Config) -> dict[str, Any]:
+    """The period of `layer_types`, which modules of Gemma 3 and Cohere 2 read instead."""
+    kinds = config.get("layer_types")
+    if config.get("model_type") not in PERIODIC or config.get(PATTERN) is not None:
+        return {}
+    if not isinstance(kinds, list) or "full_attention" not in kinds:
+        return {}
+    period = kinds.index("full_attention") + 1
+    full = [kind == "full_attention" for kind in kinds]
+    is_periodic = full == [(at + 1) % period == 0 for at in range(len(kinds))]
+    return {PATTERN: period} if is_periodic else {}
 
 
 def _reads_rope_parameters(arguments: type) -> bool:

@@ -93,8 +93,9 @@ def load(
     """Load the model or this rank's part. `report` gets one line per stage. Several ranks wait for
     one another at the end. Raises `ModelUnusable`."""
     name = settings.model or bundled_model.NAME
-    found, hub_tokenizer = _checked(settings, report, watch, group)
+    found, hub_tokenizer = _checked(settings, report, watch)
     directory = found.directory
+    _announce(found, report, group)
     found_adapters = find_adapters(adapters_of(settings.adapter), group)
     found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
     model, config = _prepared(directory, settings, report, group)
@@ -140,6 +141,32 @@ def load(
         drafters=drafters,
         embedder=embedder,
     )
+
+
+def check(settings: Settings) -> tuple[checkpoint.Checkpoint, HubTokenizer, nn.Module]:
+    """Open the model lazily, in whatever memory there is. Raises `ModelUnusable` as `load` does for
+    all that shows before weights are read."""
+    target, hub_tokenizer = _checked(settings, _report_nothing, nobody_watches)
+    model, config = _prepared(target.directory, settings, _report_nothing, ALONE)
+    candidate = candidate_of(model, config, target, settings)
+    _require_vocabulary(hub_tokenizer, candidate, _report_nothing)
+    return target, hub_tokenizer, model
+
+
+def _announce(
+    target: checkpoint.Checkpoint, report: Callable[[str], None], group: RankGroup
+) -> None:
+    """Raises `ModelUnusable` for lack of memory."""
+    checkpoint.require_memory(target.loaded_bytes, target.directory, group)
+    code = "" if target.source.native else f", by {target.source.provider}"
+    report(
+        f"loading {target.architecture} from {target.directory}{code}: "
+        f"{target.loaded_bytes / 2**20:.0f} MiB on {device.name()}"
+    )
+
+
+def _report_nothing(_line: str) -> None:
+    pass
 
 
 def _loaded_draft(
@@ -219,7 +246,7 @@ def _found_in_files(found: HubTokenizer, embedder: Embedder) -> dict[str, Any]:
 
 
 def _checked(
-    settings: Settings, report: Callable[[str], None], watch: LoadWatch, group: RankGroup
+    settings: Settings, report: Callable[[str], None], watch: LoadWatch
 ) -> tuple[checkpoint.Checkpoint, HubTokenizer]:
     """Raises `ModelUnusable`."""
     if settings.adapter_path is not None:
@@ -246,12 +273,6 @@ def _checked(
     if (summary := hub_tokenizer.template.summary) is not None:
         report(summary)
     _require_read(found, settings, report)
-    checkpoint.require_memory(found.loaded_bytes, directory, group)
-    code = "" if found.source.native else f", by {found.source.provider}"
-    report(
-        f"loading {found.architecture} from {directory}{code}: {found.loaded_bytes / 2**20:.0f} "
-        f"MiB on {device.name()}"
-    )
     return found, hub_tokenizer
 
 

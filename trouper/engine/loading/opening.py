@@ -113,7 +113,9 @@ class Opening:
                 f"{directory} is quantized by {method}, which is not read for this architecture: "
                 "use the unquantized model, or a conversion for MLX"
             )
-        if self._weights and (extra or missing):
+        if method:
+            reason = f"they are quantized by {method}: {reason}"
+        elif self._weights and (extra or missing):
             reason = "; ".join(
                 f"{names} {label}"
                 for names, label in (

@@ -31,14 +31,16 @@ from trouper.engine.loading.tokenizer_files import (
     open_tokenizer,
     own_code,
 )
-from trouper.engine.loading.tokenizer_trial import try_tokenizer
+from trouper.engine.loading.tokenizer_trial import LONGEST_BYTES, try_tokenizer
 from trouper.engine.platform.error_text import is_of_library, line_of
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
+from trouper.protocol.paths import exists
 from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import ModelUnusable, bad_request
-from trouper.storage.checkpoint_files import require_content
+from trouper.storage.checkpoint_files import read_json
+from trouper.storage.foreign_files import require_content
 from trouper.system import heap
 
 TEMPLATE_FAULTS = (
@@ -318,7 +320,9 @@ def load(
         # Libraries may raise any exception over any file.
         if not is_of_library(error):
             raise
-        require_content(directory / "tokenizer.json")
+        if exists(path := directory / "tokenizer.json"):
+            require_content(path)
+            read_json(path, LONGEST_BYTES)
         raise ModelUnusable(
             f"{directory} has no usable tokenizer: {_why(directory, error)}"
         ) from error

@@ -17,9 +17,11 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from trouper.engine.loading.message_adaptation import Message
+from trouper.engine.loading.template_variables import rename_switches
 from trouper.engine.platform.error_text import is_of_library
 from trouper.protocol.problems import ModelUnusable
-from trouper.storage.checkpoint_files import no_tokenizer, read_json, require_content
+from trouper.storage.checkpoint_files import read_json
+from trouper.storage.foreign_files import no_tokenizer, require_content
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 NAMED_PARSER = "named_tool_parser"
@@ -67,7 +69,9 @@ def _agrees(opened: TokenizerWrapper, path: Path) -> bool:
     plain.no_truncation()
     plain.no_padding()
     tokens = plain.encode(SAMPLE, add_special_tokens=False).ids
-    return bool(tokens == [*opened.encode(SAMPLE, add_special_tokens=False)])
+    same = tokens == [*opened.encode(SAMPLE, add_special_tokens=False)]
+    # A class of transformers may number added tokens anew.
+    return bool(same and plain.get_vocab().items() <= opened.get_vocab().items())
 
 
 def own_code(directory: Path) -> str:
@@ -115,9 +119,7 @@ def apply_template(
 ) -> Any:
     """Thinking stays the template's default unless requested: mlx-lm would turn thinking on. Raises
     any exception of a template."""
-    options = {"add_generation_prompt": True, **options}
-    if "enable_thinking" in options:  # The name in DeepSeek V3.1 and Granite.
-        options.setdefault("thinking", options["enable_thinking"])
+    options = {"add_generation_prompt": True, **rename_switches(wrapped.chat_template, options)}
     if wrapped.init_kwargs.get("chat_template_type"):
         return wrapped.apply_chat_template([*messages], **options)
     return inner_tokenizer(wrapped).apply_chat_template([*messages], return_dict=False, **options)

@@ -1,0 +1,232 @@
+"""Vectors of tiny embedders by transformers and torch, for a comparison that owes nothing to MLX.
+
+`python3 tests/engine/embedding_references.py OUTDIR` needs numpy, safetensors, torch and
+transformers, on any machine, and writes OUTDIR/embedding_references.json, whose home is beside this
+file. Models are drawn by NumPy from a seed: both machines have the same weights.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+Array = NDArray[np.float32]
+Weights = dict[str, Array]
+FILE = "embedding_references.json"
+VOCABULARY = 512
+HIDDEN = 64
+PROMPTS = [
+    [5],
+    [3, 17, 99, 4, 250, 8, 61, 30],
+    [(37 * at + 11) % 500 + 1 for at in range(40)],
+]
+"""Longer than the windows, too."""
+PACKAGE = "sentence_transformers.models."
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+GEMMA: dict[str, Any] = SIZES | {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3TextModel"],
+    "num_key_value_heads": 1,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_theta": 200000.0,
+    "rope_local_base_freq": 5000.0,
+    "sliding_window": 6,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 16,
+}
+QWEN: dict[str, Any] = SIZES | {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_act": "silu",
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "attention_bias": False,
+}
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 200000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+}
+MISTRAL: dict[str, Any] = SIZES | {
+    "model_type": "mistral",
+    "architectures": ["MistralModel"],
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "sliding_window": None,
+}
+ROPE_KEYS = ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")
+
+
+def renewed(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The same config as transformers 5 saves it."""
+    kept = {key: value for key, value in config.items() if key not in ROPE_KEYS}
+    return kept | {"rope_parameters": dict(rope)}
+
+
+LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention"]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "embeddinggemma": GEMMA | {"use_bidirectional_attention": True},
+    "embeddinggemma of transformers 5": renewed(GEMMA, GEMMA_ROPE)
+    | {"use_bidirectional_attention": True, "layer_types": LAYER_TYPES},
+    "gemma3 causal": GEMMA,
+    "qwen3 embedding": QWEN,
+    "qwen3 embedding of transformers 5": renewed(
+        QWEN, {"rope_type": "default", "rope_theta": 1000000.0}
+    ),
+    "qwen3 embedding without a head": QWEN | {"tie_word_embeddings": False},
+    "e5 mistral": MISTRAL,
+}
+POOLINGS = {name: "mean" if "embeddinggemma" in name else "lasttoken" for name in CONFIGS}
+DENSE = {"embeddinggemma": (96, 48), "embeddinggemma of transformers 5": (96, 48)}
+"""Widths of the layers behind the pooling, by model."""
+
+
+def weights_of(config: Mapping[str, Any]) -> Weights:
+    """Draw the body's weights; names are those of a model without a head."""
+    drawn = np.random.RandomState(52)  # Its numbers are the same in all versions of NumPy.
+    is_gemma = config["model_type"] == "gemma3_text"
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def norm(width: int) -> Array:
+        values = 0.1 * drawn.standard_normal(width) + (0.0 if is_gemma else 1.0)
+        return values.astype(np.float32)
+
+    def matrix(rows: int, columns: int) -> Array:
+        return (1.5 * columns**-0.5 * drawn.standard_normal((rows, columns))).astype(np.float32)
+
+    weights = {"embed_tokens.weight": matrix(config["vocab_size"], hidden)}
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if is_gemma:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    for layer in range(config["num_hidden_layers"]):
+        part = f"layers.{layer}"
+        attention, mlp = f"{part}.self_attn", f"{part}.mlp"
+        weights |= {f"{part}.{name}.weight": norm(hidden) for name in norms}
+        weights[f"{attention}.q_proj.weight"] = matrix(heads * dim, hidden)
+        weights[f"{attention}.k_proj.weight"] = matrix(kv_heads * dim, hidden)
+        weights[f"{attention}.v_proj.weight"] = matrix(kv_heads * dim, hidden)
+        weights[f"{attention}.o_proj.weight"] = matrix(hidden, heads * dim)
+        if config["model_type"] != "mistral":
+            weights |= {f"{attention}.{name}_norm.weight": norm(dim) for name in "qk"}
+        weights[f"{mlp}.gate_proj.weight"] = matrix(inner, hidden)
+        weights[f"{mlp}.up_proj.weight"] = matrix(inner, hidden)
+        weights[f"{mlp}.down_proj.weight"] = matrix(hidden, inner)
+    return weights | {"norm.weight": norm(hidden)}
+
+
+def dense_of(name: str) -> list[Array]:
+    """Matrices (out, in) of the layers behind the pooling."""
+    drawn, width, matrices = np.random.RandomState(7), HIDDEN, list[Array]()
+    for out in DENSE.get(name, ()):
+        values = width**-0.5 * drawn.standard_normal((out, width))
+        matrices.append(values.astype(np.float32))
+        width = out
+    return matrices
+
+
+def digest_of(name: str) -> str:
+    arrays = [*weights_of(CONFIGS[name]).values(), *dense_of(name)]
+    return hashlib.sha256(b"".join(each.tobytes() for each in arrays)).hexdigest()
+
+
+def save_embedder(name: str, directory: Path) -> Path:
+    """A directory of sentence-transformers without a tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(weights_of(CONFIGS[name]), directory / "model.safetensors", metadata={"format": "pt"})
+    _write(directory / "config.json", CONFIGS[name])
+    pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode": POOLINGS[name]}
+    _write_module(directory / "1_Pooling", pooling)
+    kinds = ["Transformer", "Pooling"]
+    for matrix in dense_of(name):
+        path = directory / f"{len(kinds)}_Dense"
+        kinds.append("Dense")
+        config = {
+            "in_features": matrix.shape[1],
+            "out_features": matrix.shape[0],
+            "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+        }
+        _write_module(path, config)
+        save_file({"linear.weight": matrix}, path / "model.safetensors")
+    kinds.append("Normalize")
+    modules = [
+        {"idx": at, "name": str(at), "path": f"{at}_{kind}" if at else "", "type": PACKAGE + kind}
+        for at, kind in enumerate(kinds)
+    ]
+    _write(directory / "modules.json", modules)
+    return directory
+
+
+def _write_module(directory: Path, config: Mapping[str, Any]) -> None:
+    directory.mkdir(exist_ok=True)
+    _write(directory / "config.json", config)
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def vectors_of(name: str, directory: Path) -> list[list[float]]:
+    """The vector of each prompt, by transformers and torch in float32 on the CPU."""
+    import torch  # type: ignore[import-not-found]
+    from transformers import AutoModel
+
+    model, info = AutoModel.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    wrong = {key: sorted(info[key]) for key in ("missing_keys", "unexpected_keys") if info[key]}
+    if wrong:
+        raise SystemExit(f"{name}: the weights are not those of transformers' model: {wrong}")
+    model.eval()
+    vectors = []
+    for prompt in PROMPTS:
+        with torch.no_grad():
+            hidden = model(input_ids=torch.tensor([prompt])).last_hidden_state[0]
+        vector = hidden.mean(0) if POOLINGS[name] == "mean" else hidden[-1]
+        for matrix in dense_of(name):
+            vector = torch.from_numpy(matrix) @ vector
+        vector = vector / vector.norm()
+        vectors.append([round(value, 7) for value in vector.tolist()])
+    return vectors
+
+
+def main(out: Path) -> None:
+    import torch
+    import transformers
+
+    models = {}
+    for name in CONFIGS:
+        directory = save_embedder(name, out / name.replace(" ", "_"))
+        models[name] = {"weights": digest_of(name), "vectors": vectors_of(name, directory)}
+        print(f"{name}: {len(PROMPTS)} vectors")
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    _write(out / FILE, {"versions": versions, "models": models})
+    print(f"{out / FILE}: copy it into {Path(__file__).parent}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python3 tests/engine/embedding_references.py OUTDIR")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Files of model families in the forms of their makers, played by `just zoo-files`."""

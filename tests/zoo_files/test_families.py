@@ -1,0 +1,25 @@
+"""Families in their makers' forms; `just zoo-files` plays all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.family_configs import LONG
+from tests.zoo_files.checking import play
+from tests.zoo_files.families import FAMILIES, SHORT
+from tests.zoo_files.table import PAGE, row
+
+
+@pytest.mark.parametrize("name", FAMILIES if LONG else SHORT)
+def test_a_family_is_loaded_prompted_and_parsed(name: str, tmp_path: Path) -> None:
+    outcome = play(FAMILIES[name], tmp_path / "model")
+    assert outcome.faults == ()
+    assert row(outcome) in PAGE.read_text("utf-8").splitlines()
+
+
+def test_there_are_many() -> None:
+    rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
+    assert len(FAMILIES) >= 60
+    assert all(any(line.startswith(f"| {name} | ") for line in rows) for name in FAMILIES)
