@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import attrs
@@ -22,6 +23,8 @@ class Program:
     """The arguments for a task that comes by stdin, since it is too long for a command line; None:
     it cannot."""
     is_javascript: bool = True
+    python: str = sys.executable
+    """For the others: the interpreter, or a version of it that uv finds"""
     connected: bool = True
     variables: Mapping[str, str] = attrs.field(factory=dict)
 
@@ -49,7 +52,7 @@ AGENTS: Mapping[str, Program] = {
     "opencode": Program(("opencode-ai",), ("run", TASK), piped=("run",)),
     "qwen": Program(("@qwen-code/qwen-code",), ("--yolo", "-p", TASK), piped=("--yolo",)),
     "cline": Program(("cline",), ("--yolo", TASK)),
-    "pi": Program(("@earendil-works/pi-coding-agent@0.87.1",), ("-p", TASK), piped=("-p",)),
+    "pi": Program(("@earendil-works/pi-coding-agent",), ("-p", TASK), piped=("-p",)),
     # Of stdin it reads no more than a pipe holds.
     "continue": Program(("@continuedev/cli",), ("--auto", "-p", TASK)),
     "aider": Program(
@@ -69,6 +72,28 @@ AGENTS: Mapping[str, Program] = {
         ),
         is_javascript=False,
     ),
+    "copilot": Program(("@github/copilot",), ("-p", TASK, "--allow-all-tools")),
+    "openclaw": Program(
+        ("openclaw",), ("agent", "--local", "--agent", "main", "--message", TASK)
+    ),
+    "openhands": Program(
+        ("openhands",),
+        ("--headless", "-t", TASK),
+        is_javascript=False,
+        python="3.12",
+        variables={"OPENHANDS_SUPPRESS_BANNER": "1"},
+    ),
+    "vibe": Program(
+        ("mistral-vibe",),
+        ("-p", TASK, "--agent", "auto-approve", "--output", "text"),
+        is_javascript=False,
+        python="3.12",
+    ),
+    "nanocoder": Program(
+        ("@nanocollective/nanocoder",),
+        ("--trust-directory", "--mode", "auto-accept", "run", TASK),
+    ),
+    "kilo": Program(("@kilocode/cli",), ("run", "--auto", TASK)),
     "mini-swe-agent": Program(
         ("mini-swe-agent", "mcp"),
         (

@@ -121,10 +121,14 @@ async def test_a_context_that_is_too_short_is_named(home: Path) -> None:
     async with serving() as served:
         outcome = await connect("claude", url=served.base_url)
     assert said(outcome)
+    first = AGENTS["claude"].first_prompt
+    assert first is not None
     assert (
-        "Claude Code's first prompt has about 20000 tokens, and this model holds 4096"
-        in outcome.stderr
-    )
+        f"Claude Code's first prompt has about {first.tokens:,} tokens ({first.version}), and this "
+        f"model holds 4,096: give `trouper serve` a --model with at least {first.needed:,} tokens "
+        "of context"
+    ) in outcome.stderr
+    assert outcome.stderr.rstrip().endswith("agents that fit: pi, aider, continue")
 
 
 # -- keys ----------------------------------------------------------------------------------------

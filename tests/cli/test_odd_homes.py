@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from tests.cli.agent_homes import SERVED
 from trouper import SettingsInvalid, cli
-from trouper.cli.agents.clients import CODING_AGENTS
+from trouper.cli.agents.coding_agents import CODING_AGENTS
 from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.line_editor import history
