@@ -91,9 +91,10 @@ AGENTS: Mapping[str, Program] = {
     ),
     "nanocoder": Program(
         ("@nanocollective/nanocoder",),
-        ("--trust-directory", "--mode", "auto-accept", "run", TASK),
+        ("--trust-directory", "--mode", "yolo", "run", TASK),
     ),
-    "kilo": Program(("@kilocode/cli",), ("run", "--auto", TASK)),
+    # 7.8.1 was published without its programs for Linux.
+    "kilo": Program(("@kilocode/cli@7.7.7",), ("run", "--auto", TASK)),
     "mini-swe-agent": Program(
         ("mini-swe-agent", "mcp"),
         (

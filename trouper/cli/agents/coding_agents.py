@@ -25,6 +25,13 @@ from trouper.protocol.paths import home_directory
 WAIT_MS = WAIT_S * 1000
 
 
+BEHAVES_AS = "claude-opus-4-8"
+"""The known model by whose defaults Claude Code writes requests to an unknown one. With others its
+first prompt is longer, or has members that nobody documents."""
+LEAST_WINDOW = 100_000
+"""Claude Code rounds a smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` up."""
+
+
 def _claude(served: ServedModel) -> Setup:
     names = ("MODEL", "DEFAULT_OPUS_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_HAIKU_MODEL")
     environment: dict[str, Any] = {
@@ -38,7 +45,14 @@ def _claude(served: ServedModel) -> Setup:
         "API_TIMEOUT_MS": str(WAIT_MS),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    settings: dict[str, Any] = {"env": environment}
+    # With `behavesAs` Claude Code does not warn, and heeds no CLAUDE_CODE_MAX_CONTEXT_TOKENS.
+    known = served.context >= LEAST_WINDOW
+    environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(served.context) if known else Dropped()
+    row = {"model": served.model, "behavesAs": BEHAVES_AS if known else Dropped()}
+    settings: dict[str, Any] = {
+        "env": environment,
+        "modelPicker": {"options": Entries(("model",), (row,))},
+    }
     if served.key:
         settings["apiKeyHelper"] = f"printenv {KEY_VARIABLE}"
     return Setup(
