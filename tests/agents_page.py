@@ -46,18 +46,18 @@ def home_of_the_page() -> Iterator[None]:
 TABLE = """\
 ## First prompts
 
-An agent's first request has its instructions and its tools. `just agents` measured how many tokens that is, with the
-formats of seven families of models, of which the longest counts. A model needs half as much again for answers and files.
+An agent's first request has its instructions and its tools. `just agents` measured its length in
+tokens; the family of models that has the most counts. Answers and files need half as much again.
 
-| client | version | measured | first prompt | context, at least |
-|---|---|---|---|---|
+| client | version | measured | families | first prompt | context, at least |
+|---|---|---|---|---|---|
 """
 
 
 def first_prompts_table() -> str:
     rows = (
-        f"| {AGENTS[name].title} | {first.version} | {first.date} | {first.tokens:,} | "
-        f"{first.needed:,} |\n"
+        f"| {AGENTS[name].title} | {first.version} | {first.date} | {first.families} "
+        f"| {first.tokens:,} | {first.needed:,} |\n"
         for name, first in first_prompts().items()
     )
     return TABLE + "".join(rows)

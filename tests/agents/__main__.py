@@ -81,12 +81,16 @@ def summary(agent: str, sessions: Sequence[Session]) -> str:
 
 def save_first_prompts(sessions: Sequence[Session]) -> None:
     """Keep the longest first prompt of each agent that ended well, for `trouper connect`."""
-    kept, date = dict(first_prompts()), datetime.now(UTC).date().isoformat()
+    kept = dict(first_prompts())
     for agent, group in groupby(sessions, lambda session: session.agent):
         ended = list(group)
         if agent in CONNECTED and all(session.ok for session in ended):
-            longest = max(session.first_prompt for session in ended)
-            kept[agent] = FirstPrompt(version=version(agent), date=date, tokens=longest)
+            kept[agent] = FirstPrompt(
+                version=version(agent),
+                date=datetime.now(UTC).date().isoformat(),
+                families=len(ended),
+                tokens=max(session.first_prompt for session in ended),
+            )
     ordered = {name: attrs.asdict(kept[name]) for name in CONNECTED if name in kept}
     FIRST_PROMPTS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
 
@@ -134,11 +138,11 @@ def main() -> int:
             print(report(sessions[-1]), flush=True)  # noqa: T201
             if given.save_bodies:
                 save(agent, sessions[-1].bodies)
+        if given.save_prompts:
+            save_first_prompts(sessions)
     print(SUMMARY)  # noqa: T201
     for agent, group in groupby(sessions, lambda session: session.agent):
         print(summary(agent, list(group)))  # noqa: T201
-    if given.save_prompts:
-        save_first_prompts(sessions)
     if given.json is not None:
         given.json.write_text(
             json.dumps([attrs.asdict(session) for session in sessions], indent=1) + "\n", "utf-8"

@@ -73,9 +73,7 @@ AGENTS: Mapping[str, Program] = {
         is_javascript=False,
     ),
     "copilot": Program(("@github/copilot",), ("-p", TASK, "--allow-all-tools")),
-    "openclaw": Program(
-        ("openclaw",), ("agent", "--local", "--agent", "main", "--message", TASK)
-    ),
+    "openclaw": Program(("openclaw",), ("agent", "--local", "--agent", "main", "--message", TASK)),
     "openhands": Program(
         ("openhands",),
         ("--headless", "-t", TASK),

@@ -150,9 +150,7 @@ def run(
             answered=edit_task.FINAL in output,
             seconds=time.monotonic() - began,
             output=output,
-            warned=[
-                line for line in output.splitlines() if any(text in line for text in WARNINGS)
-            ],
+            warned=[line for line in output.splitlines() if any(text in line for text in WARNINGS)],
         )
 
 

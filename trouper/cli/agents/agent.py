@@ -123,8 +123,10 @@ class FirstPrompt:
     version: str
     """The client's"""
     date: str
+    families: int
+    """How many families of models were tried"""
     tokens: int
-    """The most of all families of models"""
+    """With the family that has the most"""
 
     @property
     def needed(self) -> int:

@@ -1,4 +1,4 @@
-"""The needs of clients that are no coding agents of the terminal: editors, web interfaces, proxies."""
+"""The needs of other clients: editors, web interfaces, proxies."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from trouper.cli.agents.agent import (
@@ -19,7 +18,7 @@ from trouper.cli.agents.agent import (
 )
 from trouper.cli.agents.config_files import ConfigFile
 from trouper.cli.agents.config_formats import JSON, TOML, YAML
-from trouper.cli.agents.merging import KEY_VARIABLE, Blank, Default, Dropped, Entries, Secret, plain
+from trouper.cli.agents.merging import KEY_VARIABLE, Blank, Default, Dropped, Entries, plain
 from trouper.protocol.paths import home_directory
 
 WAIT_MS = WAIT_S * 1000
@@ -117,7 +116,10 @@ def _codex(served: ServedModel) -> Setup:
         "stream_idle_timeout_ms": WAIT_MS,
         "env_key": KEY_VARIABLE if served.key else Dropped(),
     }
-    directory, run_file = home("CODEX_HOME", ".codex"), RunFile("models.json", JSON, _codex_models(served))
+    directory, run_file = (
+        home("CODEX_HOME", ".codex"),
+        RunFile("models.json", JSON, _codex_models(served)),
+    )
     models = ConfigFile(
         directory / "trouper-models.json",
         JSON,
@@ -412,6 +414,8 @@ def _vibe(served: ServedModel) -> Setup:
         "name": served.model,
         "provider": PROVIDER,
         "alias": PROVIDER,
+        "max_context_length": served.context,
+        "max_output_tokens": served.output,
         "auto_compact_threshold": served.context - served.output,
     }
     settings = {

@@ -37,6 +37,9 @@ SYNONYMS = {
     "claude-code": "claude",
     "openwebui": "open-webui",
     "qwen-code": "qwen",
+    "copilot-cli": "copilot",
+    "mistral-vibe": "vibe",
+    "kilocode": "kilo",
 }
 
 
