@@ -114,23 +114,24 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, help="write every session into this file")
     given = parser.parse_args()
+    words = given.words
     if unknown := set(given.agents) - set(AGENTS):
         parser.error(f"no such agent: {', '.join(sorted(unknown))}; there are {', '.join(AGENTS)}")
-    if given.words and given.save_prompts:
+    if words and given.save_prompts:
         parser.error("--save-prompts is for prompts without --words")
-    if given.words and (mute := [name for name in given.agents if AGENTS[name].piped is None]):
+    if words and (mute := [name for name in given.agents if AGENTS[name].piped is None]):
         parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
     sessions = []
     print(HEADER)  # noqa: T201
     for agent in given.agents or [
-        name for name, program in AGENTS.items() if program.piped or not given.words
+        name for name, program in AGENTS.items() if program.piped or not words
     ]:
         for family in given.family or FAMILIES:
             sessions.append(
                 run(
                     agent,
                     family,
-                    words=given.words,
+                    words=words,
                     prefill_rate=given.prefill_rate,
                     context=given.context,
                 )

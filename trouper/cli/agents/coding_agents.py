@@ -27,7 +27,7 @@ WAIT_MS = WAIT_S * 1000
 BEHAVES_AS = "claude-opus-4-8"
 """The known model by whose defaults Claude Code writes requests to an unknown one. With others its
 first prompt is longer, or has members that nobody documents."""
-LEAST_WINDOW = 100_000
+MIN_WINDOW = 100_000
 """Claude Code rounds a smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` up."""
 
 
@@ -45,9 +45,9 @@ def _claude(served: ServedModel) -> Setup:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     # With `behavesAs` Claude Code does not warn, and heeds no CLAUDE_CODE_MAX_CONTEXT_TOKENS.
-    known = served.context >= LEAST_WINDOW
-    environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(served.context) if known else Dropped()
-    row = {"model": served.model, "behavesAs": BEHAVES_AS if known else Dropped()}
+    fits = served.context >= MIN_WINDOW
+    environment["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(served.context) if fits else Dropped()
+    row = {"model": served.model, "behavesAs": BEHAVES_AS if fits else Dropped()}
     settings: dict[str, Any] = {
         "env": environment,
         "modelPicker": {"options": Entries(("model",), (row,))},
