@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trouper.cli.agents.agent import ServedModel, instructions
+from trouper.cli.agents.agent import ServedModel, first_prompts, instructions
 from trouper.cli.commands.connect import AGENTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "agents.md"
@@ -33,7 +33,7 @@ def home_of_the_page() -> Iterator[None]:
         "CLINE_DATA_DIR",
     ):
         os.environ.pop(name, None)
-    for name in ("PI_CODING_AGENT_DIR", "CONTINUE_GLOBAL_DIR"):
+    for name in ("PI_CODING_AGENT_DIR", "CONTINUE_GLOBAL_DIR", "OPENCLAW_STATE_DIR", "VIBE_HOME"):
         os.environ.pop(name, None)
     os.environ["HOME"] = str(HOME)
     try:
@@ -43,8 +43,29 @@ def home_of_the_page() -> Iterator[None]:
         os.environ.update(before)
 
 
+TABLE = """\
+## First prompts
+
+An agent's first request has its instructions and its tools. `just agents` measured its length in
+tokens; the family of models that has the most counts. Answers and files need half as much again.
+
+| client | version | measured | families | first prompt | context, at least |
+|---|---|---|---|---|---|
+"""
+
+
+def first_prompts_table() -> str:
+    rows = (
+        f"| {AGENTS[name].title} | {first.version} | {first.date} | {first.families} "
+        f"| {first.tokens:,} | {first.needed:,} |\n"
+        for name, first in first_prompts().items()
+    )
+    return TABLE + "".join(rows)
+
+
 def sections() -> Iterator[str]:
-    """One section for each client: the command, and what it prints."""
+    """The table, and one section for each client: the command, and what it prints."""
+    yield first_prompts_table()
     for agent in AGENTS.values():
         text = instructions(agent, SERVED, agent.setup(SERVED)).replace(f"{Path.cwd()}/", "")
         assert text.count("\n") <= MAX_LINES, agent.name

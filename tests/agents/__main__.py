@@ -10,7 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
+from statistics import median
 
 import attrs
 
@@ -19,6 +23,10 @@ from tests.agents.programs import AGENTS
 from tests.agents.sessions import Session, run
 from tests.agents.shapes import save
 from tests.scripted.families import FAMILIES
+from trouper.cli.agents.agent import FirstPrompt, first_prompts
+from trouper.cli.commands.connect import AGENTS as CONNECTED
+
+FIRST_PROMPTS = Path(__file__).parents[2] / "trouper" / "cli" / "agents" / "first_prompts.json"
 
 HEADER = """\
 | agent | version | family | ended with the file edited | requests | refused | first prompt | later prompts from the cache | of the prompt before | longest silence |
@@ -35,12 +43,12 @@ def report(session: Session) -> str:
         "yes" if session.ok else "**no**",
         len(session.turns),
         len(session.refused),
-        max((turn.prompt for turn in session.turns if not turn.known), default=0),
+        session.first_prompt,
         f"{100 * min(turn.share for turn in later):.1f} %" if later else "",
         f"{100 * min(turn.kept for turn in later):.1f} %" if later else "",
         f"{session.silence_s:.1f} s",
     )
-    notes = list(session.refused)
+    notes = [*session.refused, *session.warned]
     if not session.ok:
         notes.append(
             f"edited {session.edited}, exit code {session.exit_code}, answered {session.answered}"
@@ -48,6 +56,43 @@ def report(session: Session) -> str:
         notes.append(session.output[-1500:])
     row = "| " + " | ".join(map(str, cells)) + " |"
     return "\n".join([row, *(f"<!-- {note} -->" for note in notes)])
+
+
+SUMMARY = """
+| agent | version | ended with the file edited | first prompt | later prompts from the cache: median (least) | tokens that were sent before and came from the cache, at least |
+|---|---|---|---|---|---|"""
+
+
+def summary(agent: str, sessions: Sequence[Session]) -> str:
+    """One row of docs/compatibility.md: an agent with all families."""
+    first = sorted({session.first_prompt for session in sessions})
+    later = [turn for session in sessions for turn in session.later]
+    shares = [100 * turn.share for turn in later]
+    cells = (
+        agent,
+        version(agent),
+        f"{sum(session.ok for session in sessions)} of {len(sessions)}",
+        " to ".join(f"{tokens:,}" for tokens in dict.fromkeys((first[0], first[-1]))),
+        f"{median(shares):.1f} % ({min(shares):.1f} %)" if later else "",
+        f"{100 * min(turn.kept for turn in later):.1f} %" if later else "",
+    )
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def save_first_prompts(sessions: Sequence[Session]) -> None:
+    """Keep the longest first prompt of each agent that ended well, for `trouper connect`."""
+    kept = dict(first_prompts())
+    for agent, group in groupby(sessions, lambda session: session.agent):
+        ended = list(group)
+        if agent in CONNECTED and all(session.ok for session in ended):
+            kept[agent] = FirstPrompt(
+                version=version(agent),
+                date=datetime.now(UTC).date().isoformat(),
+                families=len(ended),
+                tokens=max(session.first_prompt for session in ended),
+            )
+    ordered = {name: attrs.asdict(kept[name]) for name in CONNECTED if name in kept}
+    FIRST_PROMPTS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
 
 
 def main() -> int:
@@ -62,23 +107,31 @@ def main() -> int:
     parser.add_argument(
         "--save-bodies", action="store_true", help="keep what the agents send for the tests"
     )
+    parser.add_argument(
+        "--save-prompts",
+        action="store_true",
+        help="keep how long the first prompts are, for `trouper connect` and docs/agents.md",
+    )
     parser.add_argument("--json", type=Path, help="write every session into this file")
     given = parser.parse_args()
+    words = given.words
     if unknown := set(given.agents) - set(AGENTS):
         parser.error(f"no such agent: {', '.join(sorted(unknown))}; there are {', '.join(AGENTS)}")
-    if given.words and (mute := [name for name in given.agents if AGENTS[name].piped is None]):
+    if words and given.save_prompts:
+        parser.error("--save-prompts is for prompts without --words")
+    if words and (mute := [name for name in given.agents if AGENTS[name].piped is None]):
         parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
     sessions = []
     print(HEADER)  # noqa: T201
     for agent in given.agents or [
-        name for name, program in AGENTS.items() if program.piped or not given.words
+        name for name, program in AGENTS.items() if program.piped or not words
     ]:
         for family in given.family or FAMILIES:
             sessions.append(
                 run(
                     agent,
                     family,
-                    words=given.words,
+                    words=words,
                     prefill_rate=given.prefill_rate,
                     context=given.context,
                 )
@@ -86,6 +139,11 @@ def main() -> int:
             print(report(sessions[-1]), flush=True)  # noqa: T201
             if given.save_bodies:
                 save(agent, sessions[-1].bodies)
+        if given.save_prompts:
+            save_first_prompts(sessions)
+    print(SUMMARY)  # noqa: T201
+    for agent, group in groupby(sessions, lambda session: session.agent):
+        print(summary(agent, list(group)))  # noqa: T201
     if given.json is not None:
         given.json.write_text(
             json.dumps([attrs.asdict(session) for session in sessions], indent=1) + "\n", "utf-8"

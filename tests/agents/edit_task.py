@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tests.scripted.conversation import Conversation
@@ -133,6 +134,44 @@ def _continue_several(path: str) -> Sequence[Step]:
     )
 
 
+def _copilot(path: str) -> Sequence[Step]:
+    return (
+        ("view", {"path": path}),
+        ("edit", {"path": path, "old_str": BEFORE, "new_str": AFTER}),
+        ("bash", {"command": RUN, "description": "Run it"}),
+    )
+
+
+def _openclaw(path: str) -> Sequence[Step]:
+    read, edit, (_tool, arguments) = _pi(path)
+    return (read, edit, ("exec", arguments | {"workdir": str(Path(path).parent)}))
+
+
+def _openhands(path: str) -> Sequence[Step]:
+    file = {"path": path, "security_risk": "LOW", "summary": "The file"}
+    return (
+        ("file_editor", file | {"command": "view"}),
+        ("file_editor", file | {"command": "str_replace", "old_str": BEFORE, "new_str": AFTER}),
+        ("terminal", {"command": RUN, "security_risk": "LOW", "summary": "Run it"}),
+    )
+
+
+def _vibe(path: str) -> Sequence[Step]:
+    return (
+        ("read_file", {"path": path}),
+        ("edit", {"file_path": path, "old_string": BEFORE, "new_string": AFTER}),
+        ("bash", {"command": RUN}),
+    )
+
+
+def _nanocoder(path: str) -> Sequence[Step]:
+    return (
+        ("read_file", {"path": path}),
+        ("string_replace", {"path": path, "old_str": BEFORE, "new_str": AFTER}),
+        ("execute_bash", {"command": RUN}),
+    )
+
+
 def _mini_swe_agent(_path: str) -> Sequence[Step]:
     return (
         ("bash", {"command": "cat greeting.py"}),
@@ -143,6 +182,11 @@ def _mini_swe_agent(_path: str) -> Sequence[Step]:
 
 
 STEPS: Mapping[str, Callable[[str], Sequence[Step]]] = {
+    "fetch_copilot_cli_documentation": _copilot,
+    "openclaw": _openclaw,
+    "file_editor": _openhands,
+    "run_typescript": _vibe,
+    "execute_bash": _nanocoder,
     "ToolSearch": _claude,
     "exec_command": _codex,
     "todowrite": _opencode,

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.agents.programs import AGENTS, NODE, Program
@@ -53,7 +52,7 @@ def _install(name: str, program: Program) -> None:
         subprocess.run(line, cwd=directory, check=True, env=os.environ | {"PATH": path})
     else:
         subprocess.run(
-            ["uv", "venv", "--quiet", "--python", sys.executable, str(directory)], check=True
+            ["uv", "venv", "--quiet", "--python", program.python, str(directory)], check=True
         )
         python = str(directory / "bin" / "python")
         subprocess.run(

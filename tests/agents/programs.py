@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import attrs
@@ -22,6 +23,8 @@ class Program:
     """The arguments for a task that comes by stdin, since it is too long for a command line; None:
     it cannot."""
     is_javascript: bool = True
+    python: str = sys.executable
+    """For the others: the interpreter, or a version of it that uv finds"""
     connected: bool = True
     variables: Mapping[str, str] = attrs.field(factory=dict)
 
@@ -69,6 +72,27 @@ AGENTS: Mapping[str, Program] = {
         ),
         is_javascript=False,
     ),
+    "copilot": Program(("@github/copilot",), ("-p", TASK, "--allow-all-tools")),
+    "openclaw": Program(("openclaw",), ("agent", "--local", "--agent", "main", "--message", TASK)),
+    "openhands": Program(
+        ("openhands",),
+        ("--headless", "-t", TASK),
+        is_javascript=False,
+        python="3.12",
+        variables={"OPENHANDS_SUPPRESS_BANNER": "1"},
+    ),
+    "vibe": Program(
+        ("mistral-vibe",),
+        ("-p", TASK, "--agent", "auto-approve", "--output", "text"),
+        is_javascript=False,
+        python="3.12",
+    ),
+    "nanocoder": Program(
+        ("@nanocollective/nanocoder",),
+        ("--trust-directory", "--mode", "yolo", "run", TASK),
+    ),
+    # 7.8.1 was published without its programs for Linux.
+    "kilo": Program(("@kilocode/cli@7.7.7",), ("run", "--auto", TASK)),
     "mini-swe-agent": Program(
         ("mini-swe-agent", "mcp"),
         (

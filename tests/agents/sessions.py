@@ -35,6 +35,12 @@ QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 """No telemetry and no updates; nothing but the loopback interface."""
+WARNINGS = (
+    "Defaulting to fallback metadata",
+    "unrecognized_model",
+    "is not in the built-in catalog",
+)
+"""Of Codex, Claude Code and Copilot CLI, about a model that they do not know"""
 
 
 @attrs.frozen
@@ -79,12 +85,20 @@ class Session:
     """The longest time without an event that clients count."""
     seconds: float = 0.0
     output: str = ""
+    warned: Sequence[str] = ()
+    """Lines of the output that doubt the model"""
     bodies: Sequence[Mapping[str, Any]] = attrs.field(default=(), repr=False)
     """The latest request of each of its conversations, as `shapes` says."""
 
     @property
     def ok(self) -> bool:
-        return self.edited and self.exit_code == 0 and self.answered and not self.refused
+        ended = self.edited and self.exit_code == 0 and self.answered
+        return ended and not self.refused and not self.warned
+
+    @property
+    def first_prompt(self) -> int:
+        """Tokens of the longest prompt that begins a conversation."""
+        return max((turn.prompt for turn in self.turns if not turn.known), default=0)
 
     @property
     def later(self) -> list[Turn]:
@@ -136,6 +150,7 @@ def run(
             answered=edit_task.FINAL in output,
             seconds=time.monotonic() - began,
             output=output,
+            warned=[line for line in output.splitlines() if any(text in line for text in WARNINGS)],
         )
 
 

@@ -27,6 +27,8 @@ VARIABLES = (
     "CLINE_DATA_DIR",
     "PI_CODING_AGENT_DIR",
     "CONTINUE_GLOBAL_DIR",
+    "OPENCLAW_STATE_DIR",
+    "VIBE_HOME",
     "TROUPER_API_KEY",
     "TROUPER_URL",
 )
@@ -54,6 +56,7 @@ base_url = "https://example.com/v1"
 [mcp_servers.files]
 command = "files"
 """,
+    ".codex/trouper-models.json": '{"models": [{"slug": "of-another-day", "priority": 1}]}',
     ".config/opencode/opencode.jsonc": """\
 {
   // My settings.
@@ -98,6 +101,49 @@ model: gpt-5
 read: [CONVENTIONS.md]
 """,
     ".aider.model.metadata.json": '{"other/model": {"max_tokens": 1}}',
+    ".openclaw/openclaw.json": """\
+{
+  // My settings.
+  "gateway": {"port": 18789},
+  "agents": {"defaults": {"workspace": "~/notes"}}, // keep
+  "models": {
+    "providers": {
+      "other": {"baseUrl": "https://example.com/v1", "apiKey": "sk-other", "models": []}
+    }
+  }
+}
+""",
+    ".vibe/config.toml": """\
+# My settings.
+active_model = "other"
+theme = "dark" # keep
+
+[[providers]]
+name = "other"
+api_base = "https://example.com/v1"
+api_key_env_var = "OTHER_KEY"
+
+[[models]]
+name = "other/model"
+provider = "other"
+alias = "other"
+""",
+    ".config/nanocoder/agents.config.json": """\
+{
+  "nanocoder": {
+    "providers": [
+      {"name": "Other", "baseUrl": "https://example.com/v1", "apiKey": "sk-other", "models": ["m"]}
+    ]
+  }
+}
+""",
+    ".config/kilo/kilo.jsonc": """\
+{
+  // My settings.
+  "share": "disabled",
+  "provider": {"other": {"name": "Other"}}, // keep
+}
+""",
     ".continue/config.yaml": """\
 name: Mine
 version: 0.0.1

@@ -67,6 +67,10 @@ def test_every_client_with_files_has_one_here() -> None:
         "cline",
         "pi",
         "aider",
+        "openclaw",
+        "vibe",
+        "nanocoder",
+        "kilo",
         "continue",
         "zed",
         "litellm",
@@ -80,7 +84,7 @@ def test_new_files_hold_url_model_and_lengths(agent: str, home: Path) -> None:
         assert change.path.stat().st_mode & 0o777 == 0o600
     text = "".join(files_in(home).values())
     for part in ("http://127.0.0.1:8000", "Qwen/Qwen3-Coder", "16384"):
-        assert part in text or (agent == "codex" and part == "16384"), part
+        assert part in text or (agent in {"codex", "nanocoder"} and part == "16384"), part
     assert "65536" in text or "49152" in text, "the context, or what an answer leaves of it"
     for name in files_in(home):
         assert read(home / name)

@@ -16,7 +16,8 @@ def test_the_page_is_what_the_command_prints() -> None:
 def test_every_client_has_its_section() -> None:
     page = PAGE.read_text()
     assert re.findall(r"^## (.*)$", page.split("<!-- What follows")[1], re.MULTILINE) == [
-        agent.title for agent in AGENTS.values()
+        "First prompts",
+        *(agent.title for agent in AGENTS.values()),
     ]
 
 

@@ -20,6 +20,9 @@ from tests.cli.test_other_servers import saying
 from tests.web.serving import serving
 from tests.web.test_several_models import serving_several
 from trouper import cli
+from trouper.cli.agents.agent import ServedModel
+from trouper.cli.agents.coding_agents import BEHAVES_AS, MIN_WINDOW
+from trouper.cli.agents.merging import plain
 from trouper.cli.commands.connect import AGENTS, SYNONYMS
 from trouper.cli.exits import USAGE_ERROR
 
@@ -121,10 +124,14 @@ async def test_a_context_that_is_too_short_is_named(home: Path) -> None:
     async with serving() as served:
         outcome = await connect("claude", url=served.base_url)
     assert said(outcome)
+    first = AGENTS["claude"].first_prompt
+    assert first is not None
     assert (
-        "Claude Code's first prompt has about 20000 tokens, and this model holds 4096"
-        in outcome.stderr
-    )
+        f"Claude Code's first prompt has about {first.tokens:,} tokens ({first.version}), and this "
+        f"model holds 4,096: give `trouper serve` a --model with at least {first.needed:,} tokens "
+        "of context"
+    ) in outcome.stderr
+    assert outcome.stderr.rstrip().endswith("agents that fit: pi, aider, continue")
 
 
 # -- keys ----------------------------------------------------------------------------------------
@@ -176,7 +183,8 @@ async def test_write_says_what_it_changed_and_dry_run_what_it_would(home: Path) 
     assert written.splitlines()[0] == "~/.codex/config.toml: changed"
     assert "  model = 'fake' (was 'gpt-5')" in written
     assert "  model_providers.trouper added" in written
-    assert again == nothing == "~/.codex/config.toml: nothing to change\n"
+    files = ("~/.codex/config.toml", "~/.codex/trouper-models.json")
+    assert again == nothing == "".join(f"{file}: nothing to change\n" for file in files)
 
 
 async def test_a_bad_file_is_named_and_no_other_is_written(home: Path) -> None:
@@ -257,6 +265,47 @@ async def test_claude_code_gets_no_other_key(home: Path, tmp_path: Path) -> None
     assert "ANTHROPIC_API_KEY" not in client["environment"]
     [_, settings] = client["arguments"]
     assert json.loads(settings)["env"]["ANTHROPIC_AUTH_TOKEN"] == "none"
+
+
+@pytest.mark.parametrize("context", [MIN_WINDOW - 1, MIN_WINDOW])
+def test_claude_code_knows_the_model_where_it_heeds_its_window(context: int, home: Path) -> None:
+    """A window below 100,000 tokens reaches Claude Code only with a model that it does not know."""
+    [file] = AGENTS["claude"].setup(ServedModel("http://127.0.0.1:8000", "m", context)).files
+    settings = plain(file.values)
+    [row] = settings["modelPicker"]["options"]
+    window = settings["env"].get("CLAUDE_CODE_AUTO_COMPACT_WINDOW")
+    assert settings["env"]["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(context)
+    expected = (BEHAVES_AS, str(context)) if context >= MIN_WINDOW else (None, None)
+    assert (row.get("behavesAs"), window) == expected
+
+
+async def test_codex_gets_the_model_described(home: Path, tmp_path: Path) -> None:
+    """Codex warns about a model that its catalogue lacks, and assumes another context."""
+    install(tmp_path / "bin", "codex")
+    async with serving() as served:
+        url = f"http://127.0.0.1:{served.port}"
+        client = await ran("codex", url, directory=tmp_path / "bin")
+        await connect("codex", "--write", url=url)
+    [flag] = [part for part in client["arguments"] if part.startswith("model_catalog_json=")]
+    written = read(home / ".codex/config.toml")["model_catalog_json"]
+    for path in (json.loads(flag.partition("=")[2]), written):
+        [model] = read(Path(path))["models"]
+        assert (model["slug"], model["context_window"]) == ("fake", CONTEXT)
+        assert model["base_instructions"], "Codex takes none without"
+
+
+OTHER_KEYS = {"COPILOT_PROVIDER_BEARER_TOKEN": "sk-mine", "COPILOT_PROVIDER_WIRE_MODEL": "gpt-5"}
+
+
+async def test_copilot_sends_no_other_token_and_no_other_name(home: Path, tmp_path: Path) -> None:
+    install(tmp_path / "bin", "copilot")
+    async with serving() as served:
+        url = f"http://127.0.0.1:{served.port}"
+        client = await ran("copilot", url, directory=tmp_path / "bin", **OTHER_KEYS)
+    environment = client["environment"]
+    assert not OTHER_KEYS.keys() & environment.keys()
+    assert environment["COPILOT_MODEL"] == "fake"
+    assert environment["COPILOT_PROVIDER_MAX_OUTPUT_TOKENS"] == str(CONTEXT // 4)
 
 
 async def test_litellm_gets_the_key_without_which_it_does_not_start(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.filesize import decimal
 
+from trouper.cli.agents.agent import first_prompts
 from trouper.cli.doctor_checks import Check, CheckedSettings, Finding, memory, model
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import Settings
@@ -17,13 +18,14 @@ LARGER_CONTEXT = f"give a --model with at least {AGENT_TOKENS:,} tokens of conte
 def context(checked: CheckedSettings) -> Iterator[Finding]:
     from trouper.engine.agent_probe import probe_for_agents
 
+    longest = max(first.tokens for first in first_prompts().values())
     for name, settings in _local(checked):
         length = probe_for_agents(settings).context_length
         message = f"{name}: {length:,} tokens of context"
         if length < AGENT_TOKENS:
             yield Finding(
                 "warn",
-                f"{message}; first prompts of coding agents have up to 20,000",
+                f"{message}; first prompts of coding agents have up to {longest:,}",
                 LARGER_CONTEXT,
             )
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-# Context for a coding agent: first prompts have up to 20,000 tokens.
+# Context for a coding agent: twice the longest of `trouper/cli/agents/first_prompts.json`.
 AGENT_TOKENS = 40_960
 # Growth of 4-bit weights (with scales and biases of groups of 64) in float32.
 FLOAT32_FACTOR = 32 / 4.5

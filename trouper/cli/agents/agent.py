@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import attrs
+import cattrs
 
 from trouper.cli.agents.config_files import ConfigFile, short
 from trouper.cli.agents.config_formats import Format
@@ -57,6 +61,11 @@ class ServedModel:
         return NO_KEY if self.key is None else reference
 
     @property
+    def key_variables(self) -> dict[str, str | Secret]:
+        """The variable that clients' files refer to, if the server wants a key."""
+        return {} if self.key is None else {KEY_VARIABLE: Secret(self.key)}
+
+    @property
     def secret(self) -> str | Secret:
         """For clients that know no variables"""
         return NO_KEY if self.key is None else Secret(self.key)
@@ -99,10 +108,37 @@ class Agent:
     setup: Callable[[ServedModel], Setup]
     program: str | None = None
     install: str = ""
-    first_prompt: int = 0
-    """Measured tokens. With less context the client cannot work."""
     why_no_write: str = ""
     why_no_run: str = ""
+
+    @property
+    def first_prompt(self) -> FirstPrompt | None:
+        return first_prompts().get(self.name)
+
+
+@attrs.frozen(kw_only=True)
+class FirstPrompt:
+    """A client's first prompt without files of a project, as `just agents` measured it."""
+
+    version: str
+    """The client's"""
+    date: str
+    families: int
+    """How many families of models were tried"""
+    tokens: int
+    """With the family that has the most"""
+
+    @property
+    def needed(self) -> int:
+        """The context with which the client can work: answers take a share, results some."""
+        return self.tokens * 3 // 2
+
+
+@cache
+def first_prompts() -> dict[str, FirstPrompt]:
+    """By the client's name."""
+    text = resources.files(__package__).joinpath("first_prompts.json").read_text("utf-8")
+    return cattrs.structure(json.loads(text), dict[str, FirstPrompt])
 
 
 def run_dir(agent: str) -> Path:
@@ -130,6 +166,9 @@ def _lines(agent: Agent, served: ServedModel, setup: Setup) -> Iterator[str]:
         f"{served.output}"
     )
     for file in setup.files:
+        if file.summary:
+            yield f"\n# {short(file.path)}: {file.summary}"
+            continue
         yield f"\n# {short(file.path)}"
         yield file.format.dump(plain(file.values, shown=True)).rstrip("\n")
     variables = setup.exports if setup.files else setup.variables

@@ -42,6 +42,8 @@ class ConfigFile:
     values: Mapping[str, Any]
     may_be_link: bool = True
     """A link in a working directory may be a stranger's."""
+    summary: str = ""
+    """Printed in place of long contents"""
 
 
 @attrs.frozen

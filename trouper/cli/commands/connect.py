@@ -13,8 +13,16 @@ import attrs
 import click
 import httpx2
 
-from trouper.cli.agents.agent import Agent, RunFile, ServedModel, Setup, instructions
-from trouper.cli.agents.clients import CODING_AGENTS, OTHER_CLIENTS
+from trouper.cli.agents.agent import (
+    Agent,
+    RunFile,
+    ServedModel,
+    Setup,
+    first_prompts,
+    instructions,
+)
+from trouper.cli.agents.clients import OTHER_CLIENTS
+from trouper.cli.agents.coding_agents import CODING_AGENTS
 from trouper.cli.agents.config_files import Change, ConfigFile, change_of, short
 from trouper.cli.agents.merging import ConfigInvalid, Secret, plain
 from trouper.cli.agents.undo import undo, write_with_backup
@@ -29,6 +37,9 @@ SYNONYMS = {
     "claude-code": "claude",
     "openwebui": "open-webui",
     "qwen-code": "qwen",
+    "copilot-cli": "copilot",
+    "mistral-vibe": "vibe",
+    "kilocode": "kilo",
 }
 
 
@@ -102,14 +113,18 @@ def _refuse_impossible(agent: Agent, mode: Mapping[str, bool], arguments: tuple[
 
 
 def _short_context(agent: Agent, context: int) -> tuple[str, ...]:
-    if context - agent.first_prompt >= agent.first_prompt // 2:
+    first = agent.first_prompt
+    if first is None or first.needed <= context:
         return ()
+    prompts = first_prompts()
+    fitting = [name for name in AGENTS if name in prompts and prompts[name].needed <= context]
     message = (
-        f"{agent.title}'s first prompt has about {agent.first_prompt} tokens, and this model holds "
-        f"{context}: "
-        "serve one with a longer context, or raise --max-kv-size"
+        f"{agent.title}'s first prompt has about {first.tokens:,} tokens ({first.version}), and "
+        f"this model holds {context:,}: give `trouper serve` a --model with at least "
+        f"{first.needed:,} tokens of context, or raise its --max-kv-size or --context-length if "
+        "that is less"
     )
-    return (message,)
+    return (f"{message}; agents that fit: {', '.join(fitting)}" if fitting else message,)
 
 
 def _undo(agent: Agent) -> None:
