@@ -66,6 +66,10 @@ REASONS = {
     500: "The server failed.",
     503: "The server drains, restarts, or had no room in time.",
     504: "A time limit was met before the answer was complete.",
+    529: (
+        "Of /v1/messages, as of Anthropic's own API: the server had no room in time. A server that "
+        "drains answers 503."
+    ),
     507: "The weights do not fit beside the models that are pinned or in use.",
 }
 

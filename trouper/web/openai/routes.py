@@ -12,7 +12,7 @@ from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web import adapter_names
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
-from trouper.web.http.request_schema import either, ref
+from trouper.web.http.request_schema import Json, either, ref
 from trouper.web.openai import (
     answer_schemas,
     chat_completions,
@@ -32,6 +32,7 @@ from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import (
     LONG_TEXT,
     LONG_TOKENS,
+    STRING_BYTES,
     TEXT_FACTOR,
     parse_detokenize,
     parse_tokenize,
@@ -290,8 +291,15 @@ class OpenAi:
         self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
         found = await self._service.tokens(served, prompt)
-        body = {"count": len(found), "max_model_len": context_of(served.runtime), "tokens": found}
-        return await formatted(lambda: body, is_long=len(found) > LONG_TOKENS)
+        text, size = served.runtime.tokenizer.token_text, context_of(served.runtime)
+        if parsed.return_token_strs:
+            self._service.hold(STRING_BYTES * len(found))
+
+        def body() -> Json:
+            strings = {"token_strs": [*map(text, found)]} if parsed.return_token_strs else {}
+            return {"count": len(found), "max_model_len": size, "tokens": found} | strings
+
+        return await formatted(body, is_long=len(found) > LONG_TOKENS)
 
     async def detokenize(self) -> Response:
         parsed = await self._service.read(parse_detokenize)

@@ -17,7 +17,6 @@ from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
-from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
@@ -423,9 +422,7 @@ class Responses:
         return as_json(body)
 
     async def input_items(self, response_id: str) -> Response:
-        # Without `before`, which clients of OpenAI's own server may send, this would be another
-        # page.
-        query = Query(request.args, ("limit", "order", "after"), refuse)
+        query = Query(request.args, ("limit", "order", "after"), self._service.report)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         order, after = query.given("order") or "desc", query.given("after")
         if order not in ("asc", "desc"):
