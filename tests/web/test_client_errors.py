@@ -165,13 +165,10 @@ def test_anthropics_statuses_and_words(problem: Problem, status: int, kind: str,
         ("/v1/completions", {"prompt": LONG}, "prompt"),
         ("/v1/completions", {"prompt": list(range(1, 250))}, "prompt"),
         (RESPONSES, {"input": LONG}, "input"),
-        ("/v1/responses/input_tokens", {"input": LONG}, "input"),
         (MESSAGES, CHATTED, None),
         (MESSAGES, CHATTED | {"stream": True}, None),
-        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": LONG}]}, None),
         ("/v1/embeddings", {"input": ["a", LONG]}, "input"),
         ("/tokenize", {"prompt": LONG}, "prompt"),
-        ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
     ],
 )
 async def test_every_endpoint_says_it_so(

@@ -168,11 +168,13 @@ def context_full(
     half: tests/web/test_client_errors.py lists the phrases."""
     prompt, answer = excess.prompt_tokens, excess.max_tokens
     name = "messages" if param == "messages" else "prompt"
+    remedy = f"Please reduce the length of the {name} or completion"
+    if excess.limit < 2:
+        remedy = "No request fits: raise the limit"
     message = (
         f"This model's maximum context length is {excess.limit} tokens{flags and f' ({flags})'}. "
         f"However, you requested {prompt + answer} tokens ({prompt} in the {name}, {answer} in "
-        f"the completion{note and f'; {note}'}), which exceeds the context window. Please reduce "
-        f"the length of the {name} or completion."
+        f"the completion{note and f'; {note}'}), which exceeds the context window. {remedy}."
     )
     return RequestFailed(
         Problem(400, message, param=param, code="context_length_exceeded", context=excess)

@@ -62,13 +62,11 @@ class ReadPast:
             self.names[name if len(self.names) < MAX_NAMES else MORE] = None
 
     def note_sent(self, value: Json, aliases: Mapping[str, str]) -> None:
-        """Note the names by which a body has parameters: aliases, and names inside containers."""
-        for outer in ("", *CONTAINERS):
-            inner = value.get(outer) if outer else value
-            for name in inner if isinstance(inner, dict) else ():
-                own = aliases.get(name, name)
-                if (outer or own != name) and value.get(own) is None:
-                    self.sent.setdefault(own, f"{outer}.{name}" if outer else name)
+        """Note the aliases by which a body has parameters."""
+        for inner in (value, *map(value.get, CONTAINERS)):
+            for name in aliases.keys() & inner.keys() if isinstance(inner, dict) else ():
+                if value.get(aliases[name]) is None:
+                    self.sent.setdefault(aliases[name], name)
 
     def as_sent(self, problem: Problem) -> Problem:
         """Name the parameter at fault as the client did."""

@@ -83,8 +83,10 @@ class OpenAiDialect:
 
     def _around(self, choice: Json, usage: Usage | None = None) -> Json:
         """Every chunk has `usage` if the client asked for the last one's, as in OpenAI's API."""
-        asked = {"usage": None} if self.extras.stream.include_usage else {}
-        return asked | self.envelope.around(self.kind, [choice], usage)
+        body = self.envelope.around(self.kind, [choice], usage)
+        if self.extras.stream.include_usage:
+            body.setdefault("usage", None)
+        return body
 
     def usage_at(self, _index: int, answer: Answer) -> Usage:
         return usage_of(answer)
