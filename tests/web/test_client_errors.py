@@ -37,7 +37,7 @@ LONG = "x" * 5000
 CHATTED: dict[str, Any] = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 5}
 
 # What clients search for, read in their sources in November 2026; any of its phrases is enough for
-# a client. A client of the SDKs sees the code as part of the error's text.
+# a client. Codex, Cline and opencode look at the code, too.
 OF_MESSAGE: Mapping[str, tuple[str, ...]] = {
     "pi, openclaw": (
         r"maximum context length is \d+ tokens",
@@ -48,12 +48,11 @@ OF_MESSAGE: Mapping[str, tuple[str, ...]] = {
     "LiteLLM": (r"this model's maximum context length is", r"exceeds the available context size"),
     "Cline": (r"context\s*(length|window)", r"maximum context"),
     "LangChain.js": (r"Input tokens exceed the configured limit", r"exceeds the context window"),
+    "LangChain": (r"context_length_exceeded", r"prompt is too long"),
     "LangChain, in a stream": (r"exceeds the context window",),
     "CrewAI": (r"maximum context length", r"context length exceeded"),
     "OpenHands": (r"maximum context length", r"contextwindowexceedederror", r"prompt is too long"),
 }
-OF_CODE = ("Codex", "Cline", "opencode in a stream", "LangChain", "Continue")
-"""These look at `context_length_exceeded` first."""
 OF_ANTHROPIC: Mapping[str, str] = {
     "Claude Code": r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)",
     "openclaw": r"prompt is too long:\s*[\d,]+\s+tokens\s*>\s*[\d,]+\s+maximum",
@@ -223,3 +222,29 @@ async def test_a_wrong_key_is_told_in_each_dialects_words() -> None:
             raw = post(path, CHATTED, "Authorization: Bearer wrong\r\nConnection: close\r\n")
             status, _, body = await exchange(served, raw)
             assert status == 401 and text in json.loads(body)["error"]["message"]
+
+
+async def test_a_stream_of_a_response_tells_it_by_events() -> None:
+    """Codex makes a conversation shorter after `response.failed`, not after a 400."""
+    async with serving(LongEngine(context_length=200)) as served:
+        raw = post(RESPONSES, {"input": LONG, "stream": True}, "Connection: close\r\n")
+        status, headers, data = await exchange(served, raw)
+        assert (status, headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+        events = [
+            json.loads(line.removeprefix("data: "))
+            for line in data.decode().splitlines()
+            if line.startswith("data: ")
+        ]
+        assert [event["type"] for event in events] == [
+            "response.created",
+            "response.in_progress",
+            "error",
+            "response.failed",
+        ]
+        assert [event["sequence_number"] for event in events] == [0, 1, 2, 3]
+        failed = events[-1]["response"]
+        for error in (events[2], events[2]["error"], failed["error"]):
+            assert error["code"] == "context_length_exceeded"
+            assert "exceeds the context window" in error["message"]
+        status, _, _ = await exchange(served, get(f"/v1/responses/{failed['id']}"))
+        assert status == 404, "nothing is stored"

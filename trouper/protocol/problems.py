@@ -163,18 +163,20 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def context_full(
     excess: ContextExcess, param: str, *, flags: str = "", note: str = ""
 ) -> RequestFailed:
-    """The only refusal of a full context. `flags` set the limit; `note` says how tokens were
-    counted. Clients that shorten conversations look for OpenAI's wording, some for its second
-    half: tests/web/test_client_errors.py lists the phrases."""
+    """Return the refusal of a prompt or length beyond the context, the only one there is. `flags`
+    set the limit; `note` says how tokens were counted. Clients that shorten conversations search
+    for these phrases, which tests/web/test_client_errors.py lists."""
     prompt, answer = excess.prompt_tokens, excess.max_tokens
     name = "messages" if param == "messages" else "prompt"
+    fault = "max_tokens is too large" if param == "max_tokens" else "the prompt is too long"
     remedy = f"Please reduce the length of the {name} or completion"
     if excess.limit < 2:
         remedy = "No request fits: raise the limit"
     message = (
         f"This model's maximum context length is {excess.limit} tokens{flags and f' ({flags})'}. "
         f"However, you requested {prompt + answer} tokens ({prompt} in the {name}, {answer} in "
-        f"the completion{note and f'; {note}'}), which exceeds the context window. {remedy}."
+        f"the completion{note and f'; {note}'}), which exceeds the context window: {fault}. "
+        f"{remedy}."
     )
     return RequestFailed(
         Problem(400, message, param=param, code="context_length_exceeded", context=excess)

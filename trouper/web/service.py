@@ -372,7 +372,7 @@ def encoded(data: bytes, status: int = 200) -> Response:
     return Response(data, status, content_type="application/json")
 
 
-def as_events(body: ResponseBody) -> Response:
+def as_events(body: ResponseBody | bytes) -> Response:
     response = Response(body, content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"

@@ -23,7 +23,7 @@ from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.call_items import new_id
 from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of, references_of
-from trouper.web.responses.response_events import ResponseDialect, head_of
+from trouper.web.responses.response_events import ResponseDialect, full_context_events, head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
     ResponseRequest,
@@ -205,8 +205,14 @@ class Responses:
         earlier = await self._earlier(parsed.previous_response_id)
         items = await self._input(parsed, earlier)
         served, resolved, generate = await self._prepare(resolved, (*earlier, *items))
-        with called(PARAMS):
-            [answer] = await self._service.submit(served, [generate], parsed.priority)
+        try:
+            with called(PARAMS):
+                [answer] = await self._service.submit(served, [generate], parsed.priority)
+        except RequestFailed as failed:
+            if failed.problem.context is None or not parsed.stream or parsed.background:
+                raise
+            head = head_of(resolved, new_id("resp_"), served.name, stored=False)
+            return as_events(full_context_events(head, failed.problem))
         live = self._begin(resolved, served, answer, items, earlier, stored=stored)
         if parsed.background:
             return self._in_background(live)
