@@ -28,6 +28,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "images_not_supported": "an image for a model that reads text only, on a server with --strict",
     "background_not_supported": "a response in the background from a server that keeps none",
     "response_ended": "cancelling a response that has ended",
+    "previous_response_not_found": "going on from a response that is not stored here any more",
     "previous_response_not_ended": "going on from a response that still runs",
     "previous_response_not_completed": "going on from a response that failed or was cancelled",
     "embeddings_not_supported": "an embedding by a model that gives none",
