@@ -85,29 +85,29 @@ FULL: Mapping[str, Problem] = {
 }
 
 
-@pytest.mark.parametrize("place", FULL)
-def test_each_client_knows_that_the_context_is_full(place: str) -> None:
-    problem = FULL[place]
+@pytest.mark.parametrize("cause", FULL)
+def test_each_client_sees_that_the_context_is_full(cause: str) -> None:
+    problem = FULL[cause]
     error = error_body(problem)["error"]
     assert (problem.status, error["code"]) == (400, "context_length_exceeded")
     for client, phrases in OF_MESSAGE.items():
         assert any(re.search(each, problem.message, re.IGNORECASE) for each in phrases), client
-    said = anthropic_error(problem, "id")["error"]
-    assert (said["type"], anthropic_status(problem)) == ("invalid_request_error", 400)
+    body = anthropic_error(problem, "id")["error"]
+    assert (body["type"], anthropic_status(problem)) == ("invalid_request_error", 400)
     for client, phrase in OF_ANTHROPIC.items():
-        assert re.search(phrase, said["message"], re.IGNORECASE), client
-    found = re.search(OF_ANTHROPIC["Claude Code"], said["message"])
-    assert found and int(found[1]) > int(found[2]), "it drops so many tokens"
+        assert re.search(phrase, body["message"], re.IGNORECASE), client
+    match = re.search(OF_ANTHROPIC["Claude Code"], body["message"])
+    assert match and int(match[1]) > int(match[2]), "it drops so many tokens"
 
 
 def test_the_answer_alone_may_be_too_long() -> None:
-    asked = attrs.evolve(SPOKEN, max_tokens=90)
-    problem = refused(lambda: room(asked, 60, 100, Settings()))
+    requested = attrs.evolve(SPOKEN, max_tokens=90)
+    problem = refused(lambda: room(requested, 60, 100, Settings()))
     assert problem.param == "max_tokens"
     assert "maximum context length is 100 tokens" in problem.message
     assert "requested 150 tokens (60 in the " in problem.message
-    found = re.search(OF_LENGTH, anthropic_error(problem, "")["error"]["message"])
-    assert found and found.groups() == ("60", "90", "100")
+    match = re.search(OF_LENGTH, anthropic_error(problem, "")["error"]["message"])
+    assert match and match.groups() == ("60", "90", "100")
 
 
 KEYS = Keys.of(ServerSettings(api_key=("right",)))
@@ -122,17 +122,17 @@ OTHERS: Mapping[str, Problem] = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_no_other_refusal_is_taken_for_a_full_context(kind: str) -> None:
+def test_no_other_refusal_looks_like_a_full_context(kind: str) -> None:
     """A session that is compacted because the queue was full has lost its history for nothing."""
     problem = OTHERS[kind]
     assert problem.code != "context_length_exceeded"
     texts = (problem.message, anthropic_error(problem, "")["error"]["message"])
-    phrases = [each for known in OF_MESSAGE.values() for each in known]
+    phrases = [each for those in OF_MESSAGE.values() for each in those]
     for phrase in (*phrases, *OF_ANTHROPIC.values(), r"too many tokens", r"exceeds the limit of"):
         assert not any(re.search(phrase, text, re.IGNORECASE) for text in texts), phrase
 
 
-def test_a_rate_limit_is_told_by_its_text_too() -> None:
+def test_a_rate_limit_has_its_its_text_too() -> None:
     for kind in ("queue", "grammars"):
         assert OTHERS[kind].type == "rate_limit_error"
         assert "too many requests" in OTHERS[kind].message and OTHERS[kind].retry_after_s
@@ -151,9 +151,9 @@ def test_a_rate_limit_is_told_by_its_text_too() -> None:
     ],
 )
 def test_anthropics_statuses_and_words(problem: Problem, status: int, kind: str, text: str) -> None:
-    said = anthropic_error(problem, "")["error"]
-    assert (anthropic_status(problem), said["type"]) == (status, kind)
-    assert text in said["message"]
+    body = anthropic_error(problem, "")["error"]
+    assert (anthropic_status(problem), body["type"]) == (status, kind)
+    assert text in body["message"]
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,10 @@ ServedSmall = Callable[[str, dict[str, Any]], Any]
 async def full() -> Any:
     async with serving(LongEngine(context_length=200)) as served:
 
-        async def asked(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        async def requested(path: str, body: dict[str, Any]) -> tuple[int, Any]:
             return await ask(served, body, path)
 
-        yield asked
+        yield requested
 
 
 async def test_what_is_missing() -> None:
@@ -203,20 +203,20 @@ async def test_what_is_missing() -> None:
             short = CHATTED | {"messages": [{"role": "user", "content": "x"}], "model": "other"}
             status, answer = await ask(served, short, path)
             assert status == 404 and "'other' does not exist" in answer["error"]["message"]
-        gone = {"input": "x", "previous_response_id": "resp_1"}
-        status, answer = await ask(served, gone, RESPONSES)
+        missing = {"input": "x", "previous_response_id": "resp_1"}
+        status, answer = await ask(served, missing, RESPONSES)
         error = answer["error"]
         assert (status, error["code"], error["param"]) == (
             400,
             "previous_response_not_found",
             "previous_response_id",
         )
-        assert error["message"].startswith("Previous response with id 'resp_1' not found")
+        assert error["message"].startswith("Previous response with id 'resp_1' not match")
         status, _, body = await exchange(served, get("/v1/responses/resp_1"))
         assert (status, json.loads(body)["error"]["code"]) == (404, "response_not_found")
 
 
-async def test_a_wrong_key_is_told_in_each_dialects_words() -> None:
+async def test_a_wrong_key_in_each_dialects_words() -> None:
     async with serving(api_key=("right",)) as served:
         for path, text in ((CHAT, "Incorrect API key provided"), (MESSAGES, "invalid x-api-key")):
             raw = post(path, CHATTED, "Authorization: Bearer wrong\r\nConnection: close\r\n")

@@ -15,12 +15,12 @@ CHAT, TEXT, RESPONSES, MESSAGES = (
     "/v1/responses",
     "/v1/messages",
 )
-SAID = [{"role": "user", "content": "x"}]
-LEAST: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": SAID, "max_tokens": 1},
+MESSAGES_SENT = [{"role": "user", "content": "x"}]
+MINIMAL: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES_SENT, "max_tokens": 1},
     TEXT: {"prompt": "x", "max_tokens": 1},
     RESPONSES: {"input": "x", "max_output_tokens": 1},
-    MESSAGES: {"messages": SAID, "max_tokens": 1},
+    MESSAGES: {"messages": MESSAGES_SENT, "max_tokens": 1},
 }
 EVERYWHERE: list[dict[str, Any]] = [
     *({"temperature": value} for value in (0, 1e-9, 1, 2)),
@@ -57,10 +57,10 @@ OF_ONE: dict[str, list[dict[str, Any]]] = {
 
 async def test_both_ends_of_a_range_are_taken() -> None:
     async with serving() as served:
-        for path, least in LEAST.items():
+        for path, minimal in MINIMAL.items():
             common = EVERYWHERE + (OF_OPENAI if path != MESSAGES else [])
             for more in (*common, *OF_ONE[path]):
-                status, answer = await ask(served, least | more, path)
+                status, answer = await ask(served, minimal | more, path)
                 assert status == 200, (path, more, answer)
 
 
@@ -95,7 +95,7 @@ BEYOND: list[tuple[dict[str, Any], str]] = [
 async def test_beyond_it_is_refused_by_the_name_that_was_sent() -> None:
     async with serving() as served:
         for more, param in BEYOND:
-            status, answer = await ask(served, LEAST[CHAT] | more, CHAT)
+            status, answer = await ask(served, MINIMAL[CHAT] | more, CHAT)
             assert "error" in answer, more
             error = answer["error"]
             assert (status, error["param"]) == (400, param), (more, error)
@@ -122,13 +122,13 @@ CHANGES_AN_ANSWER = (
 )
 
 
-@pytest.mark.parametrize("path", LEAST)
+@pytest.mark.parametrize("path", MINIMAL)
 async def test_names_that_change_an_answer_are_refused(path: str) -> None:
     async with serving() as served:
         for name in CHANGES_AN_ANSWER:
-            status, answer = await ask(served, LEAST[path] | {name: ["x"]}, path)
+            status, answer = await ask(served, MINIMAL[path] | {name: ["x"]}, path)
             assert status == 400 and name in answer["error"]["message"], (name, answer)
-            status, answer = await ask(served, LEAST[path] | {name: None}, path)
+            status, answer = await ask(served, MINIMAL[path] | {name: None}, path)
             assert status == 200, (name, answer)
 
 
@@ -147,13 +147,13 @@ async def test_other_names_of_stops_and_lengths_work() -> None:
             assert await stops(served, {name: [first], "min_new_tokens": 9}) == "length", name
 
 
-async def test_what_clients_ask_beside_a_path() -> None:
+async def test_query_parameters_of_official_clients() -> None:
     """`?beta=true` of Anthropic's clients, `?api-version=` of Azure's, `include[]` of OpenAI's."""
     async with serving() as served:
         for query in ("beta=true", "api-version=2024-10-21"):
-            for path, least in LEAST.items():
-                assert (await ask(served, least, f"{path}?{query}"))[0] == 200
-        _, made = await ask(served, LEAST[RESPONSES], RESPONSES)
+            for path, minimal in MINIMAL.items():
+                assert (await ask(served, minimal, f"{path}?{query}"))[0] == 200
+        _, made = await ask(served, MINIMAL[RESPONSES], RESPONSES)
         one = f"/v1/responses/{made['id']}"
         for path in (
             "/v1/models?limit=1000&after_id=x&beta=true",
@@ -181,7 +181,7 @@ async def test_probes() -> None:
 async def test_usage_is_null_until_the_last_chunk() -> None:
     for path in (CHAT, TEXT):
         async with serving() as served:
-            body = LEAST[path] | {"stream": True, "stream_options": {"include_usage": True}}
+            body = MINIMAL[path] | {"stream": True, "stream_options": {"include_usage": True}}
             _, _, data = await exchange(served, post(path, body, "Connection: close\r\n"))
             assert data.count(b'"usage":null') == data.count(b'data: {"id"') - 1 > 0
             assert data.count(b'"usage":{') == 1

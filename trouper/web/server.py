@@ -262,7 +262,7 @@ async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
         if settings.host not in ("127.0.0.1", "localhost"):
             return await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=1024)
         listeners = await trio.open_tcp_listeners(settings.port, host="127.0.0.1", backlog=1024)
-        return [*listeners, *await _listen_beside(listeners[0])]
+        return [*listeners, *await _listen_at_ipv6(listeners[0])]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise SettingsInvalid(
@@ -274,7 +274,7 @@ async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
         ) from None
 
 
-async def _listen_beside(listener: trio.SocketListener) -> list[trio.SocketListener]:
+async def _listen_at_ipv6(listener: trio.SocketListener) -> list[trio.SocketListener]:
     """Listen at ::1 too: some clients try no other address of localhost."""
     port = listener.socket.getsockname()[1]
     try:

@@ -290,16 +290,16 @@ class OpenAi:
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
-        found = await self._service.tokens(served, prompt)
+        tokens = await self._service.tokens(served, prompt)
         text, size = served.runtime.tokenizer.token_text, context_of(served.runtime)
         if parsed.return_token_strs:
-            self._service.hold(STRING_BYTES * len(found))
+            self._service.hold(STRING_BYTES * len(tokens))
 
         def body() -> Json:
-            strings = {"token_strs": [*map(text, found)]} if parsed.return_token_strs else {}
-            return {"count": len(found), "max_model_len": size, "tokens": found} | strings
+            strings = {"token_strs": [*map(text, tokens)]} if parsed.return_token_strs else {}
+            return {"count": len(tokens), "max_model_len": size, "tokens": tokens} | strings
 
-        return await formatted(body, is_long=len(found) > LONG_TOKENS)
+        return await formatted(body, is_long=len(tokens) > LONG_TOKENS)
 
     async def detokenize(self) -> Response:
         parsed = await self._service.read(parse_detokenize)
