@@ -141,8 +141,9 @@ def test_a_prompt_that_never_fits_is_refused_and_others_are_shortened() -> None:
     told = problem_of(refused)
     assert told is not None
     assert (told.status, told.param, told.code) == (400, "prompt", "context_length_exceeded")
-    assert "maximum context length is 16 tokens (all that --kv-memory" in told.message
-    assert "requested 17 tokens (16 in the prompt, 1 in the completion)" in told.message
+    message = told.message
+    assert "maximum context length is 16 tokens (all that --kv-memory" in message
+    assert "requested 17 tokens (16 in the prompt, 1 in the completion)" in message
     [shortened] = ask(small, max_tokens=20)
     assert shortened.max_tokens == 8
     finish(small)

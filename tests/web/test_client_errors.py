@@ -211,7 +211,7 @@ async def test_what_is_missing() -> None:
             "previous_response_not_found",
             "previous_response_id",
         )
-        assert error["message"].startswith("Previous response with id 'resp_1' not match")
+        assert error["message"].startswith("Previous response with id 'resp_1' not found")
         status, _, body = await exchange(served, get("/v1/responses/resp_1"))
         assert (status, json.loads(body)["error"]["code"]) == (404, "response_not_found")
 
