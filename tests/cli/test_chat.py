@@ -125,7 +125,10 @@ async def test_a_key(tmp_path: Path) -> None:
         assert (await invoke(*url, "--api-key", "secret")).stdout == "yes\n"
         assert (await invoke(*url, TROUPER_API_KEY_FILE=str(tmp_path / "keys"))).stdout == "yes\n"
         outcome = await invoke(*url)
-    assert (outcome.exit_code, "an API key is needed" in outcome.stderr) == (USAGE_ERROR, True)
+    assert (outcome.exit_code, "You didn't provide an API key" in outcome.stderr) == (
+        USAGE_ERROR,
+        True,
+    )
 
 
 @pytest.mark.parametrize("command", [("chat", "hm?"), ("top", "--once"), ("bench",)])

@@ -141,7 +141,9 @@ def test_a_prompt_that_never_fits_is_refused_and_others_are_shortened() -> None:
     told = problem_of(refused)
     assert told is not None
     assert (told.status, told.param, told.code) == (400, "prompt", "context_length_exceeded")
-    assert "shorten the prompt to 15 tokens" in told.message
+    message = told.message
+    assert "maximum context length is 16 tokens (all that --kv-memory" in message
+    assert "requested 17 tokens (16 in the prompt, 1 in the completion)" in message
     [shortened] = ask(small, max_tokens=20)
     assert shortened.max_tokens == 8
     finish(small)
@@ -152,8 +154,10 @@ def test_a_prompt_that_never_fits_is_refused_and_others_are_shortened() -> None:
 def test_where_no_prompt_fits_it_is_the_limit_that_has_to_change(tokens: int) -> None:
     """`tokens`: of one row in all. The remedy was "shorten the prompt to 0 tokens"."""
     request = Generate(request_id="r", prompt=TokenPrompt((1, 2, 3)))
-    assert too_long(request, 3, tokens).message.endswith("are more: raise the limit")
-    assert too_long(request, 3, 2).message.endswith("are more: shorten the prompt to 1 tokens")
+    assert too_long(request, 3, tokens).message.endswith("No request fits: raise the limit.")
+    assert too_long(request, 3, 2).message.endswith(
+        "reduce the length of the prompt or completion."
+    )
 
 
 def test_a_higher_priority_gets_the_memory_of_a_lower_one() -> None:

@@ -540,7 +540,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 10**400}, "max_tokens"),
     ({"temperature": 1.5}, "temperature"),
     ({"temperature": "0"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
+    ({"top_p": -0.1}, "top_p"),
     ({"top_k": -1}, "top_k"),
     ({"top_k": 10**400}, "top_k"),
     ({"min_p": 2}, "min_p"),

@@ -181,7 +181,7 @@ async def test_models_beyond_the_list_of_a_key_do_not_exist_for_it(tmp_path: Pat
             elif key == "sk-b":
                 assert said["error"]["code"] == "model_not_found" and said["error"][
                     "message"
-                ].endswith("; 'middle' is")
+                ].endswith("; 'middle' is served")
         assert (await exchange(served, get("/v1/models/large", bearer("sk-b"))))[0] == 404
         assert b'"large"' not in (await exchange(served, get("/openapi.json", bearer("sk-b"))))[2]
 
@@ -384,7 +384,7 @@ async def test_a_key_sees_its_own_responses_only(tmp_path: Path) -> None:
             delete = f"DELETE {path} HTTP/1.1\r\nHost: localhost\r\n"
             assert (await exchange(served, f"{delete}{bearer('sk-admin')}\r\n".encode()))[0] == 404
             status, said = await response("sk-red", short | {"previous_response_id": created["id"]})
-            assert (status, said["error"]["code"]) == (404, "previous_response_not_found")
+            assert (status, said["error"]["code"]) == (400, "previous_response_not_found")
             for item in created["output"]:
                 reference = [{"type": "item_reference", "id": item["id"]}]
                 assert (await response("sk-red", short | {"input": reference}))[0] >= 400

@@ -37,7 +37,7 @@ async def test_a_shorter_limit_is_kept_and_named() -> None:
         assert (await ask(served, {"prompt": "a" * 50, "max_tokens": 1}))[0] == 200
         status, answer = await ask(served, {"prompt": "a" * 51, "max_tokens": 1})
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        assert "more than --max-prompt-tokens 50" in answer["error"]["message"]
+        assert "50 tokens (--max-prompt-tokens)" in answer["error"]["message"]
 
 
 async def test_an_answer_without_a_length_gets_what_the_context_leaves() -> None:

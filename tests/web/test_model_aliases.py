@@ -43,7 +43,7 @@ async def test_off_refuses_them(path: str) -> None:
     async with serving(model_alias=("off",)) as served:
         status, body = await ask(served, BODIES[path] | {"model": "claude-opus-5"}, path)
     assert status == 404
-    assert "'claude-opus-5' is not served here" in str(body)
+    assert "'claude-opus-5' does not exist here" in str(body)
 
 
 async def test_aliases_that_are_given_are_the_only_ones() -> None:

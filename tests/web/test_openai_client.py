@@ -149,7 +149,7 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"extra_body": {"max_tokens": True}}, 400, "max_tokens"),
         ({"extra_body": {"max_tokens": 1.5}}, 400, "max_tokens"),
         ({"temperature": 2.5}, 400, "temperature"),
-        ({"top_p": 0}, 400, "top_p"),
+        ({"top_p": -0.1}, 400, "top_p"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"max_tokens": 10**9}, 400, "max_tokens"),
         ({"stop": [""]}, 400, "stop"),

@@ -329,6 +329,7 @@ async def test_only_a_key_learns_the_names_of_the_models() -> None:
         assert keyless == {
             "/",
             "/health",
+            "/api/hello",
             "/livez",
             "/readyz",
             "/metrics",

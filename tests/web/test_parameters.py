@@ -201,7 +201,7 @@ def test_stream_options_need_a_stream() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"typical_p": 0}, "typical_p"),
+        ({"typical_p": -0.1}, "typical_p"),
         ({"xtc_probability": 1.1}, "xtc_probability"),
         ({"dry_base": 0.5}, "dry_base"),
         ({"dry_allowed_length": 0}, "dry_allowed_length"),

@@ -181,11 +181,11 @@ async def test_events_and_tools_of_what_is_gone_count_no_more(database: StateDat
 async def test_an_id_that_is_gone_says_so(database: StateDatabase) -> None:
     store = Store(database, max_count=0)
     await store.add(response("a"))
-    with pytest.raises(RequestFailed, match="is gone") as caught:
+    with pytest.raises(RequestFailed, match="not found: the last 0 responses are kept") as caught:
         await store.get("a", "previous_response_id", "previous_response_not_found")
     problem = caught.value.problem
     assert (problem.status, problem.param, problem.code) == (
-        404,
+        400,
         "previous_response_id",
         "previous_response_not_found",
     )

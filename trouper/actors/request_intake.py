@@ -32,8 +32,10 @@ from trouper.protocol.problems import (
     DRAINING,
     NOT_PREPARED,
     SYSTEM_SHORTAGE,
+    ContextExcess,
     RequestFailed,
     bad_request,
+    context_full,
     is_shortage,
 )
 from trouper.protocol.replies import NEXT_STEP, Progress
@@ -321,23 +323,13 @@ def room(request: Generate, prompt_tokens: int, context_length: int, settings: S
     room."""
     if not prompt_tokens:
         raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
+    prompt_name = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
     if settings.max_prompt_tokens is not None and prompt_tokens > settings.max_prompt_tokens:
-        raise bad_request(
-            f"the prompt has {prompt_tokens} tokens, more than --max-prompt-tokens "
-            f"{settings.max_prompt_tokens}",
-            "prompt" if not isinstance(request.prompt, ChatPrompt) else "messages",
-            "context_length_exceeded",
-        )
+        excess = ContextExcess(prompt_tokens, 0, settings.max_prompt_tokens)
+        raise context_full(excess, prompt_name, flags="--max-prompt-tokens")
     context = min(context_length, settings.max_kv_size or context_length)
     remaining = context - prompt_tokens
     if remaining < 1 or ((request.max_tokens or 0) > remaining and not request.as_room_allows):
-        raise bad_request(
-            f"the context holds {context} tokens; {prompt_tokens} of prompt and "
-            f"{request.max_tokens or 1} of answer are "
-            "more: shorten the prompt or lower max_tokens",
-            "max_tokens"
-            if remaining >= 1
-            else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
-            "context_length_exceeded",
-        )
+        excess = ContextExcess(prompt_tokens, request.max_tokens or 1, context)
+        raise context_full(excess, "max_tokens" if remaining >= 1 else prompt_name)
     return min(request.max_tokens or settings.default_max_tokens, remaining)

@@ -146,9 +146,9 @@ class Keys:
             return None
         given = _given(authorization, api_key)
         message = (
-            "the API key is wrong"
+            "Incorrect API key provided: this server has another one"
             if given
-            else "an API key is needed: send `Authorization: Bearer KEY`"
+            else "You didn't provide an API key: send `Authorization: Bearer KEY`"
         )
         return Problem(401, message, "authentication_error", code="invalid_api_key")
 

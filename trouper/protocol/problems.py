@@ -32,8 +32,18 @@ def _bounded(message: str) -> str:
 
 
 @attrs.frozen
+class ContextExcess:
+    """Tokens of a prompt and of an answer that exceed a limit."""
+
+    prompt_tokens: int
+    max_tokens: int
+    limit: int
+
+
+@attrs.frozen
 class Problem:
-    """Reason why a request failed. `status`: HTTP status if no response has begun."""
+    """Reason why a request failed. `status`: HTTP status if no response has begun. `context`: what
+    Anthropic's wording of a full context needs."""
 
     status: int
     message: str = attrs.field(converter=_bounded)
@@ -41,6 +51,7 @@ class Problem:
     param: str | None = attrs.field(default=None, converter=attrs.converters.optional(shortened))
     code: str | None = None
     retry_after_s: int | None = None
+    context: ContextExcess | None = None
 
 
 # Answer to an unforeseen error.
@@ -149,6 +160,29 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return RequestFailed(Problem(400, message, "invalid_request_error", param, code))
 
 
+def context_full(
+    excess: ContextExcess, param: str, *, flags: str = "", note: str = ""
+) -> RequestFailed:
+    """Return the refusal of a prompt or length beyond the context, the only one there is. `flags`
+    set the limit; `note` says how tokens were counted. Clients that shorten conversations search
+    for these phrases, which tests/web/test_client_errors.py lists."""
+    prompt, answer = excess.prompt_tokens, excess.max_tokens
+    name = "messages" if param == "messages" else "prompt"
+    fault = "max_tokens is too large" if param == "max_tokens" else "the prompt is too long"
+    remedy = f"Please reduce the length of the {name} or completion"
+    if excess.limit < 2:
+        remedy = "No request fits: raise the limit"
+    message = (
+        f"This model's maximum context length is {excess.limit} tokens{flags and f' ({flags})'}. "
+        f"However, you requested {prompt + answer} tokens ({prompt} in the {name}, {answer} in "
+        f"the completion{note and f'; {note}'}), which exceeds the context window: {fault}. "
+        f"{remedy}."
+    )
+    return RequestFailed(
+        Problem(400, message, param=param, code="context_length_exceeded", context=excess)
+    )
+
+
 # The preparation crashed by this request. Clients do not repeat a request after a 422.
 NOT_PREPARED = Problem(
     422, "the request could not be prepared", "invalid_request_error", None, "intake_failed"
@@ -158,7 +192,7 @@ NOT_PREPARED = Problem(
 def queue_full(size: int) -> Problem:
     return Problem(
         429,
-        f"{size} requests are waiting already (--max-queue-size); try again soon",
+        f"too many requests: {size} are waiting already (--max-queue-size); try again soon",
         "rate_limit_error",
         code="queue_full",
         retry_after_s=1,
@@ -169,9 +203,8 @@ def grammars_full(places: int, share: int) -> Problem:
     """A client has too many waiting grammars. `share`: the divisor of the queue's length."""
     return Problem(
         429,
-        f"{places} grammars of this client wait to be compiled already (1/{share} of "
-        "--max-queue-size); "
-        "send fewer new ones at a time, or simpler ones",
+        f"too many requests: {places} grammars of this client wait to be compiled already "
+        f"(1/{share} of --max-queue-size); send fewer new ones at a time, or simpler ones",
         "rate_limit_error",
         code="grammar_queue_full",
         retry_after_s=1,

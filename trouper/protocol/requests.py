@@ -21,9 +21,10 @@ BATCH_PRIORITY = MAX_PRIORITY + 1
 
 @attrs.frozen
 class TextPrompt:
-    """Plain text, tokenized with the default special tokens."""
+    """Plain text. `special`: with the tokenizer's default special tokens."""
 
     text: str
+    special: bool = True
 
 
 @attrs.frozen

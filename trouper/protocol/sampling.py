@@ -44,7 +44,8 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < COLDEST
+        """Whether the likeliest token is chosen, the first of equal ones."""
+        return self.temperature < COLDEST or (self.top_p == 0 and self.typical_p >= 1)
 
     @property
     def penalized(self) -> bool:

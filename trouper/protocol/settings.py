@@ -275,7 +275,8 @@ class ServerSettings:
 
     host: str = setting(
         "127.0.0.1",
-        "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.",
+        "Address to listen on; of 127.0.0.1 and localhost, [::1] too. Anything but loopback needs "
+        "--api-key or --allow-no-key.",
     )
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", 0, 65535)
     api_key: tuple[str, ...] = setting(

@@ -8,6 +8,7 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, cast
 
+import attrs
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from quart import Request, Response, request
@@ -30,7 +31,7 @@ from trouper.protocol.problems import (
     shortened,
 )
 from trouper.protocol.settings import ServerSettings
-from trouper.web.anthropic.errors import anthropic_error, is_anthropic
+from trouper.web.anthropic.errors import anthropic_error, anthropic_status, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
 from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
@@ -258,6 +259,12 @@ class HttpEdge:
                 answer=STATUS,
             ),
             endpoint(
+                path="/api/hello",
+                handler=self.hello,
+                summary="The same, where Anthropic's clients look",
+                answer=STATUS,
+            ),
+            endpoint(
                 path="/readyz",
                 handler=self.readyz,
                 summary="Whether requests are served now",
@@ -308,7 +315,8 @@ class HttpEdge:
 
     def _refused(self, problem: Problem) -> Response:
         if is_anthropic(request.path):
-            return error_response(problem, anthropic_error(problem, self._service.request_id))
+            body = anthropic_error(problem, self._service.request_id)
+            return error_response(attrs.evolve(problem, status=anthropic_status(problem)), body)
         return error_response(
             problem, {"error": problem.message} if is_ollama(request.path) else None
         )
@@ -362,7 +370,7 @@ class HttpEdge:
         return response
 
     async def failed(self, error: RequestFailed) -> Response:
-        return self._refused(error.problem)
+        return self._refused(self._service.read_past.as_sent(error.problem))
 
     async def crashed(self, error: Exception) -> Response:
         if is_shortage(error):
@@ -385,6 +393,9 @@ class HttpEdge:
 
     async def livez(self) -> Response:
         return as_json({"status": "alive"})
+
+    async def hello(self) -> Response:
+        return await self.livez()
 
     async def readyz(self) -> Response:
         """Ready if every loaded model makes progress, except models that are being unloaded."""

@@ -95,7 +95,8 @@ async def _serve(
         for listener in listeners:
             accepting.start_soon(server.accept, listener, connections)
         connections.start_soon(server.cut_when_cancelled)
-        task_status.started([_url(settings.host, listener) for listener in listeners])
+        urls = dict.fromkeys(_url(settings.host, listener) for listener in listeners)
+        task_status.started([*urls])
         await shutdown.wait()
         accepting.cancel_scope.cancel()
         connections.start_soon(partial(server.finish, connections.cancel_scope))
@@ -258,7 +259,10 @@ def _passes(error: OSError) -> bool:
 async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
     connection_limit(settings.max_connections)
     try:
-        return await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=1024)
+        if settings.host not in ("127.0.0.1", "localhost"):
+            return await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=1024)
+        listeners = await trio.open_tcp_listeners(settings.port, host="127.0.0.1", backlog=1024)
+        return [*listeners, *await _listen_at_ipv6(listeners[0])]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise SettingsInvalid(
@@ -268,6 +272,22 @@ async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; see "
             "--host and --port"
         ) from None
+
+
+async def _listen_at_ipv6(listener: trio.SocketListener) -> list[trio.SocketListener]:
+    """Listen at ::1 too: some clients try no other address of localhost."""
+    port = listener.socket.getsockname()[1]
+    try:
+        return await trio.open_tcp_listeners(port, host="::1", backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            log.warning(
+                "another program listens on [::1]:%d: clients that ask localhost may reach it; "
+                "http://127.0.0.1:%d is this server",
+                port,
+                port,
+            )
+        return []  # Most others have no IPv6.
 
 
 def _url(host: str, listener: trio.SocketListener) -> str:

@@ -9,7 +9,7 @@ from itertools import islice
 from trouper.actors.runtime.infill_prompt import infill_of
 from trouper.actors.runtime.worker_lanes import Lane
 from trouper.protocol.model import ModelCard, Tokenizer
-from trouper.protocol.problems import RequestFailed, bad_request
+from trouper.protocol.problems import ContextExcess, RequestFailed, bad_request, context_full
 from trouper.protocol.requests import ChatPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from trouper.protocol.settings import Settings
 
@@ -19,7 +19,9 @@ LONG_LANE = 200_000
 MIN_CHARACTERS = 16
 """Lower bound of a token's maximum characters, whatever the vocabulary says."""
 TOKEN_CHARACTERS = 16
-# English has about four characters a token.
+USUAL_CHARACTERS = 4
+"""Characters of a token in English."""
+LIMITS = "see --max-prompt-tokens, --max-kv-size"
 PROBED_CHARACTERS = 8
 """Characters per available token in the probe, the tokenized beginning of a long text."""
 # The cut of a text may add a few tokens.
@@ -88,7 +90,7 @@ def tokens_of(
         case TextPrompt(text=text):
             check_text(text, "prompt")
             check(text, tokenizer, max_tokens, "prompt")
-            return tokenizer.encode(text)
+            return tokenizer.encode(text, special=prompt.special)
         case InfillPrompt():
             check_text((prompt.prefix, prompt.suffix, prompt.extra), "suffix")
             check(infill_text(prompt), tokenizer, max_tokens, "prompt")
@@ -117,7 +119,8 @@ def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -
         found = len(tokenizer.encode(text[:probed]))
         if found > max_tokens * PROBE_MARGIN + 8:
             raise _too_long(
-                f"the first {probed} of {len(text)} characters are {found} tokens",
+                found * len(text) // probed,
+                f"estimated by the first {probed} of {len(text)} characters",
                 max_tokens,
                 param,
             )
@@ -133,19 +136,16 @@ def check_characters(text: str, tokenizer: Tokenizer, max_tokens: int, param: st
     bound = max_characters(max_tokens, tokenizer)
     if len(text) > bound:
         raise _too_long(
-            f"it has {len(text)} characters, more than the {bound} that so many tokens can stand "
-            "for",
+            len(text) // USUAL_CHARACTERS,
+            f"estimated by its {len(text)} characters, of which {bound} are the maximum",
             max_tokens,
             param,
         )
 
 
-def _too_long(how: str, max_tokens: int, param: str) -> RequestFailed:
-    message = (
-        f"the prompt may have {max_tokens} tokens (the model's context, --max-prompt-tokens, "
-        f"--max-kv-size), and {how}: shorten it"
-    )
-    return bad_request(message, param, "context_length_exceeded")
+def _too_long(tokens: int, note: str, max_tokens: int, param: str) -> RequestFailed:
+    excess = ContextExcess(tokens, 0, max_tokens)
+    return context_full(excess, param, flags=LIMITS, note=note)
 
 
 def check_text(value: object, param: str) -> None:

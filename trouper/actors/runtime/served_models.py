@@ -180,8 +180,8 @@ def named(model: str | None, entries: Sequence[ModelEntry]) -> ModelEntry:
 def model_not_found(model: str, entries: Sequence[ModelEntry]) -> RequestFailed:
     served = ", ".join(repr(entry.names[0]) for entry in entries)
     message = (
-        f"the model {quoted(model)} is not served here; {served} "
-        f"{'is' if len(entries) == 1 else 'are'}"
+        f"the model {quoted(model)} does not exist here; {served} "
+        f"{'is' if len(entries) == 1 else 'are'} served"
     )
     if not entries:
         message = "no model is served here that this API key may use (models in --api-key-file)"

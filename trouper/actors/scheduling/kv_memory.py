@@ -27,7 +27,7 @@ from trouper.protocol.health import AdapterStats, MemoryStatus
 from trouper.protocol.kv import BatchLengths, KvLayout, KvUsage
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import KvBound
-from trouper.protocol.problems import Problem
+from trouper.protocol.problems import ContextExcess, Problem, context_full
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -213,17 +213,11 @@ def min_known(*bounds: int | None) -> int | None:
 
 
 def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
-    remedy = (
-        f"shorten the prompt to {max_tokens - 1} tokens" if max_tokens > 1 else "raise the limit"
-    )
-    return Problem(
-        400,
-        f"memory holds {max_tokens} tokens of one request (--kv-memory, --memory-fraction); "
-        f"{prompt_tokens} of prompt and 1 of answer "
-        f"are more: {remedy}",
-        param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
-        code="context_length_exceeded",
-    )
+    return context_full(
+        ContextExcess(prompt_tokens, 1, max_tokens),
+        "messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+        flags="all that --kv-memory or --memory-fraction leaves to one request",
+    ).problem
 
 
 @attrs.define(kw_only=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trouper.protocol.problems import Problem
+from trouper.protocol.problems import ContextExcess, Problem
 from trouper.web.http.request_schema import Json
 
 PREFIX = "/v1/messages"
@@ -16,20 +16,32 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+OVERLOADED = 529
+LEAVING = frozenset({"draining", "rank_lost"})
+"""Codes of a server that ends. A proxy asks another replica after a 503, which 529 is not."""
+PREFIXES = {
+    "invalid_api_key": "invalid x-api-key: ",
+    "body_too_large": "Request exceeds the maximum allowed number of bytes: ",
+}
+"""Anthropic's own wording, for which clients look, by code."""
 CODES = {"thread": "thread_unsupported_request"}
 """Codes after which clients repeat a request without the parameter."""
-TOO_LONG = "prompt is too long: "
-"""Anthropic's wording, after which agents shorten the conversation."""
 
 
 def is_anthropic(path: str) -> bool:
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
+def anthropic_status(problem: Problem) -> int:
+    """Anthropic's own API is overloaded with a status of its own."""
+    overloaded = problem.status == 503 and problem.code not in LEAVING
+    return OVERLOADED if overloaded else problem.status
+
+
 def anthropic_error(problem: Problem, request_id: str) -> Json:
-    message = problem.message
-    if problem.code == "context_length_exceeded":
-        message = TOO_LONG + message
+    message = PREFIXES.get(problem.code or "", "") + problem.message
+    if problem.context is not None:
+        message = _too_long(problem.context)
     elif problem.param is not None and problem.param not in message:
         message = f"{problem.param}: {message}"  # The format has no field for a parameter.
     kind = TYPES.get(
@@ -39,3 +51,14 @@ def anthropic_error(problem: Problem, request_id: str) -> Json:
     if problem.code is not None:
         error["details"] = {"error_code": CODES.get(problem.param or "", problem.code)}
     return {"type": "error", "error": error, "request_id": request_id}
+
+
+def _too_long(excess: ContextExcess) -> str:
+    """Anthropic's wording, after which agents shorten the conversation by the difference."""
+    prompt, answer, limit = excess.prompt_tokens, excess.max_tokens, excess.limit
+    if prompt < limit:
+        return (
+            f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}, "
+            "decrease input length or `max_tokens` and try again"
+        )
+    return f"prompt is too long: {prompt} tokens > {min(limit, prompt - 1)} maximum"

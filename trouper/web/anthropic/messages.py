@@ -33,7 +33,6 @@ from trouper.web.http.field_types import (
     Salt,
     Share,
     StopString,
-    TopP,
 )
 from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body, Report, refuse, structure
@@ -204,7 +203,7 @@ class CountRequest(FurtherSampling, kw_only=True, frozen=True):
     output_format: OutputFormat | None = None
     stop_sequences: StopSequences | None = None
     temperature: Share = 1.0
-    top_p: TopP = 1.0
+    top_p: Share = 1.0
     top_k: Count = 0
     stream: bool = False
     cache_control: Annotated[dict[str, Any], HARMLESS] | None = None

@@ -7,6 +7,7 @@ from functools import partial
 from quart import Response
 
 from trouper.web.anthropic import message_schemas, messages
+from trouper.web.anthropic.errors import OVERLOADED
 from trouper.web.anthropic.message_dialect import MessageDialect
 from trouper.web.anthropic.messages import (
     messages_to_generate,
@@ -44,7 +45,7 @@ class Anthropic:
                 answer=ref("AnthropicMessage"),
                 events=ref("AnthropicEvent"),
                 error=ref("AnthropicError"),
-                also=GENERATES,
+                also=(*GENERATES, OVERLOADED),
                 examples={
                     "A question": question | {"max_tokens": 9},
                     "A tool": question | forced | {"max_tokens": 99},
@@ -58,7 +59,7 @@ class Anthropic:
                 summary="How many tokens a conversation has",
                 request=messages.CountRequest,
                 answer=message_schemas.COUNTED,
-                also=COUNTS,
+                also=(*COUNTS, OVERLOADED),
                 error=ref("AnthropicError"),
                 examples={"A question": question, "A tool": question | forced},
             ),

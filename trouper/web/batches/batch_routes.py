@@ -25,7 +25,6 @@ from trouper.web.batches.stored_files import new_file_id
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.json_response import as_json
 from trouper.web.http.query_parameters import Query
-from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import TEXT, Json, ref
 from trouper.web.serving.service import Service, now
 
@@ -141,7 +140,7 @@ class Batches:
         return batch.body() | label | ({} if own else {"metadata": None, "errors": None})
 
     async def list(self) -> Response:
-        query = Query(request.args, tuple(PAGE_QUERY), refuse)
+        query = Query(request.args, tuple(PAGE_QUERY), self._service.report)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         await self._storage.open(create=False)
         found = {

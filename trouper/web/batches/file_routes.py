@@ -28,7 +28,6 @@ from trouper.web.http.json_response import as_json
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.query_parameters import Query
-from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import TEXT, Json, ref
 from trouper.web.serving.service import Service, now
 from trouper.web.streaming.passive_body import PassiveBody
@@ -148,8 +147,7 @@ class Files:
         return form.upload
 
     async def list(self) -> Response:
-        # Without a parameter that is not known, this would be another page.
-        query = Query(request.args, tuple(PAGE_QUERY), refuse)
+        query = Query(request.args, tuple(PAGE_QUERY), self._service.report)
         limit = query.number("limit", MAX_PAGE, 1, MAX_PAGE)
         order, purpose = query.given("order") or "desc", query.given("purpose")
         if order not in ("asc", "desc"):

@@ -30,7 +30,6 @@ Length = Annotated[int, described(LENGTH, ge=1, le=HUGE)]
 Dimensions = Annotated[int, described(DIMENSIONS)]
 Count = Annotated[int, Meta(ge=0, le=HUGE)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
 Filled = Annotated[str, Meta(min_length=1)]
 MAX_STOP = 512
 """Length of a stop string. Matching costs the length squared: 20,000 characters would stop all

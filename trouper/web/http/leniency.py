@@ -7,10 +7,16 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import attrs
+
+from trouper.protocol.problems import Problem
+
 Json = dict[str, Any]
 Skip = Callable[[str], None]
 Adapt = Callable[[Json, Skip], Json]
 """Converts an object to the form of a class, which refuses values of a wrong type."""
+CONTAINERS = ("extra_body", "options")
+"""Objects whose fields are parameters too: of clients that do not unpack them, and of Ollama's."""
 MAX_NAMES = 32
 MAX_CHARS = 80
 EMPTY = "(empty)"
@@ -42,6 +48,8 @@ def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> J
 class ReadPast:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
+        self.sent: dict[str, str] = {}
+        """The client's names of parameters, by ours."""
         self._taken = 0
 
     @property
@@ -52,6 +60,21 @@ class ReadPast:
         name = safe_name(name)
         if name not in self.names:
             self.names[name if len(self.names) < MAX_NAMES else MORE] = None
+
+    def note_sent(self, value: Json, aliases: Mapping[str, str]) -> None:
+        """Note the aliases by which a body has parameters."""
+        for inner in (value, *map(value.get, CONTAINERS)):
+            for name in aliases.keys() & inner.keys() if isinstance(inner, dict) else ():
+                if value.get(aliases[name]) is None:
+                    self.sent.setdefault(aliases[name], name)
+
+    def as_sent(self, problem: Problem) -> Problem:
+        """Name the parameter at fault as the client did."""
+        own, dot, rest = (problem.param or "").partition(".")
+        if (sent := self.sent.get(own)) is None:
+            return problem
+        message = re.sub(rf"\b{re.escape(own)}\b", lambda _: sent, problem.message)
+        return attrs.evolve(problem, message=message, param=f"{sent}{dot}{rest}")
 
     def take_new(self) -> list[str]:
         """Return the names since the last call."""

@@ -28,6 +28,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "images_not_supported": "an image for a model that reads text only, on a server with --strict",
     "background_not_supported": "a response in the background from a server that keeps none",
     "response_ended": "cancelling a response that has ended",
+    "previous_response_not_found": "going on from a response that is not stored here any more",
     "previous_response_not_ended": "going on from a response that still runs",
     "previous_response_not_completed": "going on from a response that failed or was cancelled",
     "embeddings_not_supported": "an embedding by a model that gives none",
@@ -66,6 +67,10 @@ REASONS = {
     500: "The server failed.",
     503: "The server drains, restarts, or had no room in time.",
     504: "A time limit was met before the answer was complete.",
+    529: (
+        "Of /v1/messages, as of Anthropic's own API: the server had no room in time. A server that "
+        "drains answers 503."
+    ),
     507: "The weights do not fit beside the models that are pinned or in use.",
 }
 

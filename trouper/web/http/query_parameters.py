@@ -7,6 +7,9 @@ from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.request_body import Report
 
+PAGES = frozenset({"before", "before_id", "after_id", "ending_before", "offset", "page", "cursor"})
+"""Names without which a list would be another page."""
+
 
 class Query:
     """The query of a GET. Methods raise `RequestFailed` (400) for invalid values, and for unknown
@@ -23,10 +26,12 @@ class Query:
                 )
 
     def _unread(self, name: str, refusal: RequestFailed) -> None:
-        if isinstance(self._report, ReadPast):
-            self._report.skip(name)
-        else:
+        if not isinstance(self._report, ReadPast):
             self._report(refusal)
+        elif name in PAGES:
+            raise refusal
+        else:
+            self._report.skip(name)
 
     def given(self, name: str) -> str | None:
         return self._arguments.get(name)

@@ -152,6 +152,8 @@ def _adapted(kind: type[Body], value: Json, path: Path, past: ReadPast) -> Json:
     def skip(name: str) -> None:
         past.skip(_general((path, name)))
 
+    if not path:
+        past.note_sent(value, kind.aliases)
     adapted = value if kind.adapt is None else kind.adapt(value, skip)
     return renamed(adapted, kind.aliases, skip)
 

@@ -27,6 +27,7 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
     "/": "open",
     "/live/<digest>/<name>": "open",
     "/livez": "open",
+    "/api/hello": "open",
     "/readyz": "open",
     "/health": "open",
     "/openapi.json": "open",

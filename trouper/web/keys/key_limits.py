@@ -119,8 +119,8 @@ class KeyAccount:
     def _require(self, name: str, window: SlidingWindow, amount: int, limit: int) -> None:
         if wait_s := window.wait_s(amount, limit):
             message = (
-                f"the API key {self.key.label!r} may use {limit} {name.replace('_', ' ')} "
-                f"({name}); "
+                f"Rate limit reached: the API key {self.key.label!r} may use {limit} "
+                f"{name.replace('_', ' ')} ({name}); "
                 f"{window.taken()} are used or reserved and {amount} more are asked for: try again "
                 f"in {ceil(wait_s)} s"
             )

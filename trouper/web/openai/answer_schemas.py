@@ -137,7 +137,8 @@ def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
         "system_fingerprint": TEXT,
         "choices": array(choice),
     }
-    return closed({**shared, "usage": ref("Usage"), **more}, *shared, *required)
+    usage = ref("Usage") if "usage" in required else nullable(ref("Usage"))
+    return closed({**shared, "usage": usage, **more}, *shared, *required)
 
 
 MODEL_BODY = full(
@@ -192,7 +193,10 @@ MODELS = full(
     }
 )
 CANCELLED = full({"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG})
-TOKENIZED = full({"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS})
+TOKENIZED = full(
+    {"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS, "token_strs": array(TEXT)},
+    optional=("token_strs",),
+)
 DETOKENIZED = full({"prompt": TEXT})
 
 COMPONENTS: Json = {

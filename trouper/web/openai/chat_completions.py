@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from msgspec import Meta
 
@@ -117,7 +117,7 @@ def chat_to_generate(
     kwargs = template_kwargs(request.chat_template_kwargs)
     if tools.described:
         kwargs = kwargs | {"tools": tools.described}
-    kwargs = _about_thinking(request, tools) | _about_the_end(request) | kwargs
+    kwargs = _about_thinking(request, tools) | about_the_end(request) | kwargs
     limit = (
         request.max_tokens
         if request.max_completion_tokens is None
@@ -143,6 +143,19 @@ def chat_to_generate(
     return choices_of(generate, request.n)
 
 
+class EndsConversation(Protocol):
+    """A conversation whose last message may go on."""
+
+    @property
+    def messages(self) -> Messages | None: ...
+
+    @property
+    def add_generation_prompt(self) -> bool | None: ...
+
+    @property
+    def continue_final_message(self) -> bool: ...
+
+
 def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
     """An answer by a grammar has no room for reasoning."""
     effort, kwargs = request.reasoning_effort, {}
@@ -156,7 +169,8 @@ def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
     )
 
 
-def _about_the_end(request: ChatRequest) -> dict[str, Any]:
+def about_the_end(request: EndsConversation) -> dict[str, Any]:
+    """Return the template's variables for the end of a conversation."""
     if not request.continue_final_message:
         return (
             {}
@@ -168,7 +182,7 @@ def _about_the_end(request: ChatRequest) -> dict[str, Any]:
             "continue_final_message needs add_generation_prompt: false, or neither",
             "continue_final_message",
         )
-    if messages_of(request.messages)[-1]["role"] != "assistant":
+    if messages_of(request.messages or ())[-1]["role"] != "assistant":
         raise combination(
             "continue_final_message needs a last message of the assistant", "continue_final_message"
         )

@@ -9,7 +9,7 @@ import attrs
 from msgspec import Meta, structs
 
 from trouper.protocol.sampling import SEQUENCE_BREAKERS, Sampling
-from trouper.web.http.field_types import HUGE, Share, TopP
+from trouper.web.http.field_types import HUGE, Share
 from trouper.web.http.request_body import Body
 
 MAX_BREAKERS = 16
@@ -18,7 +18,7 @@ Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
 
 
 class FurtherSampling(Body, kw_only=True, frozen=True):
-    typical_p: TopP = 1.0
+    typical_p: Share = 1.0
     xtc_probability: Share = 0.0
     xtc_threshold: Share = 0.1
     dry_multiplier: Annotated[float, Meta(ge=0, le=100)] = 0.0

@@ -79,7 +79,14 @@ class OpenAiDialect:
             if self.extras.stream.continuous_usage_stats
             else None
         )
-        return event(encode(self.envelope.around(self.kind, [choice], usage) | more))
+        return event(encode(self._around(choice, usage) | more))
+
+    def _around(self, choice: Json, usage: Usage | None = None) -> Json:
+        """Every chunk has `usage` if the client asked for the last one's, as in OpenAI's API."""
+        body = self.envelope.around(self.kind, [choice], usage)
+        if self.extras.stream.include_usage:
+            body.setdefault("usage", None)
+        return body
 
     def usage_at(self, _index: int, answer: Answer) -> Usage:
         return usage_of(answer)
@@ -89,7 +96,7 @@ class OpenAiDialect:
 
     def template(self, choice: Json) -> tuple[bytes, bytes]:
         """Return the bytes around an event's text: the hot path encodes only text."""
-        before, after = event(encode(self.envelope.around(self.kind, [choice]))).split(encode("\0"))
+        before, after = event(encode(self._around(choice))).split(encode("\0"))
         return before, after
 
     def closing(self, usages: Sequence[Usage]) -> bytes:

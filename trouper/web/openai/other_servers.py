@@ -9,7 +9,14 @@ from trouper.web.http.field_types import HUGE
 from trouper.web.http.leniency import Json, Skip, known_value, put, renamed
 
 LENGTHS = ("max_new_tokens", "n_predict", "num_predict", "max_gen_len", "max_tokens_to_sample")
-SAMPLING = {"repeat_penalty": "repetition_penalty", "random_seed": "seed", "stop_sequences": "stop"}
+SAMPLING = {
+    "repeat_penalty": "repetition_penalty",
+    "random_seed": "seed",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "stopping_strings": "stop",
+    "min_new_tokens": "min_tokens",
+}
 STRUCTURES = {"regex": "guided_regex", "json_schema": "guided_json"}
 BUDGETS = {
     "thinking_budget": "thinking_token_budget",
@@ -45,8 +52,22 @@ NOT_SKIPPED = frozenset(
         "ebnf",
         "structural_tag",
         "format",
+        "guided_decoding",
+        "nvext",
+        "grammar_string",
+        "regex_pattern",
+        "stop_regex",
+        "stop_conditions",
+        "custom_stopping_strings",
         "allowed_token_ids",
+        "allowed_tokens",
         "bad_words",
+        "bad_words_ids",
+        "banned_tokens",
+        "banned_strings",
+        "custom_token_bans",
+        "suppress_tokens",
+        "no_repeat_ngram_size",
         "logits_processors",
         "custom_logit_processor",
         "lora_path",

@@ -22,7 +22,6 @@ from trouper.web.http.field_types import (
     Salt,
     Share,
     StopString,
-    TopP,
 )
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
@@ -103,7 +102,7 @@ class SamplingParameters(FurtherSampling, kw_only=True, frozen=True):
     model: Model | None = None
     adapters: Model | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    top_p: TopP = 1.0
+    top_p: Share = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=HUGE)] = 0
     min_p: Share = 0.0
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0

@@ -13,7 +13,7 @@ from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.error_body import http_problem
 from trouper.web.http.json_response import as_json, formatted
-from trouper.web.http.request_schema import either, ref
+from trouper.web.http.request_schema import Json, either, ref
 from trouper.web.openai import (
     answer_schemas,
     chat_completions,
@@ -33,6 +33,7 @@ from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import (
     LONG_TEXT,
     LONG_TOKENS,
+    STRING_BYTES,
     TEXT_FACTOR,
     parse_detokenize,
     parse_tokenize,
@@ -291,13 +292,16 @@ class OpenAi:
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
-        found = await self._service.tokens(served, prompt)
-        body = {
-            "count": len(found),
-            "max_model_len": served.runtime.context_length,
-            "tokens": found,
-        }
-        return await formatted(lambda: body, is_long=len(found) > LONG_TOKENS)
+        tokens = await self._service.tokens(served, prompt)
+        text, size = served.runtime.tokenizer.token_text, served.runtime.context_length
+        if parsed.return_token_strs:
+            self._service.hold(STRING_BYTES * len(tokens))
+
+        def body() -> Json:
+            strings = {"token_strs": [*map(text, tokens)]} if parsed.return_token_strs else {}
+            return {"count": len(tokens), "max_model_len": size, "tokens": tokens} | strings
+
+        return await formatted(body, is_long=len(tokens) > LONG_TOKENS)
 
     async def detokenize(self) -> Response:
         parsed = await self._service.read(parse_detokenize)

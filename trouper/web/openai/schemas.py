@@ -36,13 +36,19 @@ def nothing_needs_echo(name: str) -> Json:
     return needs(name, {"const": 0}, "echo", {"const": True})
 
 
+OF_MESSAGES = (
+    "chat_template_kwargs",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 PROMPT_OR_MESSAGES: Json = {
     "anyOf": [
         {
             "properties": {
                 "prompt": {"type": "string"},
                 "messages": NULL,
-                "chat_template_kwargs": NULL,
+                **dict.fromkeys(OF_MESSAGES, ABSENT),
             },
             "required": ["prompt"],
         },

@@ -12,33 +12,45 @@ from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import MAX_TOKENS, Model, TokenId
+from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai import schemas
+from trouper.web.openai.chat_completions import about_the_end
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
+from trouper.web.openai.chat_tools import ChatTools, tools_of
+from trouper.web.openai.other_parts import chat_adapted
+from trouper.web.openai.other_tools import tools_adapted
+from trouper.web.openai.schemas import OF_MESSAGES
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 
 LONG_TOKENS, LONG_TEXT = 5000, 2**17
 """Larger answers are made in a thread."""
+STRING_BYTES = 100
+"""Bytes of memory of a token's text."""
 TEXT_FACTOR = 6
 """Bytes of memory per byte of text."""
 
 
+def _adapted(value: Json, skip: Skip) -> Json:
+    return tools_adapted(chat_adapted(value, skip), ("function", "custom"), skip)
+
+
 class TokenizeRequest(Body, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {
-        "add_special_tokens": (True,),
-        "return_token_strs": (False,),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-        "chat_template": (),
-        "tools": ([],),
-    }
+    refused: ClassVar[Refused] = {"chat_template": ()}
     essential: ClassVar[frozenset[str]] = frozenset(refused)
+    adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (schemas.PROMPT_OR_MESSAGES,)
     model: Model | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    tools: ChatTools | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool = True
+    """Of a prompt; a chat template has its own."""
+    return_token_strs: bool = False
 
 
 class DetokenizeRequest(Body, kw_only=True, frozen=True):
@@ -59,14 +71,15 @@ def parse_detokenize(body: dict[str, Any], report: Report = refuse) -> Detokeniz
 def prompt_of(request: TokenizeRequest) -> Prompt:
     """Raises `RequestFailed` (400)."""
     if request.prompt is not None:
-        if request.chat_template_kwargs is not None:
-            raise combination("chat_template_kwargs needs messages", "chat_template_kwargs")
+        for name in OF_MESSAGES:
+            if getattr(request, name) not in (None, False):
+                raise combination(f"{name} needs messages", name)
         check_text(request.prompt, "prompt")
-        return TextPrompt(request.prompt)
-    messages = request.messages or ()
-    return ChatPrompt(
-        messages_of(messages), template_kwargs(request.chat_template_kwargs), ignored_of(messages)
-    )
+        return TextPrompt(request.prompt, special=request.add_special_tokens)
+    messages, tools = request.messages or (), tools_of(request.tools, None, None)
+    kwargs = {"tools": tools.described} if tools.described else {}
+    kwargs |= about_the_end(request) | template_kwargs(request.chat_template_kwargs)
+    return ChatPrompt(messages_of(messages, tools), kwargs, ignored_of(messages))
 
 
 def text_bytes_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> int:

@@ -400,6 +400,27 @@ def _framed(kind: str, fields: Json) -> bytes:
     return named_event(kind, {"type": kind} | fields)
 
 
+def full_context_events(head: Json, problem: Problem) -> bytes:
+    """Format the whole stream of a response whose prompt exceeds the context, as OpenAI's API does.
+    Codex makes a conversation shorter after `response.failed` with that code, not after a 400."""
+    outcome: Json = {"completed_at": None, "error": None, "incomplete_details": None}
+    running = head | {"status": "in_progress", "output": [], "usage": None} | outcome
+    error = {"code": problem.code, "message": problem.message}
+    # OpenAI's clients raise after this form, and read past the documented one.
+    nested = error | {"type": problem.type, "param": problem.param}
+    failed = running | {"status": "failed", "error": error}
+    events: tuple[tuple[str, Json], ...] = (
+        ("response.created", {"response": running}),
+        ("response.in_progress", {"response": running}),
+        ("error", error | {"param": problem.param, "error": nested}),
+        ("response.failed", {"response": failed}),
+    )
+    return b"".join(
+        _framed(kind, {"sequence_number": number} | fields)
+        for number, (kind, fields) in enumerate(events)
+    )
+
+
 def head_of(resolved: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
     parsed, given = resolved.request, resolved.given
     text: Json = given.get("text") or {}

@@ -96,7 +96,8 @@ class ResponseStore:
     async def get(
         self, response_id: str, param: str | None = None, code: str = "response_not_found"
     ) -> StoredResponse:
-        """Return a response, and count the use. Raises `RequestFailed` (404)."""
+        """Return a response, and count the use. Raises `RequestFailed`: 404, or 400 if a parameter
+        names the response, after which OpenAI's clients send the conversation whole."""
         work = partial(_use, response_id=response_id, owners=self._owners(), used=self._clock())
         stored = await self._run(work)
         if stored is not None:
@@ -104,10 +105,12 @@ class ResponseStore:
         if response_id in self._unstored:
             raise RequestFailed(self._unstored[response_id])
         message = (
-            f"no response {quoted(response_id)} is stored here, or it is gone: the last "
-            f"{self._max_count} responses are kept, for {self._ttl_s:g} s after their last use"
+            f"{'Response' if param is None else 'Previous response'} with id {quoted(response_id)} "
+            f"not found: the last {self._max_count} responses are kept, for {self._ttl_s:g} s "
+            "after their last use"
         )
-        raise RequestFailed(Problem(404, message, "invalid_request_error", param, code))
+        status = 404 if param is None else 400
+        raise RequestFailed(Problem(status, message, "invalid_request_error", param, code))
 
     async def remove(self, response_id: str) -> None:
         """Delete a response from all files of the database, except items that later responses

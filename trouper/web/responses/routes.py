@@ -18,14 +18,13 @@ from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.json_response import as_json
 from trouper.web.http.query_parameters import Query
-from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.call_items import new_id
 from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of, references_of
-from trouper.web.responses.response_events import ResponseDialect, head_of
+from trouper.web.responses.response_events import ResponseDialect, full_context_events, head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
     ResponseRequest,
@@ -207,8 +206,14 @@ class Responses:
         earlier = await self._earlier(parsed.previous_response_id)
         items = await self._input(parsed, earlier)
         served, resolved, generate = await self._prepare(resolved, (*earlier, *items))
-        with called(PARAMS):
-            [answer] = await self._service.submit(served, [generate], parsed.priority)
+        try:
+            with called(PARAMS):
+                [answer] = await self._service.submit(served, [generate], parsed.priority)
+        except RequestFailed as failed:
+            if failed.problem.context is None or not parsed.stream or parsed.background:
+                raise
+            head = head_of(resolved, new_id("resp_"), served.name, stored=False)
+            return as_events(full_context_events(head, failed.problem))
         live = self._begin(resolved, served, answer, items, earlier, stored=stored)
         if parsed.background:
             return self._in_background(live)
@@ -424,9 +429,7 @@ class Responses:
         return as_json(body)
 
     async def input_items(self, response_id: str) -> Response:
-        # Without `before`, which clients of OpenAI's own server may send, this would be another
-        # page.
-        query = Query(request.args, ("limit", "order", "after"), refuse)
+        query = Query(request.args, ("limit", "order", "after"), self._service.report)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         order, after = query.given("order") or "desc", query.given("after")
         if order not in ("asc", "desc"):

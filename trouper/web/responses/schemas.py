@@ -226,7 +226,9 @@ _EVENTS = (
             "code": nullable(TEXT),
             "message": TEXT,
             "param": nullable(TEXT),
-        }
+            "error": {"type": "object"},
+        },
+        optional=("error",),
     ),
 )
 EVENT = either(*_EVENTS)

@@ -351,7 +351,7 @@ async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None
             log.exception("work in the background failed; the rest goes on")
 
 
-def as_events(body: ResponseBody) -> Response:
+def as_events(body: ResponseBody | bytes) -> Response:
     response = Response(body, content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
