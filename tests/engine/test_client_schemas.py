@@ -3,7 +3,7 @@ written. `schemas_of_zod.json` is what `z.toJSONSchema` of zod 4.4 returns."""
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import enum
 import json
 from collections import deque
@@ -82,12 +82,12 @@ PYDANTIC: tuple[tuple[Any, Any], ...] = (
     (Annotated[Decimal, Field(gt=0)], Decimal("0.1")),
     (complex, 1 + 2j),
     (Fraction, Fraction(1, 3)),
-    (datetime.datetime, datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)),
-    (datetime.date, datetime.date(2026, 1, 2)),
-    (datetime.time, datetime.time(3, 4, 5, tzinfo=datetime.UTC)),
-    (datetime.timedelta, datetime.timedelta(days=1, seconds=5)),
-    (pydantic.AwareDatetime, datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
-    (pydantic.PastDate, datetime.date(2020, 1, 2)),
+    (dt.datetime, dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)),
+    (dt.date, dt.date(2026, 1, 2)),
+    (dt.time, dt.time(3, 4, 5, tzinfo=dt.UTC)),
+    (dt.timedelta, dt.timedelta(days=1, seconds=5)),
+    (pydantic.AwareDatetime, dt.datetime(2026, 1, 2, tzinfo=dt.UTC)),
+    (pydantic.PastDate, dt.date(2020, 1, 2)),
     (UUID, UUID(int=5)),
     (pydantic.UUID4, UUID("12345678-1234-4234-8234-123456789abc")),
     (pydantic.AnyUrl, pydantic.AnyUrl("ftp://example.com/a?b=c")),
@@ -107,7 +107,7 @@ PYDANTIC: tuple[tuple[Any, Any], ...] = (
     (IPv4Interface, IPv4Interface("10.0.0.1/8")),
     (Colour, Colour.RED),
     (Level, Level.HIGH),
-    (Literal["a", 1, True, None], 1),
+    (Literal["a", 1, True] | None, 1),
     (Literal["only"], "only"),
     (str | None, None),
     (int | str | None, "x"),
@@ -123,7 +123,7 @@ PYDANTIC: tuple[tuple[Any, Any], ...] = (
     (tuple[int, str], (1, "a")),
     (tuple[int, ...], (1, 2)),
     (tuple[()], ()),
-    (tuple[UUID, set[datetime.date]], (UUID(int=1), {datetime.date(2026, 1, 2)})),
+    (tuple[UUID, set[dt.date]], (UUID(int=1), {dt.date(2026, 1, 2)})),
     (dict, {"a": 1}),
     (dict[str, int], {"a": 1}),
     (dict[int, str], {1: "a"}),
