@@ -64,7 +64,7 @@ def request(path: str, *, strict: bool = False, named: bool = False) -> Json:
 
 
 async def compiled(path: str, body: Json, **server: Any) -> tuple[Grammar, str]:
-    """The grammar of a request, and the header of what was ignored."""
+    """The grammar of a request, and the header of what was ignored, in lower case."""
     tokenizer = Dropping()
     async with serving(FakeEngine(tokenizer=tokenizer), **server) as served:
         status, headers, said = await exchange(served, post(path, body))
@@ -87,7 +87,7 @@ async def test_forced_tools_have_their_places_and_their_strictness(path: str) ->
     assert (grammar.kind, grammar.strict) == ("calls", False)
     places = [(call["param"], call["strict"]) for call in json.loads(grammar.source)]
     assert places == [(PLACES[path].format(0), False), (PLACES[path].format(1), True)]
-    assert ignored == "tools.uniqueItems"
+    assert ignored == "tools.uniqueitems"
     grammar, _ = await compiled(path, request(path, named=True))
     [call] = json.loads(grammar.source)
     assert (call["param"], call["parameters"]) == (PLACES[path].format(1), SCHEMA)
@@ -101,7 +101,7 @@ async def test_a_format_is_as_strict_as_it_says(strict: bool | None) -> None:
     grammar, ignored = await compiled(CHAT, chat)
     assert (grammar.strict, ignored) == (
         strict is True,
-        "response_format.json_schema.schema.uniqueItems",
+        "response_format.json_schema.schema.uniqueitems",
     )
     grammar, _ = await compiled(RESPONSES, {"input": "x", "text": {"format": FORMAT | more}})
     assert grammar.strict is (strict is True)
