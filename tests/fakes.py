@@ -13,7 +13,7 @@ import trio
 
 from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Tensor, Tensors
-from trouper.protocol.grammar import Grammar
+from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
 from trouper.protocol.model import (
     AdapterCard,
@@ -96,14 +96,17 @@ class ByteTokenizer:
             breakers, [self.token_bytes(token) for token in range(EOS + 1)], self.encode
         )
 
-    def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
+    ignored: tuple[str, ...] = ()
+    """What is dropped of each grammar."""
+
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> FollowedGrammar:
         if grammar.source == "wrong":
             raise bad_request(
                 f"{grammar.param} cannot be followed: it is wrong", grammar.param, "invalid_grammar"
             )
-        return grammar
+        return FollowedGrammar(attrs.evolve(grammar, strict=True), self.ignored)
 
-    def known_grammar(self, grammar: Grammar) -> object | None:
+    def known_grammar(self, grammar: Grammar) -> FollowedGrammar | None:
         return None
 
 

@@ -20,7 +20,7 @@ from trouper.actors.runtime.prompt_tokenizing import LONG_LANE, LONG_TEXT
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import SIZES
 from trouper.protocol.capabilities import Capabilities
-from trouper.protocol.grammar import MAX_SOURCE, Grammar
+from trouper.protocol.grammar import MAX_SOURCE, FollowedGrammar, Grammar
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.problems import Problem
 
@@ -247,9 +247,9 @@ class Held(ByteTokenizer):
             self._hold(text)
         return super().encode(text)
 
-    def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> FollowedGrammar:
         self._hold(grammar.source)
-        return "compiled"
+        return FollowedGrammar(grammar)
 
     def _hold(self, text: str) -> None:
         self.threads.add(get_ident())
@@ -365,7 +365,7 @@ async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
 
 async def test_what_crashes_on_a_thread_costs_those_beside_it_nothing(opened: Opened) -> None:
     class Breaks(Held):
-        def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
+        def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> FollowedGrammar:
             raise Panic("the compiler died")
 
     held = Breaks()

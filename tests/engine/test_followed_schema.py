@@ -24,9 +24,9 @@ def refused_by_llguidance(schema: Any) -> bool:
 def allows(schema: Any, text: str) -> bool:
     """Whether an answer of this schema may be the text."""
     compiled: Any = tiny().tokenizer.compile_grammar(
-        Grammar("json_schema", json.dumps(schema), "guided")
+        Grammar("json_schema", json.dumps(schema), "guided", strict=False)
     )
-    matcher = compiled.matcher.deep_copy()
+    matcher = compiled.kept.matcher.deep_copy()
     for token in tiny().tokenizer.encode(text, special=False):
         if not matcher.try_consume_tokens([token]):
             return False
@@ -97,7 +97,7 @@ def test_what_asserts_nothing_is_no_reason_to_refuse(schema: Json, text: str, ot
     "schema",
     [
         {"type": "array", "uniqueItems": True},
-        {"type": "object", "propertyNames": {"type": "string", "pattern": "^x"}},
+        {"type": "object", "propertyNames": {"type": "string", "minLength": 2}},
         {"type": "object", "propertyNames": {"enum": ["a"]}, "properties": {"b": {}}},
         {"type": "object", "propertyNames": {"enum": ["a", "b"], "minLength": 2}},
         {"type": "object", "propertyNames": {"$ref": "#/$defs/gone"}},
@@ -147,5 +147,5 @@ def test_data_is_no_schema() -> None:
     }
     assert json.loads(followed(json.dumps(schema))) == schema
     assert followed("true") == "true"
-    untouched = '{"maximum": 1e400, "type" : "number"}'
+    untouched = '{"default": 1e400, "type" : "number"}'
     assert followed(untouched) == untouched

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from tests.engine.test_grammar import tiny
@@ -92,6 +93,8 @@ def test_what_cannot_be_followed_inside_a_definition_is_found() -> None:
     }
     grammar = Tools((tool("look", wrong),), (tool("look", wrong),)).grammar
     assert grammar is not None
+    assert checker().compile(grammar).ignored == ("tools.$defs.N.properties.w.not",)
+    grammar = attrs.evolve(grammar, strict=True)
     with pytest.raises(RequestFailed) as caught:
         checker().compile(grammar)
-    assert caught.value.problem.param == "tools.$defs.look.$defs.N.properties.w"
+    assert caught.value.problem.param == "tools.$defs.N.properties.w.not"

@@ -161,7 +161,7 @@ def test_blanks_end() -> None:
         Grammar("json_schema", schema), 400, attrs.evolve(GREEDY, logit_bias=(*blank, *closing))
     )
     assert ended
-    assert len(text) > 100, "they did come"
+    assert text[1:2].isspace() and len(text) <= 40, "they came, as many as the depth allows"
     assert isinstance(json.loads(text)["a"], bool)
 
 
@@ -329,7 +329,6 @@ def test_json_of_noise(kind: GrammarKind, source: str) -> None:
         ),
         ("json_schema", '{"type": "string", "pattern": "(((("}', "unclosed group"),
         ("json_schema", "false", ""),
-        ("json_schema", '{"maximum": 1e400}', "out of range"),
         ("json_schema", '{"items": ' * 300 + "{}" + "}" * 300, "recursion"),
         ("json_schema", '{"items": ' * 50_000 + "{}" + "}" * 50_000, "recursion"),
         ("regex", "a(", ""),
@@ -349,23 +348,29 @@ def test_what_cannot_be_followed_says_where(kind: GrammarKind, source: str, plac
 @pytest.mark.parametrize(
     ("schema", "param"),
     [
-        ({"type": "array", "uniqueItems": True}, "guided"),
+        ({"type": "array", "uniqueItems": True}, "guided.uniqueItems"),
         (
             {"properties": {"a": {"type": "string"}, "b": {"type": "array", "uniqueItems": True}}},
-            "guided.properties.b",
+            "guided.properties.b.uniqueItems",
         ),
-        ({"anyOf": [{"type": "null"}, {"items": {"contains": {}}}]}, "guided.anyOf.1.items"),
+        (
+            {"anyOf": [{"type": "null"}, {"items": {"contains": {}}}]},
+            "guided.anyOf.1.items.contains",
+        ),
         (
             {
                 "properties": {"a": {"$ref": "#/$defs/x"}, "b": {"type": "odd"}},
                 "$defs": {"x": {"type": "null"}},
             },
-            "guided.properties.b",
+            "guided.properties.b.type",
         ),
-        ({"properties": {"a": {"$ref": "#/$defs/gone"}}, "required": ["a"]}, "guided.properties.a"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/gone"}}, "required": ["a"]},
+            "guided.properties.a.$ref",
+        ),
         (
             {"prefixItems": [{}, {"additionalProperties": {"contains": {}}}]},
-            "guided.prefixItems.1.additionalProperties",
+            "guided.prefixItems.1.additionalProperties.contains",
         ),
     ],
 )

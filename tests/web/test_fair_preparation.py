@@ -14,7 +14,7 @@ from tests.fakes import ByteTokenizer, FakeEngine
 from tests.web.serving import PATIENCE_S, Served, ask, eventually, exchange, pace, post, serving
 from tests.web.test_key_rights import bearer, key_file
 from trouper.actors.runtime.prompt_tokenizing import LONG_TEXT
-from trouper.protocol.grammar import Grammar
+from trouper.protocol.grammar import FollowedGrammar, Grammar
 
 A, B = bearer("sk-a"), bearer("sk-b")
 SLOW = "(slow)"
@@ -28,9 +28,9 @@ class Held(ByteTokenizer):
         self.free, self._lock = Event(), Lock()
         self.at_work = 0
 
-    def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> FollowedGrammar:
         self._hold(grammar.source)
-        return grammar
+        return FollowedGrammar(grammar)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         self._hold(text)

@@ -1,5 +1,5 @@
-"""Schemas moved below another root: a value follows the moved one if and only if it follows the
-original."""
+"""Schemas whose references are pointers: a value follows the changed one if and only if it follows
+the original."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from trouper import RequestFailed
 from trouper.web.openai.response_format import schema_grammar
-from trouper.web.output.schema_references import PLAIN, ReferenceUnknown, fragment_of, moved
+from trouper.web.output.schema_references import PLAIN, ReferenceUnknown, resolved
 from trouper.web.output.tool_calls import Tools
 
 NAMES = ("a", "Node", "a/b", "m~n", "~1", "50%", "x y", "é", "$ref", "properties", "0")
@@ -133,31 +133,22 @@ VALUES = st.recursive(
 )
 
 
-@given(documents(), documents(), names(), st.lists(VALUES, min_size=1, max_size=5))
-def test_a_value_follows_the_moved_schema_if_it_follows_the_original(
-    one: Drawn, other: Drawn, name: str, values: list[Any]
+@given(documents(), st.lists(VALUES, min_size=1, max_size=5))
+def test_a_value_follows_the_resolved_schema_if_it_follows_the_original(
+    drawn: Drawn, values: list[Any]
 ) -> None:
-    """Two of them below one root, with definitions of the same names."""
-    assume(one.references)
-    places = ("$defs", name), ("$defs", name + "'")
-    drawn_at = [*zip(places, (one, other), strict=True)]
-    definitions = {place[1]: moved(drawn.schema, place) for place, drawn in drawn_at}
-    for place, drawn in drawn_at:
-        embedded = Draft202012Validator(
-            {"$defs": definitions, "items": {"$ref": fragment_of(place)}}
-        )
-        alone, again = Draft202012Validator(drawn.schema), Draft202012Validator(moved(drawn.schema))
-        for value in values:
-            wanted = alone.is_valid(value)
-            event(f"valid: {wanted}")
-            assert embedded.is_valid([value]) == wanted
-            assert again.is_valid(value) == wanted
+    assume(drawn.references)
+    alone, again = Draft202012Validator(drawn.schema), Draft202012Validator(resolved(drawn.schema))
+    for value in values:
+        wanted = alone.is_valid(value)
+        event(f"valid: {wanted}")
+        assert again.is_valid(value) == wanted
 
 
 @given(documents())
 def test_the_original_is_left_as_it_was(drawn: Drawn) -> None:
     before = json.dumps(drawn.schema)
-    moved(drawn.schema, ("$defs", "f"))
+    resolved(drawn.schema)
     assert json.dumps(drawn.schema) == before
 
 
@@ -166,17 +157,19 @@ def test_the_original_is_left_as_it_was(drawn: Drawn) -> None:
     [
         "#/$defs/Nod",
         "#Node",
-        "other.json",
-        "https://example.com/other#/$defs/Node",
         "#/$defs/Node/0",
         "#/enum/1",
         "#/enum/x",
     ],
 )
 def test_a_reference_to_nothing_is_said(reference: str) -> None:
-    """Below another root it might name something by chance: here another tool."""
     with pytest.raises(ReferenceUnknown, match="names nothing"):
-        moved({"$defs": {"Node": {}}, "enum": [1], "items": {"$ref": reference}}, ("$defs", "f"))
+        resolved({"$defs": {"Node": {}}, "enum": [1], "items": {"$ref": reference}})
+
+
+@pytest.mark.parametrize("reference", ["other.json", "https://example.com/other#/$defs/Node"])
+def test_a_reference_to_another_document_stays(reference: str) -> None:
+    assert resolved({"items": {"$ref": reference}}) == {"items": {"$ref": reference}}
 
 
 def test_recursive_types_of_typebox_name_themselves() -> None:
@@ -187,21 +180,21 @@ def test_recursive_types_of_typebox_name_themselves() -> None:
         "properties": {"nodes": {"type": "array", "items": {"$ref": "T0"}}},
     }
     schema = {"type": "object", "properties": {"tree": node}}
-    found = moved(schema, ("$defs", "f"))["properties"]["tree"]
-    assert found["properties"]["nodes"]["items"] == {"$ref": "#/$defs/f/properties/tree"}
+    found = resolved(schema)["properties"]["tree"]
+    assert found["properties"]["nodes"]["items"] == {"$ref": "#/properties/tree"}
     assert "$id" not in found
 
 
 def test_identifiers_of_draft_7_are_known() -> None:
     schema = {"definitions": {"N": {"$id": "#node", "type": "integer"}}, "items": {"$ref": "#node"}}
-    assert moved(schema, ("$defs", "f"))["items"] == {"$ref": "#/$defs/f/definitions/N"}
+    assert resolved(schema)["items"] == {"$ref": "#/definitions/N"}
 
 
 def test_deep_schemas_need_no_recursion() -> None:
     schema: dict[str, Any] = {"$ref": "#"}
     for _ in range(300):
         schema = {"type": "array", "items": schema}
-    assert moved(schema)["type"] == "array"
+    assert resolved(schema)["type"] == "array"
 
 
 NODE = {
@@ -220,16 +213,16 @@ def test_forced_tools_keep_their_definitions_apart() -> None:
     offered = tool("walk", NODE), tool("count", other), tool("plain", {"type": "object"})
     grammar = Tools(offered, offered).grammar
     assert grammar is not None
-    validator = Draft202012Validator(json.loads(grammar.source))
+    calls = {call["name"]: call["parameters"] for call in json.loads(grammar.source)}
 
     def follows(name: str, arguments: Any) -> bool:
-        return validator.is_valid({"name": name, "arguments": arguments})
+        return Draft202012Validator(calls[name]).is_valid(arguments)
 
     assert follows("walk", {"first": {"next": {"next": {}}}}) and not follows(
         "walk", {"first": {"next": {"next": 1}}}
     )
-    assert follows("count", 3) and not follows("count", {})
-    assert follows("plain", {"a": 1}) and not follows("plain", 3) and not follows("other", {})
+    assert follows("plain", {"a": 1}) and not follows("plain", 3)
+    assert not follows("count", {}), "arguments are an object, and this one an integer"
 
 
 def test_a_reference_to_nothing_is_refused_by_the_tools_name() -> None:

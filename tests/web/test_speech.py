@@ -116,9 +116,12 @@ def test_what_is_no_call_stays_text() -> None:
 def test_a_forced_answer_is_a_call() -> None:
     said = message(Tools((TOOL,), (TOOL,)), CALL)
     assert (said.reason, said.content, len(said.calls)) == ("tool_calls", "", 1)
-    assert make_parser(Tools((TOOL,), (TOOL,))).parse_all(CALL[:10], "length") == ParsedOutput(
-        CALL[:10], "", (), "length"
-    )
+
+
+@pytest.mark.parametrize("length", [1, 2, 8, 10, 13])
+def test_the_beginning_of_a_forced_call_is_no_text(length: int) -> None:
+    parser = make_parser(Tools((TOOL,), (TOOL,)))
+    assert parser.parse_all(CALL[:length], "length") == ParsedOutput("", "", (), "length")
 
 
 def test_only_one_call_if_only_one_is_wanted() -> None:

@@ -131,9 +131,10 @@ class Intake:
                 )
         if self._spread is not None:
             message.report(Progress(waits_for="its grammar to be compiled by all ranks"))
-            await self._spread(grammar)
+            await self._spread(compiled.grammar)
         message.report(Progress(waits_for=NEXT_STEP))
-        return attrs.evolve(message, compiled_grammar=compiled)
+        request = attrs.evolve(message.request, grammar=compiled.grammar)
+        return attrs.evolve(message, request=request, compiled_grammar=compiled)
 
     @asynccontextmanager
     async def _turn(

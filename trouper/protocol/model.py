@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from trouper.protocol.capabilities import EVERYTHING, UNCHECKED, Capabilities, SelfCheck
-from trouper.protocol.grammar import Grammar
+from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.health import MemoryPressure
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plan_channel import PlanReceiver
@@ -102,12 +102,12 @@ class Tokenizer(Protocol):
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         """(name, arguments as JSON) of the calls between the markers. May raise any exception."""
 
-    def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
+    def compile_grammar(self, grammar: Grammar, timeout_s: float) -> FollowedGrammar:
         """Compile a grammar, which the engine finds while the returned object is kept. For any
         thread. Raises `RequestFailed`: 400 if the grammar cannot be followed or takes longer than
         `timeout_s`; 503 if the system has no process to spare."""
 
-    def known_grammar(self, grammar: Grammar) -> object | None:
+    def known_grammar(self, grammar: Grammar) -> FollowedGrammar | None:
         """The kept result of `compile_grammar`, without delay, or None. Raises `RequestFailed`
         (400) for a grammar known to fail."""
 

@@ -26,6 +26,8 @@ class Accepted:
 
     prompt_tokens: tuple[int, ...]
     max_tokens: int
+    ignored: tuple[str, ...] = ()
+    """Paths of what the request's schemas have and no grammar follows."""
 
 
 @attrs.frozen

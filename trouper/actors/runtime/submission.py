@@ -8,6 +8,7 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from trouper.protocol.grammar import FollowedGrammar
 from trouper.protocol.plans import Breakers, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Delta, Failed, Progress, Reply
@@ -53,7 +54,7 @@ class Submission:
     max_tokens: int = 0
     thinking: ThinkingLimit | None = None
     breakers: Breakers | None = None
-    compiled_grammar: object = None
+    compiled_grammar: FollowedGrammar | None = None
     # Beside the channel: only the latest counts, and a chunk need not wake the client.
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
     arrivals: Arrivals = attrs.field(factory=Arrivals)
@@ -92,7 +93,8 @@ class Submission:
         return True
 
     def accept(self, max_tokens: int) -> None:
-        self.reply(Accepted(self.prompt, max_tokens))
+        ignored = () if self.compiled_grammar is None else self.compiled_grammar.ignored
+        self.reply(Accepted(self.prompt, max_tokens, ignored))
 
     def report(self, progress: Progress) -> None:
         self.progress.publish(progress)

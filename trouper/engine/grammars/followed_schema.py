@@ -1,19 +1,21 @@
-"""Rewrites a JSON schema for llguidance without a change of meaning.
+"""Rewrites a JSON schema for llguidance, without a change of meaning or with keywords dropped.
 
-An asserting keyword unknown to llguidance stays, and is refused. Source: JSON Schema 2020-12, where
-`format` is an annotation (7.2.1).
+`followed` keeps an asserting keyword unknown to llguidance, which is then refused; `relaxed` drops
+it. Source: JSON Schema 2020-12, where `format` is an annotation (7.2.1).
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from trouper.engine.grammars.schema_faults import LIST_KEYS, NAMED, SINGLE
+from trouper.engine.grammars.schema_faults import LIST_KEYS, NAMED, SINGLE, UNFOLLOWED, Steps
 
+Json = dict[str, Any]
 FORMATS = frozenset(
     {
         "date-time",
@@ -43,37 +45,98 @@ NOTHING: dict[str, tuple[Any, ...]] = {
 """Keywords that llguidance refuses, and their values that hold for everything: zod writes the
 second with every record."""
 ANYTHING: tuple[Any, ...] = (True, {})
-NAMING = {"enum", "type", "title", "description"}
+APPLICATORS = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "$dynamicRef"})
+NAMING = {"enum", "const", "type", "title", "description", "pattern"}
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 """pydantic's Decimal, which looks ahead."""
 PATTERNS = {DECIMAL: r"^[+-]?(\d+\.?\d*|\.\d+)$"}
 """Patterns, and equal ones without a look ahead."""
-KEYS = ('"format"', '"pattern"', *(f'"{name}"' for name in NOTHING))
+LOOKS = re.compile(r"\(\?<?[=!]")
+"""A look ahead or behind, which no automaton follows."""
+LOWEST = -(2**63) + 1024
+"""The lowest integer of 64 bits that a float has and llguidance can negate."""
+HIGHEST_FLOAT = sys.float_info.max
+COUNTS = frozenset({"Length", "Items", "Properties"})
+LOWER = ("minimum", "exclusiveMinimum")
+BOUNDS = (*LOWER, "maximum", "exclusiveMaximum")
+KEYS = (
+    "format",
+    "pattern",
+    *BOUNDS,
+    *(f"{end}{name}" for end in ("min", "max") for name in COUNTS),
+)
+REWRITTEN = re.compile(f'"({"|".join(map(re.escape, (*KEYS, *UNFOLLOWED)))})"')
 
 
 def followed(source: str) -> str:
     """Return the schema's text. Raises `ValueError` or `RecursionError`."""
-    if not any(key in source for key in KEYS):
-        return source
-    schema: Any = json.loads(source)
-    root = _changed(schema, schema) or schema
-    waiting = [root]
+    return json.dumps(_rewritten(json.loads(source))) if REWRITTEN.search(source) else source
+
+
+def relaxed(schema: Any) -> tuple[Any, list[Steps]]:
+    """Return the schema without what llguidance never follows, and the paths of dropped
+    keywords. The argument may change."""
+    dropped: list[Steps] = []
+    return _rewritten(schema, dropped), dropped
+
+
+def _rewritten(schema: Any, dropped: list[Steps] | None = None) -> Any:
+    """`dropped`: filled with the paths of dropped keywords; None: all asserting ones stay."""
+    holder: Json = {"": schema}
+    _rewrite(holder, "", (), schema, dropped)
+    if holder[""] is False and schema is not False:
+        holder[""] = schema
+    root, seen = holder[""], dict[int, Any]()
+    waiting: list[tuple[Any, Steps]] = [(root, ())]
     while waiting:
-        for outer, key in [*_subschemas(waiting.pop())]:
-            outer[key] = _changed(outer[key], root)
-            waiting.append(outer[key])
-    return json.dumps(root)
+        outer, steps = waiting.pop()
+        seen[id(outer)] = outer
+        for inside, key, further in [*_subschemas(outer), *_referred(outer, root)]:
+            if id(inside[key]) not in seen:
+                path = further[1:] if further[:1] == ("#",) else (*steps, *further)
+                _rewrite(inside, key, path, root, dropped)
+                waiting.append((inside[key], path))
+    return root
 
 
-def _subschemas(schema: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the direct subschemas: the object or array around each, and the key or index."""
+def _rewrite(outer: Any, key: Any, steps: Steps, root: Any, dropped: list[Steps] | None) -> None:
+    """Replace the subschema `outer[key]`."""
+    schema = outer[key]
+    changed = _changed(schema, root)
+    if dropped is not None and isinstance(schema, dict):
+        names = [] if _format_follows(schema.get("format")) else ["format"]
+        if isinstance(changed, dict):
+            names += [name for name in changed if _is_dropped(name, changed[name])]
+            changed = {name: value for name, value in changed.items() if name not in names}
+        dropped += [(*steps, name) for name in names]
+    outer[key] = changed
+
+
+def _is_dropped(name: str, value: Any) -> bool:
+    return (
+        name in UNFOLLOWED
+        or (name == "pattern" and isinstance(value, str) and bool(LOOKS.search(value)))
+        or (name == "$ref" and isinstance(value, str) and not value.startswith("#"))
+    )
+
+
+def _subschemas(schema: Any) -> Iterator[tuple[Any, Any, Steps]]:
+    """Yield the direct subschemas: the object or array around each, key or index, path."""
     for key, inner in schema.items() if isinstance(schema, dict) else ():
         if key in NAMED and isinstance(inner, dict):
-            yield from ((inner, name) for name in inner)
+            yield from ((inner, name, (key, name)) for name in inner)
         elif key in LIST_KEYS and isinstance(inner, list):
-            yield from ((inner, index) for index in range(len(inner)))
+            yield from ((inner, index, (key, str(index))) for index in range(len(inner)))
         elif key in SINGLE:
-            yield schema, key
+            yield schema, key, (key,)
+
+
+def _referred(schema: Any, root: Any) -> Iterator[tuple[Any, Any, Steps]]:
+    """Yield the target of a reference, which may lie below an unknown keyword."""
+    reference = schema.get("$ref") if isinstance(schema, dict) else None
+    steps = _steps_of(reference) if isinstance(reference, str) else ()
+    if steps and isinstance(outer := _at(root, steps[:-1]), dict) and steps[-1] in outer:
+        yield outer, steps[-1], ("#", *steps)
 
 
 def _changed(schema: Any, root: Any) -> Any:
@@ -83,47 +146,88 @@ def _changed(schema: Any, root: Any) -> Any:
     if schema.get("not") in ANYTHING:
         return False
     kept = {name: value for name, value in schema.items() if not _asserts_nothing(name, value)}
-    names = _names_of(kept.get("propertyNames"), root)
-    if names and not {"properties", "patternProperties"} & kept.keys():
-        del kept["propertyNames"]
-        pattern = f"^({'|'.join(map(re.escape, names))})$"
-        kept |= {
-            "patternProperties": {pattern: kept.get("additionalProperties", True)},
-            "additionalProperties": False,
-        }
+    kept = _with_names(kept, root)
+    for name, same in (
+        ("unevaluatedProperties", "additionalProperties"),
+        ("unevaluatedItems", "items"),
+    ):
+        if name in kept and same not in kept and not APPLICATORS & kept.keys():
+            kept[same] = kept.pop(name)
     written = kept.get("pattern")
-    return (
-        kept | {"pattern": PATTERNS[written]}
-        if isinstance(written, str) and written in PATTERNS
-        else kept
-    )
+    if isinstance(written, str) and written in PATTERNS:
+        kept["pattern"] = PATTERNS[written]
+    return _with_bounds(kept)
 
 
-def _names_of(schema: Any, root: Any) -> list[str]:
-    """Return the names that a schema of names allows, if an `enum` lists them."""
-    if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
-        schema = _at(root, reference)
-    names: Any = (
-        schema.get("enum") if isinstance(schema, dict) and schema.keys() <= NAMING else None
-    )
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+def _with_names(schema: Json, root: Any) -> Json:
+    """Return the schema with the names of `propertyNames` as properties or a pattern."""
+    naming = schema.get("propertyNames")
+    if isinstance(naming, dict) and isinstance(reference := naming.get("$ref"), str):
+        naming = _at(root, _steps_of(reference)) if reference.startswith("#") else None
+    if (
+        not isinstance(naming, dict)
+        or not naming.keys() <= NAMING
+        or {"properties", "patternProperties"} & schema.keys()
+    ):
+        return schema
+    kept = {name: value for name, value in schema.items() if name != "propertyNames"}
+    value = kept.get("additionalProperties", True)
+    names: Any = naming.get("enum", [naming["const"]] if "const" in naming else None)
+    if isinstance(names, list) and "pattern" not in naming:
+        if not all(isinstance(name, str) for name in names) or not names:
+            return schema
+        properties = dict.fromkeys(names, value)
+        return kept | {"properties": properties, "additionalProperties": False}
+    if isinstance(pattern := naming.get("pattern"), str) and names is None:
+        return kept | {"patternProperties": {pattern: value}, "additionalProperties": False}
+    return schema
 
 
-def _at(root: Any, reference: str) -> Any:
-    """Return the target of a reference within the schema; None: nothing."""
-    found = root if reference.startswith("#") else None
-    for step in unquote(reference[1:]).split("/")[1:]:
-        found = (
-            found.get(step.replace("~1", "/").replace("~0", "~"))
-            if isinstance(found, dict)
-            else None
-        )
+def _with_bounds(schema: Json) -> Json:
+    """Return the schema with numbers that llguidance reads: counts are integers, and the lowest
+    integer of 64 bits is almost the lowest."""
+    changed = dict[str, Any]()
+    for name, value in schema.items():
+        if name[3:] in COUNTS and isinstance(value, float) and value.is_integer():
+            changed[name] = int(value)
+        elif name in BOUNDS and _is_endless(value):
+            changed[name] = None
+        elif name in LOWER and "integer" in (schema.get("type") or ()) and _is_integer(value):
+            changed[name] = max(value, LOWEST)
+    merged = schema | changed
+    return {name: value for name, value in merged.items() if changed.get(name, 0) is not None}
+
+
+def _is_endless(bound: Any) -> bool:
+    """Whether the bound excludes no float."""
+    is_number = isinstance(bound, int | float) and not isinstance(bound, bool)
+    return is_number and not -HIGHEST_FLOAT < bound < HIGHEST_FLOAT
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _steps_of(reference: str) -> Steps:
+    steps = unquote(reference.removeprefix("#")).split("/")[1:]
+    return tuple(step.replace("~1", "/").replace("~0", "~") for step in steps)
+
+
+def _at(root: Any, steps: Steps) -> Any:
+    """Return the part of the schema at a path of keys; None: nothing."""
+    found = root
+    for step in steps:
+        found = found.get(step) if isinstance(found, dict) else None
     return found
 
 
 def _asserts_nothing(name: str, value: Any) -> bool:
     if name == "format":
-        return isinstance(value, str) and value not in FORMATS
+        return not _format_follows(value)
     return any(
         type(value) is type(nothing) and value == nothing for nothing in NOTHING.get(name, ())
     )
+
+
+def _format_follows(value: Any) -> bool:
+    return not isinstance(value, str) or value in FORMATS

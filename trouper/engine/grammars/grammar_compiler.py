@@ -18,7 +18,20 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from trouper.engine.grammars.followed_schema import followed
 from trouper.engine.grammars.lru_cache import LruCache
-from trouper.engine.grammars.schema_faults import path_of_fault, too_wide
+from trouper.engine.grammars.schema_documents import (
+    WHOLE,
+    Place,
+    SchemaDocument,
+    documents_of,
+    with_documents,
+)
+from trouper.engine.grammars.schema_faults import (
+    SchemaFaultError,
+    depth_of,
+    fault_of,
+    relaxed_by_trials,
+    too_wide,
+)
 from trouper.engine.grammars.token_masks import Constraint, Mask, mask_bytes, reason_of
 from trouper.engine.grammars.trial_process import (
     SMALL,
@@ -26,12 +39,13 @@ from trouper.engine.grammars.trial_process import (
     TrialPool,
     TrialUnavailableError,
 )
-from trouper.protocol.grammar import Grammar, GrammarKind
+from trouper.protocol.grammar import CallSchema, FollowedGrammar, Grammar, GrammarKind
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.system import heap
 
-BLANKS = r"[ \t\r\n]{1,40}"
-"""Whitespace between the tokens of JSON. Without a bound some models write blanks for ever."""
+INDENT = 4
+MAX_INDENT = 40
+"""Number of blanks of a level of JSON, and of the deepest one, behind a line break."""
 LARK_LIMITS = LLParserLimits(max_items_in_row=300)
 """An ambiguous Lark grammar makes masks slow: with 2000 items a third of a second each."""
 LIMITS = LLParserLimits()
@@ -42,6 +56,7 @@ MAX_CALL_HEADER = 64
 """Maximum number of characters between the marker of a call and the tool's name. DeepSeek's header
 has 41."""
 ANYTHING = "( <[*]> )*"
+ANY_OBJECT = '{"type": "object"}'
 FINAL = '"<|channel|>final<|message|>"'
 """harmony's prefix of an answer."""
 THOUGHT = (
@@ -50,6 +65,8 @@ THOUGHT = (
 )
 """Harmony's reasoning up to the next marker."""
 COMPILE_S = 10.0
+LEAST_S = 1.0
+"""Minimum time to compile a schema of which all but the type was dropped."""
 SLOW_BYTES = 4 * 2**20
 """Bound of the cache of grammars that took too long to compile."""
 RECENT_BYTES = 32 * 2**20
@@ -92,6 +109,27 @@ class CompiledGrammar:
     matcher: LLMatcher
     nbytes: int
     """An estimate: llguidance reports none."""
+    grammar: Grammar
+    dropped: tuple[Place, ...] = ()
+    """Places of dropped keywords."""
+
+
+@attrs.frozen
+class GrammarFault:
+    """Why a grammar cannot be followed."""
+
+    reason: str
+    place: Place = WHOLE
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.reason) + sum(map(len, self.place.steps))
+
+
+class GrammarFaultError(ValueError):
+    def __init__(self, reason: str, place: Place = WHOLE) -> None:
+        super().__init__(reason)
+        self.fault = GrammarFault(reason, place)
 
 
 class Grammars:
@@ -104,10 +142,10 @@ class Grammars:
     def __init__(self, vocabulary: TokenizerVocabulary, size: int, eos: Sequence[int]) -> None:
         """`size`: number of logits, which may be padded."""
         self._vocabulary, self._size, self._eos = vocabulary, size, list(eos)
-        self._recent = LruCache[CompiledGrammar | str](RECENT_BYTES)
+        self._recent = LruCache[CompiledGrammar | GrammarFault](RECENT_BYTES)
         self._live: WeakValueDictionary[Key, CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
-        self._slow = LruCache[tuple[str, float]](SLOW_BYTES)
+        self._slow = LruCache[tuple[GrammarFault, float]](SLOW_BYTES)
         """Faults of slow grammars, and when each is forgotten."""
         self._trials = TrialPool(self._described)
         self.compiled_inline = 0
@@ -135,26 +173,33 @@ class Grammars:
         """Bytes of one row's mask."""
         return mask_bytes(self._size)
 
-    def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> CompiledGrammar:
+    def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> FollowedGrammar:
         """Compile a grammar, or return the cached one. Raises `RequestFailed`: 400 that names the
         faulty part or the limit, 503 without a process."""
         found = self.known(grammar)
         return self._add(grammar, timeout_s) if found is None else found
 
-    def known(self, grammar: Grammar) -> CompiledGrammar | None:
+    def known(self, grammar: Grammar) -> FollowedGrammar | None:
         """Return the cached grammar. Raises `RequestFailed` (400) for a cached fault."""
         key = _key(grammar)
         found = self._live.get(key) or self._recent.get(key)
-        fault, until = self._slow.get(key) or ("", 0.0)
+        fault, until = self._slow.get(key) or (None, 0.0)
         if found is None and time.monotonic() < until:
             found = fault
-        if isinstance(found, str):
-            raise cannot_be_followed(grammar, found)
-        if found is not None:
-            self._live[key] = found
-        return found
+        return None if found is None else self._kept(grammar, found)
 
-    def _add(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar:
+    def _kept(self, grammar: Grammar, found: CompiledGrammar | GrammarFault) -> FollowedGrammar:
+        """Raises `RequestFailed` (400)."""
+        if isinstance(found, GrammarFault):
+            raise cannot_be_followed(grammar, found)
+        self._live[_key(grammar)] = self._live[_key(found.grammar)] = found
+        return FollowedGrammar(
+            attrs.evolve(found.grammar, param=grammar.param),
+            tuple(place.shown(grammar) for place in found.dropped),
+            found,
+        )
+
+    def _add(self, grammar: Grammar, timeout_s: float) -> FollowedGrammar:
         """Raises `RequestFailed`."""
         key = _key(grammar)
         try:
@@ -162,53 +207,87 @@ class Grammars:
         except TrialUnavailableError as unavailable:
             raise _no_process(grammar, unavailable) from None
         except TrialFailedError as failed:
-            found = f"\0{failed}; make it smaller or flatter"
+            found = GrammarFault(f"{failed}; make it smaller or flatter")
             if failed.kept_s < inf:
                 until = time.monotonic() + failed.kept_s
-                self._slow.put(key, (found, until), len(found) + len(grammar.source))
+                self._slow.put(key, (found, until), found.nbytes + len(grammar.source))
                 raise cannot_be_followed(grammar, found) from None
-        size = found.nbytes if isinstance(found, CompiledGrammar) else len(found)
-        self._recent.put(key, found, size + len(grammar.source))
-        if isinstance(found, str):
-            raise cannot_be_followed(grammar, found)
-        self._live[key] = found
-        return found
+        self._recent.put(key, found, found.nbytes + len(grammar.source))
+        return self._kept(grammar, found)
 
-    def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | str:
-        """Return the grammar, or the fault as path, NUL character, reason. Raises
-        `TrialFailedError`, `TrialUnavailableError`."""
-        end = time.monotonic() + timeout_s
+    def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | GrammarFault:
+        """Raises `TrialFailedError`, `TrialUnavailableError`."""
+        dropped: tuple[Place, ...] = ()
         try:
-            text = self._text(grammar)
-            if grammar.kind == "json_schema" and (wide := too_wide(json.loads(grammar.source))):
-                return "\0".join(wide)
-            reason = self._fault(grammar, text, timeout_s)
+            grammar, dropped = self._followable(grammar, timeout_s)
+        except GrammarFaultError as error:
+            return error.fault
         except (ValueError, RecursionError) as error:  # nested too deeply, or a number that is none
-            reason = reason_of(str(error))
-        if reason:
-            return f"{self._fault_path(grammar, end)}\0{reason}"
+            return GrammarFault(reason_of(str(error)))
+        text = self._text(grammar)
         matcher = self._matcher(grammar, text)
         matcher.compute_bitmask()  # The first mask is slow; copies reuse the work.
         if len(text) > SMALL:
             heap.give_back()
         minimum = REGEX_BYTES if _has_regex(grammar) else 0
-        return CompiledGrammar(matcher, max(len(text) * BYTES_PER_CHARACTER, minimum))
+        size = max(len(text) * BYTES_PER_CHARACTER, minimum)
+        return CompiledGrammar(matcher, size, grammar, dropped)
 
-    def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
-        """Return the fault, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
-        return reason_of(self._trials.fault(text, _limits(grammar).max_items_in_row, timeout_s))
+    def _followable(self, grammar: Grammar, timeout_s: float) -> tuple[Grammar, tuple[Place, ...]]:
+        """Return the grammar without what may be dropped, and the places. Raises
+        `GrammarFaultError`, `ValueError`, `RecursionError`, `TrialFailedError`,
+        `TrialUnavailableError`."""
+        end = time.monotonic() + timeout_s
+        documents = [document.relaxed() for document in documents_of(grammar)]
+        for document in documents:
+            if wide := too_wide(document.schema):
+                raise GrammarFaultError(wide[1], document.at(wide[0]))
+        found = with_documents(grammar, documents)
+        try:
+            reason = self._fault(found, timeout_s)
+            if reason and documents:
+                documents = [self._tried(document, reason, end) for document in documents]
+                found = with_documents(grammar, documents)
+                reason = self._fault(found, end - time.monotonic())
+        except TrialFailedError:
+            if all(document.strict for document in documents):
+                raise
+            documents = [one if one.strict else one.free() for one in documents]
+            found = with_documents(grammar, documents)
+            reason = self._fault(found, max(timeout_s, LEAST_S))
+        if reason:
+            raise GrammarFaultError(reason)
+        return found, tuple(place for document in documents for place in document.dropped)
 
-    def _fault_path(self, grammar: Grammar, end: float) -> str:
-        """Return the path of a schema's fault, if found in time; else ""."""
+    def _tried(self, document: SchemaDocument, reason: str, end: float) -> SchemaDocument:
+        """Return the schema without what llguidance rejects. Raises `GrammarFaultError` for what
+        may not be dropped, `TrialFailedError`, `TrialUnavailableError`."""
 
         def is_wrong(part: Any) -> bool:
             part_grammar = Grammar("json_schema", json.dumps(part))
-            return bool(self._fault(part_grammar, self._text(part_grammar), end - time.monotonic()))
+            return bool(self._fault(part_grammar, end - time.monotonic()))
 
-        if grammar.kind == "json_schema":
-            with suppress(RecursionError, ValueError, TrialFailedError, TrialUnavailableError):
-                return path_of_fault(json.loads(grammar.source), is_wrong)
-        return ""
+        if not document.strict:
+            try:
+                return document.without(*relaxed_by_trials(document.schema, is_wrong))
+            except SchemaFaultError as error:
+                raise GrammarFaultError(reason, document.at(error.fault.path)) from None
+        place = None
+        with suppress(RecursionError, ValueError, TrialFailedError, TrialUnavailableError):
+            if not is_wrong(document.schema):
+                return document
+            place = document.place
+            place = document.at(fault_of(document.schema, is_wrong).path)
+        raise GrammarFaultError(reason, place or document.place)
+
+    def _fault(self, grammar: Grammar, timeout_s: float) -> str:
+        """Return the fault, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
+        try:
+            text = self._text(grammar)
+        except (ValueError, RecursionError) as error:
+            return reason_of(str(error))
+        items = _limits(grammar).max_items_in_row
+        return reason_of(self._trials.fault(text, items, timeout_s))
 
     def _matcher(self, grammar: Grammar, text: str) -> LLMatcher:
         with self._making:
@@ -245,15 +324,17 @@ class Grammars:
     def _plain_text(grammar: Grammar) -> str:
         match grammar.kind:
             case "json_object":
-                return _of_schema('{"type": "object"}')
+                return _of_schema(ANY_OBJECT, compact=grammar.compact)
             case "json_schema":
-                return _of_schema(grammar.source)
+                return _of_schema(grammar.source, compact=grammar.compact)
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.source)
             case "choice":
                 return LLMatcher.grammar_from_lark(f"start: {_options(grammar.source)}")
             case "lark":
                 return LLMatcher.grammar_from_lark(grammar.source)
+            case "calls":
+                return LLMatcher.grammar_from_lark(_calls_of(json.loads(grammar.source)))
 
 
 def _key(grammar: Grammar) -> Key:
@@ -265,6 +346,8 @@ def _key(grammar: Grammar) -> Key:
         grammar.call_names,
         grammar.call_key,
         grammar.channels,
+        grammar.strict,
+        grammar.compact,
     )
 
 
@@ -288,7 +371,7 @@ def _with_calls(grammar: Grammar) -> str:
     answer = (
         _options(grammar.source)
         if grammar.kind == "choice"
-        else _json_rule(grammar.source or '{"type": "object"}')
+        else _json_rule(grammar.source or ANY_OBJECT, compact=grammar.compact)
     )
     rules = [f"way_0: {FINAL} ({answer})", THOUGHT] if grammar.channels else [f"way_0: {answer}"]
     for index, marker in enumerate(grammar.calls, 1):
@@ -333,16 +416,48 @@ def _call_schema(grammar: Grammar) -> str:
     return json.dumps(schema)
 
 
-def _json_rule(source: str) -> str:
-    options = {"x-guidance": {"whitespace_pattern": BLANKS}}
-    return f"%json {json.dumps(options | json.loads(followed(source)))}"
+def _calls_of(calls: Sequence[CallSchema]) -> str:
+    """Return a Lark grammar of one call. Nothing around the arguments is the model's to choose."""
+    rules = [f"start: {' | '.join(f'call_{index}' for index in range(len(calls)))}"]
+    for index, call in enumerate(calls):
+        name = json.dumps(call["name"], ensure_ascii=False)
+        opening = json.dumps(f'{{"name": {name}, "arguments": ', ensure_ascii=False)
+        rules.append(f'call_{index}: {opening} arguments_{index} "}}"')
+        rules.append(f"arguments_{index}: {_json_rule(json.dumps(call['parameters']))}")
+    return "\n".join(rules)
 
 
-def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
-    """Make the error of a faulty grammar. `fault`: path, NUL character, reason."""
-    path, _, reason = fault.partition("\0")
-    where = grammar.param + path
-    return bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
+def _json_rule(source: str, *, compact: bool = False) -> str:
+    schema = json.loads(followed(source))
+    if not isinstance(schema, dict):  # It takes no options.
+        return f"%json {json.dumps(schema)}"
+    return f"%json {json.dumps({'x-guidance': _blanks(schema, compact=compact)} | schema)}"
+
+
+def _of_schema(source: str, *, compact: bool) -> str:
+    source = followed(source)
+    schema = json.loads(source)
+    options = _blanks(schema, compact=compact) if isinstance(schema, dict) else None
+    return LLMatcher.grammar_from_json_schema(source, defaults=options)  # type: ignore[arg-type]
+
+
+def _blanks(schema: Any, *, compact: bool) -> dict[str, Any]:
+    """Return llguidance's options of whitespace: a blank, or a line break and as much indentation
+    as the schema is deep. Without a bound some models write blanks for ever."""
+    if compact:
+        return {"whitespace_flexible": False}
+    depth = depth_of(schema)
+    indent = MAX_INDENT if depth is None else min(INDENT * depth, MAX_INDENT)
+    return {"whitespace_pattern": rf"[ \t]|\r?\n[ \t]{{0,{indent}}}"}
+
+
+def cannot_be_followed(grammar: Grammar, fault: GrammarFault) -> RequestFailed:
+    """Make the error of a faulty grammar."""
+    where, tool = fault.place.path(grammar), fault.place.tool
+    of_tool = f" (tool {tool!r})" if tool else ""
+    return bad_request(
+        f"{where}{of_tool} cannot be followed: {fault.reason}", where, "invalid_grammar"
+    )
 
 
 def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> RequestFailed:
@@ -350,12 +465,6 @@ def _no_process(grammar: Grammar, unavailable: TrialUnavailableError) -> Request
     return RequestFailed(
         Problem(503, message, "server_error", grammar.param, "system_shortage", retry_after_s=1)
     )
-
-
-def _of_schema(source: str) -> str:
-    """The schema `false` takes no options."""
-    options = {"whitespace_pattern": BLANKS} if source.startswith("{") else None
-    return LLMatcher.grammar_from_json_schema(followed(source), defaults=options)  # type: ignore[arg-type]
 
 
 def _limits(grammar: Grammar) -> LLParserLimits:

@@ -33,7 +33,7 @@ from trouper.engine.loading.tokenizer_files import (
 )
 from trouper.engine.loading.tokenizer_trial import LONGEST_BYTES, try_tokenizer
 from trouper.engine.platform.error_text import is_of_library, line_of
-from trouper.protocol.grammar import Grammar
+from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
 from trouper.protocol.paths import exists
@@ -232,11 +232,11 @@ class HubTokenizer:
         found = parse(text, list(tools))
         return [_call(call) for call in (found if isinstance(found, list) else [found])]
 
-    def compile_grammar(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> object:
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> FollowedGrammar:
         assert self.grammars is not None, "the model is not loaded"
         return self.grammars.compile(grammar, timeout_s)
 
-    def known_grammar(self, grammar: Grammar) -> object | None:
+    def known_grammar(self, grammar: Grammar) -> FollowedGrammar | None:
         assert self.grammars is not None, "the model is not loaded"
         return self.grammars.known(grammar)
 

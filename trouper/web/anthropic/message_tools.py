@@ -77,14 +77,16 @@ class CustomTool(Body, tag="custom", frozen=True):
 
     def offer(self, path: str) -> ToolOffer:
         """Raises `RequestFailed` (400)."""
+        path = f"{path}.input_schema"
         if not _takes_an_object(self.input_schema):
-            path = f"{path}.input_schema"
             raise bad_request(NOT_AN_OBJECT.format(path=path), path, "invalid_type")
         described = {} if self.description is None else {"description": self.description}
         return ToolOffer(
             ToolForm(self.name),
             {**described, "parameters": self.input_schema},
             bool(self.defer_loading),
+            path,
+            strict=bool(self.strict),
         )
 
 

@@ -306,11 +306,7 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
 
 
 def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
-    """A grammar leaves no room for thinking or calls."""
-    if output.grammar is not None and tools.forced:
-        raise combination(
-            f"{output.grammar.param} cannot be combined with a forced tool", "tool_choice"
-        )
+    """A grammar leaves no room for thinking."""
     if thinking.budget and (tools.forced or output.grammar is not None):
         other = "a forced tool" if tools.forced else "output_config.format"
         raise combination(f"thinking of type enabled cannot be combined with {other}", "thinking")

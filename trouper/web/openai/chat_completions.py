@@ -190,9 +190,8 @@ def about_the_end(request: EndsConversation) -> dict[str, Any]:
 
 
 def _grammar(request: ChatRequest, tools: Tools) -> Grammar | None:
+    """A format beside a forced tool is for the answer after the call."""
     grammar = grammar_of(request)
-    if grammar is not None and tools.forced:
-        raise combination(f"{grammar.param} cannot be combined with a forced tool", "tool_choice")
     return tools.grammar or grammar
 
 

@@ -58,14 +58,15 @@ class FunctionDefinition(Body, frozen=True):
     parameters: Arguments | None = None
     strict: Flag | None = None
 
-    def offer(self, namespace: str | None = None) -> ToolOffer:
+    def offer(self, path: str, namespace: str | None = None) -> ToolOffer:
         fields = {
             "description": self.description,
             "parameters": self.parameters,
             "strict": self.strict,
         }
         given = {key: value for key, value in fields.items() if value is not None}
-        return ToolOffer(ToolForm(self.name, namespace=namespace), given)
+        form = ToolForm(self.name, namespace=namespace)
+        return ToolOffer(form, given, param=f"{path}.parameters", strict=bool(self.strict))
 
 
 def _nested(value: Json, _: Skip) -> Json:
@@ -88,15 +89,14 @@ class FunctionTool(Body, tag="function", frozen=True):
     function: FunctionDefinition
     cache_control: Ignored = None
 
-    def offer(self) -> ToolOffer:
-        return self.function.offer()
+    def offer(self, path: str) -> ToolOffer:
+        return self.function.offer(f"{path}.function")
 
 
 class FreeText(Body, tag="text", frozen=True):
     """Any text."""
 
-    @property
-    def grammar(self) -> Grammar | None:
+    def grammar_at(self, _: str) -> Grammar | None:
         return None
 
 
@@ -106,9 +106,8 @@ class GrammarDefinition(Body, frozen=True):
         str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)
     ]
 
-    @property
-    def grammar(self) -> Grammar:
-        return Grammar(self.syntax, self.definition, "tools")
+    def grammar_at(self, path: str) -> Grammar:
+        return Grammar(self.syntax, self.definition, f"{path}.definition")
 
 
 class GrammarFormat(Body, tag="grammar", frozen=True):
@@ -117,9 +116,8 @@ class GrammarFormat(Body, tag="grammar", frozen=True):
 
     inner: GrammarDefinition = msgspec.field(name="grammar")
 
-    @property
-    def grammar(self) -> Grammar:
-        return self.inner.grammar
+    def grammar_at(self, path: str) -> Grammar:
+        return self.inner.grammar_at(f"{path}.grammar")
 
 
 class CustomDefinition(Body, frozen=True):
@@ -136,8 +134,9 @@ class ChatCustomTool(Body, tag="custom", frozen=True):
 
     custom: CustomDefinition
 
-    def offer(self) -> ToolOffer:
-        grammar = None if self.custom.format is None else self.custom.format.grammar
+    def offer(self, path: str) -> ToolOffer:
+        written = self.custom.format
+        grammar = None if written is None else written.grammar_at(f"{path}.custom.format")
         return custom_offer(
             ToolForm(self.custom.name, "custom", grammar=grammar), self.custom.description
         )
@@ -273,7 +272,8 @@ def tools_of(
     parallel: bool | None,
 ) -> Tools:
     """Raises `RequestFailed` (400)."""
-    offered = Tools.of([tool.offer() for tool in tools or ()], several=parallel is not False)
+    offers = [tool.offer(f"tools.{index}") for index, tool in enumerate(tools or ())]
+    offered = Tools.of(offers, several=parallel is not False)
     if choice is None or choice == "auto":
         return offered
     if choice == "none":

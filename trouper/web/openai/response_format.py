@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
+import attrs
 import msgspec
 
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
@@ -15,7 +16,7 @@ from trouper.web.http.field_types import Filled, Flag, JsonText, Text
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import Json
 from trouper.web.openai import schemas
-from trouper.web.output.schema_references import ReferenceUnknown, has_references, moved
+from trouper.web.output.schema_references import ReferenceUnknown, has_references, resolved
 
 MAX_OPTIONS = 1024
 
@@ -102,7 +103,6 @@ class StructuredOutputs(Body, frozen=True):
     harmless: ClassVar[frozenset[str] | None] = frozenset(
         {
             "disable_fallback",
-            "disable_any_whitespace",
             "disable_additional_properties",
             "whitespace_pattern",
         }
@@ -112,6 +112,7 @@ class StructuredOutputs(Body, frozen=True):
     choice: Choices | None = None
     grammar: Lark | None = None
     json_object: Flag = False
+    disable_any_whitespace: Flag = False
 
 
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | LarkFormat
@@ -130,7 +131,11 @@ def grammar_of(parameters: Body) -> Grammar | None:
         raise combination(
             f"{given[1].param} cannot be combined with {given[0].param}", given[1].param
         )
-    return given[0] if given else None
+    if not given:
+        return None
+    outputs = getattr(parameters, "structured_outputs", None)
+    compact = outputs is not None and outputs.disable_any_whitespace
+    return attrs.evolve(given[0], compact=compact)
 
 
 def format_grammar(value: ResponseFormat | FlatSchemaFormat, name: str) -> Grammar | None:
@@ -152,10 +157,11 @@ def format_grammar(value: ResponseFormat | FlatSchemaFormat, name: str) -> Gramm
 def _named_schema(value: NamedSchema, path: str) -> Grammar:
     if value.schema is None:
         return Grammar("json_object", param=f"{path}.schema")
-    return schema_grammar(value.schema, f"{path}.schema")
+    return schema_grammar(value.schema, f"{path}.schema", strict=bool(value.strict))
 
 
-def schema_grammar(value: Schema, path: str) -> Grammar:
+def schema_grammar(value: Schema, path: str, *, strict: bool = False) -> Grammar:
+    """`strict`: whether a keyword that cannot be followed is a fault."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -170,16 +176,17 @@ def schema_grammar(value: Schema, path: str) -> Grammar:
             "json_schema",
             '{"type": ["object", "array", "string", "number", "boolean", "null"]}',
             path,
+            strict=strict,
         )
     encoded = msgspec.json.encode(value)
     if isinstance(value, dict) and has_references(encoded):
         try:
-            encoded = msgspec.json.encode(moved(value))
+            encoded = msgspec.json.encode(resolved(value))
         except ReferenceUnknown as error:
             raise bad_request(
                 f"{path} cannot be followed: {error}", path, "invalid_grammar"
             ) from None
-    return Grammar("json_schema", _short(encoded.decode(), path), path)
+    return Grammar("json_schema", _short(encoded.decode(), path), path, strict=strict)
 
 
 def _short(source: str, path: str) -> str:

@@ -1,8 +1,7 @@
-"""Moves a JSON Schema into another document and rewrites every `$ref`.
+"""Rewrites every `$ref` of a JSON Schema as a pointer into the schema.
 
-A schema moves as a whole, below the tool's own location: definitions of two tools cannot collide.
-`$id` and `$anchor` are resolved and removed for the same reason. Sources: JSON Schema 2020-12, 8.2;
-RFC 6901.
+`$id` and `$anchor` are resolved and removed. References to other documents stay. Sources: JSON
+Schema 2020-12, 8.2; RFC 6901.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class ReferenceUnknown(ValueError):
         super().__init__(f"$ref {reference!r} names nothing in this schema")
 
 
-def moved(schema: Json, location: Pointer = ()) -> Json:
-    """Return a copy with references rewritten for `location`. Raises `ReferenceUnknown`."""
-    return _Document(schema, location).moved()
+def resolved(schema: Json) -> Json:
+    """Return a copy with rewritten references. Raises `ReferenceUnknown`."""
+    return _Document(schema).resolved()
 
 
 def has_references(encoded: bytes) -> bool:
-    """Whether JSON text may hold references, or an `$id` that could collide."""
+    """Whether JSON text may hold references, or an `$id`."""
     return b'"$ref"' in encoded or b'"$id"' in encoded
 
 
@@ -65,15 +64,14 @@ class _Schema:
 
 
 class _Document:
-    def __init__(self, schema: Json, location: Pointer) -> None:
+    def __init__(self, schema: Json) -> None:
         # Encoding and decoding copies a deeply nested schema without Python recursion.
         self._root: Json = msgspec.json.decode(msgspec.json.encode(schema))
-        self._location = location
         self._found: dict[int, _Schema] = {}
         self._resources: dict[str, Pointer] = {"": ()}
         self._anchors: dict[tuple[str, str], Pointer] = {}
 
-    def moved(self) -> Json:
+    def resolved(self) -> Json:
         """A target may lie below an unknown keyword, as in `#/components/schemas/Node`."""
         self._explore(_Schema(self._root, (), ""))
         targets: dict[int, Pointer] = {}
@@ -83,15 +81,15 @@ class _Document:
                 done.add(key)
                 schema = self._found[key]
                 if isinstance(reference := schema.value.get("$ref"), str):
-                    targets[key] = target = self._resolved(reference, schema.base)
-                    self._explore(_Schema(self._at(target), target, schema.base))
+                    target = self._resolved(reference, schema.base)
+                    if target is not None:
+                        targets[key] = target
+                        self._explore(_Schema(self._at(target), target, schema.base))
         for key, target in targets.items():
-            self._found[key].value["$ref"] = fragment_of((*self._location, *target))
+            self._found[key].value["$ref"] = fragment_of(target)
         for schema in self._found.values():
             for name in IDENTIFIERS:
                 schema.value.pop(name, None)
-        if self._location:
-            self._root.pop("$schema", None)
         return self._root
 
     def _explore(self, start: _Schema) -> None:
@@ -120,13 +118,13 @@ class _Document:
                 self._anchors.setdefault((base, anchor), schema.location)
         return attrs.evolve(schema, base=base)
 
-    def _resolved(self, reference: str, base: str) -> Pointer:
-        """Raises `ReferenceUnknown`."""
+    def _resolved(self, reference: str, base: str) -> Pointer | None:
+        """Return the target; None: in another document. Raises `ReferenceUnknown`."""
         uri, fragment = urldefrag(reference)
         uri = urldefrag(urljoin(base, uri)).url if uri else base
         resource, fragment = self._resources.get(uri), unquote(fragment)
         if resource is None:
-            raise ReferenceUnknown(reference)
+            return None
         if not fragment:
             return resource
         if not fragment.startswith("/"):

@@ -9,14 +9,13 @@ from typing import Any
 import attrs
 import msgspec
 
-from trouper.protocol.grammar import Grammar
+from trouper.protocol.grammar import CallSchema, Grammar
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_parsing import combination
 from trouper.web.output.schema_references import (
     ReferenceUnknown,
-    fragment_of,
     has_references,
-    moved,
+    resolved,
 )
 from trouper.web.output.tool_forms import ToolForm, ToolKind, ToolOffer, model_names
 
@@ -35,6 +34,8 @@ class Tools:
     deferred: frozenset[str] = frozenset()
     """Names of tools that the prompt describes only where the conversation names one, which keeps
     the prompt's prefix."""
+    offers: Mapping[str, ToolOffer] = attrs.field(factory=dict)
+    """What clients offered, by the model's names."""
 
     @classmethod
     def of(cls, offers: Sequence[ToolOffer], *, several: bool = True) -> Tools:
@@ -50,7 +51,8 @@ class Tools:
         deferred = frozenset(
             name for offer, name in zip(offers, names, strict=True) if offer.deferred
         )
-        return cls(offered, several=several, forms=mapped, deferred=deferred)
+        offers_by_name = dict(zip(names, offers, strict=True))
+        return cls(offered, (), several, mapped, deferred, offers_by_name)
 
     @property
     def described(self) -> list[Json]:
@@ -102,33 +104,24 @@ class Tools:
             return None
         if self.freeform is not None:
             return self.form(self.freeform).grammar
-        definitions: Json = {}
-        schemas = [_call_schema(tool["function"], definitions) for tool in self.forced]
-        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        schema |= {"$defs": definitions} if definitions else {}
-        return Grammar("json_schema", msgspec.json.encode(schema).decode(), "tools")
+        calls = [self._call_schema(tool["function"]) for tool in self.forced]
+        return Grammar("calls", msgspec.json.encode(calls).decode(), "tools", strict=False)
+
+    def _call_schema(self, function: Json) -> CallSchema:
+        """Raises `RequestFailed` (400) for a reference to nothing."""
+        name, parameters = function["name"], function.get("parameters") or {}
+        offer = self.offers.get(name)
+        param = "tools" if offer is None else offer.param
+        if has_references(msgspec.json.encode(parameters)):
+            try:
+                parameters = resolved(parameters)
+            except ReferenceUnknown as error:
+                message = f"{param}: the parameters of {name!r} cannot be followed: {error}"
+                raise bad_request(message, param, "invalid_grammar") from None
+        if "type" not in parameters:  # Arguments are an object, whatever else is said of them.
+            parameters = parameters | {"type": "object"}
+        strict = offer is not None and offer.strict
+        return {"name": name, "parameters": parameters, "param": param, "strict": strict}
 
 
 NO_TOOLS = Tools()
-
-
-def _call_schema(function: Json, definitions: Json) -> Json:
-    """Parameters with references go into `definitions`."""
-    name, parameters = function["name"], function.get("parameters") or {"type": "object"}
-    if has_references(msgspec.json.encode(parameters)):
-        location = ("$defs", name)
-        try:
-            definitions[name] = moved(parameters, location)
-        except ReferenceUnknown as error:
-            raise bad_request(
-                f"tools: the parameters of {name!r} cannot be followed: {error}",
-                "tools",
-                "invalid_grammar",
-            ) from None
-        parameters = {"$ref": fragment_of(location)}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": parameters},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }

@@ -49,6 +49,10 @@ class ToolOffer:
     function: Json
     deferred: bool = False
     """Whether the prompt describes the tool only where a tool search names the tool."""
+    param: str = "tools"
+    """Path of the parameters' schema in the request."""
+    strict: bool = False
+    """Whether a keyword of the schema that cannot be followed is a fault."""
 
     def after(self, description: str) -> ToolOffer:
         texts = (description, self.function.get("description", ""))

@@ -281,8 +281,6 @@ def _resolved(request: ResponseRequest, given: Json) -> ResolvedRequest:
     # The field's word
     format = request.text.format if request.text is not None else None  # noqa: A001
     grammar = None if format is None else format_grammar(format, "text.format")
-    if grammar is not None and tools.forced:
-        raise combination("text.format cannot be combined with a forced tool", "tool_choice")
     if request.stream_options is not None and not request.stream:
         raise combination("stream_options needs stream: true", "stream_options")
     if request.background and not request.store:

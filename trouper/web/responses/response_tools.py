@@ -51,9 +51,8 @@ class FlatGrammar(Body, tag="grammar", frozen=True):
         str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)
     ]
 
-    @property
-    def grammar(self) -> Grammar:
-        return Grammar(self.syntax, self.definition, "tools")
+    def grammar_at(self, path: str) -> Grammar:
+        return Grammar(self.syntax, self.definition, f"{path}.definition")
 
 
 class FlatCustomTool(Body, tag="custom", frozen=True):
@@ -66,8 +65,8 @@ class FlatCustomTool(Body, tag="custom", frozen=True):
     description: Text | None = None
     format: FreeText | FlatGrammar | None = None
 
-    def offer(self, namespace: str | None = None) -> ToolOffer:
-        grammar = None if self.format is None else self.format.grammar
+    def offer(self, path: str, namespace: str | None = None) -> ToolOffer:
+        grammar = None if self.format is None else self.format.grammar_at(f"{path}.format")
         return custom_offer(ToolForm(self.name, "custom", namespace, grammar), self.description)
 
 
@@ -244,7 +243,10 @@ def tools_of(
 ) -> Tools:
     """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the
     parameter."""
-    offered = Tools.of([offer for tool in tools or () for offer in _offers(tool)], several=several)
+    offers = [
+        offer for index, tool in enumerate(tools or ()) for offer in _offers(tool, f"tools.{index}")
+    ]
+    offered = Tools.of(offers, several=several)
     if choice is None or choice == "auto":
         return offered
     if choice == "none":
@@ -260,16 +262,17 @@ def tools_of(
     return offered.requiring([_named(choice, offered, "tool_choice")])
 
 
-def _offers(tool: AnyTool) -> list[ToolOffer]:
+def _offers(tool: AnyTool, path: str) -> list[ToolOffer]:
     if isinstance(tool, NamespaceTool):
-        offers = [inner.offer(tool.name) for inner in tool.tools]
+        paths = (f"{path}.tools.{index}" for index in range(len(tool.tools)))
+        offers = [inner.offer(at, tool.name) for at, inner in zip(paths, tool.tools, strict=True)]
         return (
             offers
             if tool.description is None or not offers
             else [offers[0].after(tool.description), *offers[1:]]
         )
     if isinstance(tool, FlatTool | FlatCustomTool):
-        return [tool.offer()]
+        return [tool.offer(path)]
     return [built_in_offer(BUILT_IN[type(tool)])]
 
 

@@ -19,6 +19,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, Models, named
 from trouper.protocol.api_keys import NO_KEYS, Keys
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
@@ -248,6 +249,7 @@ class Service(CurrentRequest):
                 cache_scope=CacheScope(group=key.cache_group, adapter=generate.cache_scope.adapter),
                 as_room_allows=not self.settings.strict or generate.as_room_allows,
                 adapter=served.adapter,
+                grammar=self._grammar(generate),
             )
             for generate in generates
         ]
@@ -270,8 +272,16 @@ class Service(CurrentRequest):
             new < old for new, old in zip(accepted, lengths, strict=True)
         ):
             self.read_past.skip("max_tokens")
-            self.note_ignored()
+        for name in dict.fromkeys(name for one in answers for name in one.accepted.ignored):
+            self.read_past.skip(name)
+        self.note_ignored()
         return answers
+
+    def _grammar(self, generate: Generate) -> Grammar | None:
+        """Return the request's grammar, of which a strict server drops nothing."""
+        if generate.grammar is None or not self.settings.strict:
+            return generate.grammar
+        return attrs.evolve(generate.grammar, strict=True)
 
     async def _send(self, served: Served, generate: Generate) -> Answer:
         self.scope.submitted = True

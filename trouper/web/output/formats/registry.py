@@ -170,6 +170,8 @@ def _forced(source: TextSource, sink: CallSink) -> Steps[None]:
     try:
         yield from json_section(source, sink, NO_END)
     except NotACall:
+        if (yield from source.peek()) == END:
+            return  # The text is the server's own beginning of a call, which was cut.
         sink.kind = "content"
     while True:
         sink.content(source.kept)

@@ -1,0 +1,89 @@
+"""The JSON schemas of a grammar: one of an answer, or one for each tool that may be called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from trouper.engine.grammars.followed_schema import relaxed
+from trouper.engine.grammars.schema_faults import Steps, narrowed, path_of
+from trouper.protocol.grammar import Grammar
+
+MAX_PATH, TAIL = 80, 57
+"""Maximum number of characters of a shown path, and of its end."""
+
+
+@attrs.frozen
+class Place:
+    """A place in a schema of a request."""
+
+    steps: Steps = ()
+    param: str = ""
+    """The schema's parameter; "": that of the grammar."""
+    tool: str = ""
+    """Name of the tool; "": none."""
+
+    def path(self, grammar: Grammar) -> str:
+        return (self.param or grammar.param) + path_of(self.steps)
+
+    def shown(self, grammar: Grammar) -> str:
+        """Return the path, a long one without its middle."""
+        path = self.path(grammar)
+        return path if len(path) <= MAX_PATH else f"{path[: MAX_PATH - TAIL - 3]}...{path[-TAIL:]}"
+
+
+WHOLE = Place()
+
+
+@attrs.frozen
+class SchemaDocument:
+    schema: Any
+    strict: bool
+    """Whether a keyword that cannot be followed is a fault; else the keyword is dropped."""
+    place: Place = WHOLE
+    dropped: tuple[Place, ...] = ()
+
+    def at(self, steps: Steps) -> Place:
+        return attrs.evolve(self.place, steps=steps)
+
+    def without(self, schema: Any, dropped: Sequence[Steps]) -> SchemaDocument:
+        places = map(self.at, dropped)
+        return attrs.evolve(self, schema=schema, dropped=(*self.dropped, *places))
+
+    def relaxed(self) -> SchemaDocument:
+        """Drop what llguidance never follows, and what is too wide, unless strict."""
+        if self.strict:
+            return self
+        found = self.without(*relaxed(self.schema))
+        return found.without(*narrowed(found.schema))
+
+    def free(self) -> SchemaDocument:
+        """Drop all but the type."""
+        kind = self.schema.get("type") if isinstance(self.schema, dict) else None
+        return self.without({"type": "object"} if self.place.tool or kind == "object" else {}, [()])
+
+
+def documents_of(grammar: Grammar) -> Iterator[SchemaDocument]:
+    """Raises `ValueError` or `RecursionError`."""
+    if grammar.kind == "json_schema":
+        yield SchemaDocument(json.loads(grammar.source), grammar.strict)
+    for call in json.loads(grammar.source) if grammar.kind == "calls" else ():
+        place = Place(param=call["param"], tool=call["name"])
+        yield SchemaDocument(call["parameters"], grammar.strict or call["strict"], place)
+
+
+def with_documents(grammar: Grammar, documents: Sequence[SchemaDocument]) -> Grammar:
+    """Return the grammar with changed schemas, of which nothing is to be dropped."""
+    grammar = attrs.evolve(grammar, strict=True)
+    if not any(document.dropped for document in documents):
+        return grammar
+    if grammar.kind == "json_schema":
+        return attrs.evolve(grammar, source=json.dumps(documents[0].schema))
+    calls = [
+        call | {"parameters": document.schema}
+        for call, document in zip(json.loads(grammar.source), documents, strict=True)
+    ]
+    return attrs.evolve(grammar, source=json.dumps(calls))
