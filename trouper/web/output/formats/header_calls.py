@@ -1,9 +1,12 @@
-"""Calls as a header with the tool's name, then arguments as JSON: DeepSeek V3, Kimi K2, Mistral."""
+"""Calls as a header with the tool's name, then arguments as JSON: DeepSeek V3, Kimi K2, Mistral,
+Hunyuan, Functionary 3.1, Solar Open."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from re import Pattern
 
 import attrs
 
@@ -23,16 +26,14 @@ DEEPSEEK_HEADER = re.compile(
 MISTRAL_HEADER = re.compile(
     r"\s*+(?:\[TOOL_CALLS\]\s*+)?([^\s\[\]]++)\s*+(?:\[CALL_ID\][^\[\]]*+)?(?:\[ARGS\]\s*+)?"
 )
+HUNYUAN_HEADER = re.compile(r"\s*+([^\s<`]++)\s*+(?:```(?:json)?\s*+)?")
+FUNCTIONARY_HEADER = re.compile(r"([^\s<>]++)>\s*+")
+SOLAR_HEADER = re.compile(r"[^<]*+<\|tool_call:name\|>\s*+([^\s<]++)\s*+<\|tool_call:args\|>\s*+")
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 
 
-def _deepseek_name(header: str) -> str | None:
-    found = DEEPSEEK_HEADER.fullmatch(header)
-    return found and found[1]
-
-
-def _mistral_name(header: str) -> str | None:
-    found = MISTRAL_HEADER.fullmatch(header)
+def _name_by(pattern: Pattern[str], header: str) -> str | None:
+    found = pattern.fullmatch(header)
     return found and found[1]
 
 
@@ -54,7 +55,17 @@ class HeaderLayout:
 
 
 DEEPSEEK = HeaderLayout(
-    "<｜tool▁call▁begin｜>", _deepseek_name, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+    "<｜tool▁call▁begin｜>",
+    partial(_name_by, DEEPSEEK_HEADER),
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+FUNCTIONARY = HeaderLayout("<function=", partial(_name_by, FUNCTIONARY_HEADER), "</function>", "")
+HUNYUAN = HeaderLayout(
+    "<tool_call>", partial(_name_by, HUNYUAN_HEADER), "</tool_call>", "</tool_calls>"
+)
+SOLAR = HeaderLayout(
+    "<|tool_call:begin|>", partial(_name_by, SOLAR_HEADER), "<|tool_call:end|>", "<|calls|>"
 )
 KIMI = HeaderLayout(
     "<|tool_call_begin|>",
@@ -63,7 +74,7 @@ KIMI = HeaderLayout(
     "<|tool_calls_section_end|>",
     "<|tool_call_section_end|>",
 )
-MISTRAL = HeaderLayout("", _mistral_name, "", "")
+MISTRAL = HeaderLayout("", partial(_name_by, MISTRAL_HEADER), "", "")
 
 
 def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[bool]:
