@@ -12,10 +12,18 @@ from tests.families import save_tokenizer, write_json
 
 BAR = "｜"
 CALL = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
-PARAMETERS = (
-    '{% for k, v in c.function.arguments | items %}<parameter name="{{ k }}">{{ v }}</parameter>'
-    "{% endfor %}"
-)
+
+
+def marked(token: str) -> str:
+    """Write every argument in a tag `parameter`."""
+    return (
+        f'{{% for k, v in c.function.arguments | items %}}<{token}parameter name="{{{{ k }}}}">'
+        f"{{{{ v }}}}</{token}parameter>{{% endfor %}}"
+    )
+
+
+PARAMETERS = marked("")
+ITEMS = "{% for k, v in c.function.arguments | items %}"
 HY = (
     "{# <thinkSUFFIX> </thinkSUFFIX> #}<tool_callsSUFFIX>\n<tool_callSUFFIX>{{ c.function.name }}"
     "<tool_sepSUFFIX>\n{% for k, v in c.function.arguments | items %}<arg_keySUFFIX>{{ k }}"
@@ -104,8 +112,9 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str | None]] = {
     "Step 3": (
         (
             f"<{BAR}tool_calls_begin{BAR}>\n<{BAR}tool_call_begin{BAR}>function<{BAR}tool_sep{BAR}>"
-            '<steptml:invoke name="{{ c.function.name }}">{% for k, v in c.function.arguments | items '
-            '%}<steptml:parameter name="{{ k }}">{{ v }}</steptml:parameter>{% endfor %}'
+            '<steptml:invoke name="{{ c.function.name }}">'
+            + ITEMS
+            + '<steptml:parameter name="{{ k }}">{{ v }}</steptml:parameter>{% endfor %}'
             f"</steptml:invoke><{BAR}tool_call_end{BAR}>\n<{BAR}tool_calls_end{BAR}>"
         ),
         (
@@ -170,14 +179,14 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str | None]] = {
             "{{ n }}<{{ k }}>{{ v }}{{ n }}</{{ k }}>{% endfor %}{{ n }}</invoke>\n{{ n }}"
             "</tool_call>"
         ),
-        ("]<]minimax[>[", "<tool_call>", "</tool_call>", "<think>", "</think>", "<mm:think>"),
+        ("]<]minimax[>[", "<tool_call>", "</tool_call>", "<mm:think>", "</mm:think>"),
         "minimax_m3",
         "minimax_m3",
     ),
     "dots": (
         (
-            f'<dots_function_call>\n<invoke name="{{{{ c.function.name }}}}">{PARAMETERS}</invoke>\n'
-            "</dots_function_call>"
+            f'<dots_function_call>\n<invoke name="{{{{ c.function.name }}}}">{PARAMETERS}'
+            "</invoke>\n</dots_function_call>"
         ),
         (),
         "dots",
@@ -195,7 +204,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str | None]] = {
     "DeepSeek V4.1": (
         (
             f'<{BAR}DSML{BAR} calls>\n<{BAR}DSML{BAR} invoke name="{{{{ c.function.name }}}}">\n'
-            f"</{BAR}DSML{BAR} invoke>\n</{BAR}DSML{BAR} calls>"
+            f"{marked(f'{BAR}DSML{BAR} ')}</{BAR}DSML{BAR} invoke>\n</{BAR}DSML{BAR} calls>"
         ),
         (f"{BAR}DSML{BAR}", "<think>", "</think>"),
         "deepseek_v41",
@@ -204,7 +213,7 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str | None]] = {
     "GigaChat 3.5": (
         (
             f'<{BAR}GCML{BAR}tool_calls><{BAR}GCML{BAR}invoke name="{{{{ c.function.name }}}}">'
-            f"</{BAR}GCML{BAR}invoke></{BAR}GCML{BAR}tool_calls>"
+            f"{marked(f'{BAR}GCML{BAR}')}</{BAR}GCML{BAR}invoke></{BAR}GCML{BAR}tool_calls>"
         ),
         (f"{BAR}GCML{BAR}",),
         "gigachat35",
@@ -229,8 +238,9 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str | None]] = {
     ),
     "Solar Open 2": (
         (
-            "<|tool_call:start|>{{ c.function.name }}\n{% for k, v in c.function.arguments | items %}"
-            "<|tool_arg:start|>{{ k }}<|tool_arg:value|>{{ v }}<|tool_arg:end|>\n{% endfor %}"
+            "<|tool_call:start|>{{ c.function.name }}\n"
+            + ITEMS
+            + "<|tool_arg:start|>{{ k }}<|tool_arg:value|>{{ v }}<|tool_arg:end|>\n{% endfor %}"
             "<|tool_call:end|>"
         ),
         ("<|tool_call:start|>", "<|tool_arg:value|>", "<|think:start|>", "<|think:end|>"),
@@ -262,8 +272,8 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str | None]] = {
     ),
     "LFM2": (
         (
-            "<|tool_call_start|>[{{ c.function.name }}(path={{ c.function.arguments.path | tojson }})]"
-            "<|tool_call_end|>"
+            "<|tool_call_start|>[{{ c.function.name }}(path="
+            "{{ c.function.arguments.path | tojson }})]<|tool_call_end|>"
         ),
         ("<|tool_call_start|>", "<|tool_call_end|>"),
         "lfm2",

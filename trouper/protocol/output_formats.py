@@ -234,7 +234,7 @@ CALL_MARKERS = {
     "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
     "lfm2": (),
     "minicpm5": ("<param name=", "</param>"),
-    "minimax_m3": (),
+    "minimax_m3": INVOKES[:2],
     "muse_spark": ("<atem:invoke", "</atem:invoke>", "<atem:parameter", "</atem:parameter>"),
     "nemotron_mini": ("<toolcall>", "</toolcall>"),
     "nemotron_v2": ("<TOOLCALL>", "</TOOLCALL>"),

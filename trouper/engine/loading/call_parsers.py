@@ -169,8 +169,12 @@ def minicpm5_calls(text: str, tools: Any = None) -> Any:
     if not found or len(head) > LONGEST_HEAD:
         raise NoCall
     ended, last, _ = body.rpartition("</param>")
+    written = head.strip(" \"'")
+    names = [str(tool["function"]["name"]) for tool in tools or ()]
+    alike = [name for name in names if name.casefold() == written.casefold()]
+    name = alike[0] if len(alike) == 1 else written
     return import_module("mlx_lm.tool_parsers.minicpm5").parse_tool_call(
-        f"{head}>{ended}{last}", tools
+        f'"{name}">{ended}{last}', tools
     )
 
 

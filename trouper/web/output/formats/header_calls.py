@@ -29,6 +29,7 @@ MISTRAL_HEADER = re.compile(
 HUNYUAN_HEADER = re.compile(r"\s*+([^\s<`]++)\s*+(?:```(?:json)?\s*+)?")
 FUNCTIONARY_HEADER = re.compile(r"([^\s<>]++)>\s*+")
 SOLAR_HEADER = re.compile(r"[^<]*+<\|tool_call:name\|>\s*+([^\s<]++)\s*+<\|tool_call:args\|>\s*+")
+MISTRAL_CALL = "[TOOL_CALLS]"
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 
 
@@ -86,12 +87,12 @@ def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> 
             yield from source.first_of((layout.section_end, layout.other_end))
         ):
             return True
-        if (
-            sink.calls > before
-            and not layout.call_start
-            and (yield from source.peek()) in (END, "<")
-        ):
-            return False
+        if sink.calls > before and not layout.call_start:
+            char = yield from source.peek()
+            if char in (END, "<") or (
+                char == "[" and not (yield from source.matches(MISTRAL_CALL))
+            ):
+                return False
         if layout.call_start and not (yield from source.matches(layout.call_start)):
             if sink.calls > before:
                 return False
