@@ -42,4 +42,5 @@ def main(texts: int = 1000, first_seed: int = 0, names: Sequence[str] = ()) -> i
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:3]), names=sys.argv[3:]))
+    numbers = [int(argument) for argument in sys.argv[1:3]]
+    sys.exit(main(*numbers, names=sys.argv[3:]) if numbers[1:] else main(*numbers))

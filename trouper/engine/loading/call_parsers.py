@@ -297,8 +297,8 @@ def _m3_value(element: _Element, schema: Mapping[str, Any]) -> Any:
 
 def _parameters(tools: Any, name: str) -> Mapping[str, Any]:
     functions = (tool["function"] for tool in tools or ())
-    found = next((each for each in functions if each["name"] == name), {})
-    return _mapping(found.get("parameters"))
+    found = (each.get("parameters") for each in functions if each["name"] == name)
+    return _mapping(next(found, None))
 
 
 def _part(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
