@@ -53,10 +53,10 @@ NO_MARKERS = {"b", "path", "line", "options", "deep", "item", "|constrain|", "![
 @pytest.mark.parametrize("name", NAMES)
 def test_every_marker_of_a_call_may_be_a_special_token(name: str) -> None:
     """Special tokens are no text for a client; those of a call must reach the parser."""
-    found = of_names(name, None)
+    form = of_names(name, None)
     for tag in re.findall(r"<[^<>\s=\"]+[>=]?|\[[A-Z]+[A-Z_]*\]", CALLS[name]):
-        known = [marker for marker in found.markers if tag.strip("<>") in marker or marker in tag]
-        assert known or tag.strip("</>") in NO_MARKERS, tag
+        shown = [marker for marker in form.markers if tag.strip("<>") in marker or marker in tag]
+        assert shown or tag.strip("</>") in NO_MARKERS, tag
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -22,12 +22,12 @@ from trouper.protocol.output_formats import FUNCTIONARY_32
 
 Json = dict[str, Any]
 FUNCTION = TOOL["function"]
-SAID: list[Json] = [{"role": "user", "content": "x"}]
+TURNS: list[Json] = [{"role": "user", "content": "x"}]
 DIALECTS: dict[str, Json] = {
-    "/v1/chat/completions": {"messages": SAID, "tools": [TOOL]},
+    "/v1/chat/completions": {"messages": TURNS, "tools": [TOOL]},
     "/v1/responses": {"input": "x", "tools": [{"type": "function", **FUNCTION}]},
     "/v1/messages": {
-        "messages": SAID,
+        "messages": TURNS,
         "max_tokens": 2000,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "tools": [{"name": "edit", "input_schema": FUNCTION["parameters"]}],
@@ -51,24 +51,28 @@ def answers(tokenizer: FormatTokenizer) -> dict[str, Answer]:
     """What the model writes, and what is meant."""
     name, thinking = str(tokenizer.tool_parser), tokenizer.thinking
     call, text = CALLS[name], "Hello!"
-    said: dict[str, Answer] = {
+    written: dict[str, Answer] = {
         f"all\n{text}" if name == FUNCTIONARY_32 else text: ("", text, []),
         call.removeprefix(">>>"): ("", "", [ARGUMENTS]),
         f"{call}\n{call}": ("", "", [ARGUMENTS] * 2),
     }
     if thinking is not None:
         start, end = thinking
-        said[f"{start}\nI look.\n{end}\n{call}"] = ("I look.", "", [ARGUMENTS])
-    return said
+        written[f"{start}\nI look.\n{end}\n{call}"] = ("I look.", "", [ARGUMENTS])
+    return written
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_what_a_family_writes_arrives_in_three_dialects(family: str, tmp_path: Path) -> None:
     call, specials, *_ = FAMILIES[family]
     save_family(tmp_path, call, specials)
-    found = load(tmp_path).output_format
+    detected = load(tmp_path).output_format
     tokenizer = Pieces(
-        found.tool_parser, found.reasoning_parser, found.thinking, found.calling, found.parse
+        detected.tool_parser,
+        detected.reasoning_parser,
+        detected.thinking,
+        detected.calling,
+        detected.parse,
     )
     engine = FakeEngine(
         token_at=lambda _key, at: at if at < len(tokenizer.pieces) else EOS, tokenizer=tokenizer
@@ -118,11 +122,11 @@ def of_message(answer: Json) -> Answer:
 
 def answer_of(reasoning: str | None, content: str | None, calls: list[Json], key: str) -> Answer:
     assert {call["name"] for call in calls} <= {"edit"}
-    given = [call[key] for call in calls]
+    values = [call[key] for call in calls]
     return (
         (reasoning or "").strip(),
         (content or "").strip(),
-        [json.loads(one) if isinstance(one, str) else one for one in given],
+        [json.loads(one) if isinstance(one, str) else one for one in values],
     )
 
 

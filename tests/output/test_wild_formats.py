@@ -16,6 +16,7 @@ from trouper.engine.loading.tokenizer import load
 from trouper.protocol.output_formats import ANSWERING, THINKING
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
+from trouper.web.tool_support import why_not
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -28,6 +29,32 @@ def test_a_family_is_known_by_what_its_template_writes(family: str, tmp_path: Pa
         assert tokenizer.token_bytes(tokenizer.vocabulary[text]) == text.encode()
 
 
+def test_calls_without_a_parser_are_named_as_what_they_are(tmp_path: Path) -> None:
+    """A model that writes calls was trained to."""
+    call = "<|content_invoke_tool_json|>{{ c.function.arguments | tojson }}"
+    save_family(tmp_path, call, ())
+    tokenizer = load(tmp_path)
+    assert tokenizer.tool_parser is None and tokenizer.unread_calls
+    assert "in a format that has no parser here" in why_not("it", tokenizer)
+    assert load(tmp_path, tool_parser="hermes").unread_calls is False
+    save_family(tmp_path, "", ())
+    tokenizer = load(tmp_path)
+    assert not tokenizer.unread_calls
+    assert why_not("it", tokenizer) == "it was not trained to call tools"
+
+
+@pytest.mark.parametrize("text", ["Use <answer>.", "In <response> x</response> is text."])
+def test_an_answer_may_mention_markers_of_answers(text: str) -> None:
+    for name in ("hunyuan_a13b", "ernie45"):
+        start, end = ANSWERING[name]
+        tokenizer = FormatTokenizer(None, name, THINKING[name])
+        whole = f"<think>\nhm\n</think>\n{start}\n{text}\n{end}\n"
+        for pieces in ([whole], [*whole]):
+            reading = OutputParser(Tools(()), tokenizer, thinks=False)
+            deltas = [delta for piece in pieces for delta in reading.push(piece)]
+            assert dict(joined(deltas + reading.end()))["Content"].strip() == text
+
+
 ANSWERS = {
     "cohere": (
         "<|START_THINKING|>I look.<|END_THINKING|><|START_RESPONSE|>Hello!<|END_RESPONSE|>",
@@ -37,6 +64,21 @@ ANSWERS = {
     "granite": ("Here is my thought process: I look. Here is my response: Hello!", " I look."),
     "seed_oss": ("<seed:think>I look.</seed:think>Hello!", "I look."),
     "hunyuan_a13b": ("<think>\nI look.\n</think>\n<answer>\nHello!\n</answer>", "I look."),
+    "ernie45": ("<think>\nI look.\n</think>\n\n<response>\nHello!\n</response>\n", "I look."),
+    "solar_open": (
+        "<|think|>I look.<|end|><|begin|>assistant<|content|>Hello!<|end|>",
+        "I look.",
+    ),
+    "kimi_k3": (
+        (
+            "<|open|>think<|sep|>I look.<|close|>think<|sep|><|open|>response<|sep|>Hello!"
+            "<|close|>response<|sep|><|close|>message<|sep|>"
+        ),
+        "I look.",
+    ),
+    "minimax_m3": ("<mm:think>I look.</mm:think>\n\nHello!", "I look."),
+    "kimi_vl": ("◁think▷I look.◁/think▷Hello!", "I look."),
+    "apertus": ("<|inner_prefix|>I look.<|inner_suffix|>Hello!", "I look."),
     "apriel": (
         (
             "Here are my reasoning steps:\nI look.\n[BEGIN FINAL RESPONSE]\nHello!\n"

@@ -250,18 +250,18 @@ def _literal_or_text(value: str) -> Any:
 def minimax_m3(text: str, tools: Any = None) -> list[Call]:
     """Read `<invoke name="NAME">` and a tag for each argument, with a namespace before each tag."""
     root, calls = _tree(text), list[Call]()
-    for tag, inner in root.parts:
+    for tag, inner in root.children:
         name = MUSE_NAME.search(tag)
         if tag.startswith("invoke") and name is not None:
             schema = _parameters(tools, name[1])
-            arguments = {key: _m3_value(part, _part(schema, key)) for key, part in inner.parts}
+            arguments = {key: _m3_value(part, _part(schema, key)) for key, part in inner.children}
             calls.append({"name": name[1], "arguments": arguments})
     return _some(calls)
 
 
 class _Element:
     def __init__(self) -> None:
-        self.parts: list[tuple[str, _Element]] = []
+        self.children: list[tuple[str, _Element]] = []
         self.text = ""
 
 
@@ -272,8 +272,8 @@ def _tree(text: str) -> _Element:
         name, inner = opened[-1]
         inner.text, at = text[at : tag.start()], tag.end()
         if not tag[1]:
-            inner.parts.append((tag[2], _Element()))
-            opened.append(inner.parts[-1])
+            inner.children.append((tag[2], _Element()))
+            opened.append(inner.children[-1])
         elif name.split(" ")[0] == tag[2] and len(opened) <= MAX_DEPTH:
             opened.pop()
         else:
@@ -284,21 +284,21 @@ def _tree(text: str) -> _Element:
 
 
 def _m3_value(element: _Element, schema: Mapping[str, Any]) -> Any:
-    if not element.parts:
+    if not element.children:
         return (
             element.text
             if schema.get("type") == "string"
             else _json_or_text(element.text, element.text)
         )
-    if {key for key, _ in element.parts} == {"item"} and schema.get("type") != "object":
-        return [_m3_value(part, _part(schema, "items")) for _, part in element.parts]
-    return {key: _m3_value(part, _part(schema, key)) for key, part in element.parts}
+    if {key for key, _ in element.children} == {"item"} and schema.get("type") != "object":
+        return [_m3_value(part, _part(schema, "items")) for _, part in element.children]
+    return {key: _m3_value(part, _part(schema, key)) for key, part in element.children}
 
 
 def _parameters(tools: Any, name: str) -> Mapping[str, Any]:
     functions = (tool["function"] for tool in tools or ())
-    found = (each.get("parameters") for each in functions if each["name"] == name)
-    return _mapping(next(found, None))
+    schemas = (each.get("parameters") for each in functions if each["name"] == name)
+    return _mapping(next(schemas, None))
 
 
 def _part(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -149,8 +149,8 @@ def detect(wrapped: TokenizerWrapper, render: Render, report: TemplateReport) ->
         (name for name, pattern in RENDERED.items() if re.search(pattern, text)), None
     ) or _source_format(wrapped)
     reasoning = HARMONY if tool_parser == HARMONY else _reasoning_format(wrapped)
-    found = of_names(HARMONY if reasoning == HARMONY else tool_parser, reasoning)
-    return attrs.evolve(found, unread=found.tool_parser is None and CALL_MARK in text)
+    chosen = of_names(HARMONY if reasoning == HARMONY else tool_parser, reasoning)
+    return attrs.evolve(chosen, unread=chosen.tool_parser is None and CALL_MARK in text)
 
 
 def of_names(tool_parser: str | None, reasoning_parser: str | None) -> OutputFormat:
@@ -172,11 +172,11 @@ def overridden(detected: OutputFormat, tool_parser: str, reasoning_parser: str) 
         return of_names(HARMONY, HARMONY)
     if detected.tool_parser == HARMONY and (tool, reasoning) != (AUTO, AUTO):
         detected = OutputFormat()  # Harmony is one format for calls and reasoning.
-    found = of_names(
+    chosen = of_names(
         {AUTO: detected.tool_parser, NONE: None}.get(tool, tool),
         {AUTO: detected.reasoning_parser, NONE: None}.get(reasoning, reasoning),
     )
-    return attrs.evolve(found, unread=detected.unread and found.tool_parser is None)
+    return attrs.evolve(chosen, unread=detected.unread and chosen.tool_parser is None)
 
 
 def _rendered_call(render: Render, report: TemplateReport) -> str:

@@ -60,9 +60,9 @@ def python_section(
 
 def _parenthesis(source: TextSource, ends: tuple[str, ...]) -> Steps[str]:
     """Read up to the parenthesis that closes, or to an end marker."""
-    parts, depth, quote = list[str](), 1, ""
+    pieces, depth, quote = list[str](), 1, ""
     while True:
-        parts.append(source.run(SIGNS))
+        pieces.append(source.run(SIGNS))
         if source.is_dry:
             yield
             continue
@@ -71,7 +71,7 @@ def _parenthesis(source: TextSource, ends: tuple[str, ...]) -> Steps[str]:
         source.rewind(position)
         sign = "" if ended else (yield from source.next())
         if sign == END:
-            return "".join(parts)
+            return "".join(pieces)
         if sign == "\\":
             sign += yield from source.next()
         elif sign in ("'", '"'):
@@ -79,8 +79,8 @@ def _parenthesis(source: TextSource, ends: tuple[str, ...]) -> Steps[str]:
         elif not quote:
             depth += (sign in "([{") - (sign in ")]}")
         if not depth:
-            return "".join(parts)
-        parts.append(sign)
+            return "".join(pieces)
+        pieces.append(sign)
 
 
 def _calls(text: str, parse: ParseCalls) -> Sequence[tuple[str, str]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from re import Pattern
+from re import Match
 
 import attrs
 
@@ -33,9 +33,9 @@ MISTRAL_CALL = "[TOOL_CALLS]"
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 
 
-def _name_by(pattern: Pattern[str], header: str) -> str | None:
-    found = pattern.fullmatch(header)
-    return found and found[1]
+def _name_by(matched: Callable[[str], Match[str] | None], header: str) -> str | None:
+    match = matched(header)
+    return match and match[1]
 
 
 def _kimi_name(header: str) -> str | None:
@@ -57,16 +57,21 @@ class HeaderLayout:
 
 DEEPSEEK = HeaderLayout(
     "<｜tool▁call▁begin｜>",
-    partial(_name_by, DEEPSEEK_HEADER),
+    partial(_name_by, DEEPSEEK_HEADER.fullmatch),
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )
-FUNCTIONARY = HeaderLayout("<function=", partial(_name_by, FUNCTIONARY_HEADER), "</function>", "")
+FUNCTIONARY = HeaderLayout(
+    "<function=", partial(_name_by, FUNCTIONARY_HEADER.fullmatch), "</function>", ""
+)
 HUNYUAN = HeaderLayout(
-    "<tool_call>", partial(_name_by, HUNYUAN_HEADER), "</tool_call>", "</tool_calls>"
+    "<tool_call>", partial(_name_by, HUNYUAN_HEADER.fullmatch), "</tool_call>", "</tool_calls>"
 )
 SOLAR = HeaderLayout(
-    "<|tool_call:begin|>", partial(_name_by, SOLAR_HEADER), "<|tool_call:end|>", "<|calls|>"
+    "<|tool_call:begin|>",
+    partial(_name_by, SOLAR_HEADER.fullmatch),
+    "<|tool_call:end|>",
+    "<|calls|>",
 )
 KIMI = HeaderLayout(
     "<|tool_call_begin|>",
@@ -75,7 +80,7 @@ KIMI = HeaderLayout(
     "<|tool_calls_section_end|>",
     "<|tool_call_section_end|>",
 )
-MISTRAL = HeaderLayout("", partial(_name_by, MISTRAL_HEADER), "", "")
+MISTRAL = HeaderLayout("", partial(_name_by, MISTRAL_HEADER.fullmatch), "", "")
 
 
 def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[bool]:
