@@ -28,9 +28,9 @@ def check(name: str, seed: int) -> str | None:
     return None
 
 
-def main(texts: int = 1000, first_seed: int = 0, names: Sequence[str] = ()) -> int:
+def main(texts: int, first_seed: int, names: Sequence[str]) -> int:
     faults = 0
-    for name in names or NAMES:
+    for name in names:
         found = [
             fault for seed in range(first_seed, first_seed + texts) if (fault := check(name, seed))
         ]
@@ -42,5 +42,5 @@ def main(texts: int = 1000, first_seed: int = 0, names: Sequence[str] = ()) -> i
 
 
 if __name__ == "__main__":
-    numbers = [int(argument) for argument in sys.argv[1:3]]
-    sys.exit(main(*numbers, names=sys.argv[3:]) if numbers[1:] else main(*numbers))
+    count, seed, *chosen = [*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :]]
+    sys.exit(main(int(count), int(seed), chosen or NAMES))
