@@ -48,8 +48,8 @@ def test_an_answer_may_mention_markers_of_answers(text: str) -> None:
     for name in ("hunyuan_a13b", "ernie45"):
         start, end = ANSWERING[name]
         tokenizer = FormatTokenizer(None, name, THINKING[name])
-        whole = f"<think>\nhm\n</think>\n{start}\n{text}\n{end}\n"
-        for pieces in ([whole], [*whole]):
+        written = f"<think>\nhm\n</think>\n{start}\n{text}\n{end}\n"
+        for pieces in ([written], [*written]):
             reading = OutputParser(Tools(()), tokenizer, thinks=False)
             deltas = [delta for piece in pieces for delta in reading.push(piece)]
             assert dict(joined(deltas + reading.end()))["Content"].strip() == text
