@@ -81,6 +81,7 @@ class ByteTokenizer:
 
     calling = ("<call>", "</call>")
     tool_parser: str | None = "fake"
+    unread_calls = False
     reasoning_parser: str | None = "think"
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -79,7 +79,7 @@ MADE: Mapping[tuple[str, str], Any] = {
     ("web/output/formats/json_calls.py", "_plain_text"): lambda: [
         ("match", json_calls._plain_text(first)) for first in ("", "<", "[")
     ],
-    ("engine/loading/output_format_detection.py", "_rendered_format"): lambda: [
+    ("engine/loading/output_format_detection.py", "detect"): lambda: [
         ("search", re.compile(pattern)) for pattern in RENDERED.values()
     ],
     ("engine/loading/layer_patterns.py", "__init__"): lambda: [

@@ -56,6 +56,8 @@ MADE_OF = {
     "hermes": "objects",
     "qwen3_coder": "tags on lines",
     "gemma4": "complete calls",
+    "functionary_v32": "recipients",
+    "pythonic": "calls in Python",
 }
 """One format of each kind. The short version plays no others; the long one only these with the
 longest texts, and whole."""
@@ -241,6 +243,8 @@ SCANNERS: list[tuple[str, Any, str, str, str]] = [
                 "kimi_k3": "<|open|>call",
                 "minicpm5": '<param name="a">',
                 "muse_spark": "<atem:invoke ",
+                "lfm2": "[a(",
+                "minimax_m3": "]<]minimax[>[<a>",
                 "olmo3": "a(\n",
                 "pythonic": "[a(",
             }[name],
@@ -260,6 +264,8 @@ SCANNERS: list[tuple[str, Any, str, str, str]] = [
                 '<|open|>argument key="a"<|sep|>',
             ),
             ("minicpm5", PARSERS["minicpm5"], "a>", '<param name="a">a'),
+            ("minimax_m3", PARSERS["minimax_m3"], "", "]<]minimax[>[<a>]<]minimax[>[</a>"),
+            ("minimax_m3", PARSERS["minimax_m3"], "]<]minimax[>[<a>", "]<]minimax[>[ "),
             (
                 "muse_spark",
                 PARSERS["muse_spark"],

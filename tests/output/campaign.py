@@ -1,11 +1,12 @@
 """Random texts in each format, cut at random: streamed = complete, and every call has valid
-arguments. `python -m tests.output.campaign [TEXTS] [SEED]`"""
+arguments. `python -m tests.output.campaign [TEXTS] [SEED] [FORMATS]`"""
 
 from __future__ import annotations
 
 import json
 import random
 import sys
+from collections.abc import Sequence
 
 from tests.output.samples import NAMES, arguments_of, pieces_of, played, random_text
 
@@ -27,17 +28,19 @@ def check(name: str, seed: int) -> str | None:
     return None
 
 
-def main(texts: int = 1000, first_seed: int = 0) -> int:
+def main(texts: int, first_seed: int, names: Sequence[str]) -> int:
     faults = 0
-    for name in NAMES:
+    for name in names:
         found = [
             fault for seed in range(first_seed, first_seed + texts) if (fault := check(name, seed))
         ]
         # A command's output
-        print(f"{name}: {texts} texts, {len(found)} faults", *found[:3], sep="\n  ")  # noqa: T201
+        line = f"{name}: {texts} texts, {len(found)} faults"
+        print(line, *found[:3], sep="\n  ", flush=True)  # noqa: T201
         faults += len(found)
     return 1 if faults else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    count, seed, *chosen = [*sys.argv[1:], *("1000", "0")[len(sys.argv) - 1 :]]
+    sys.exit(main(int(count), int(seed), chosen or NAMES))

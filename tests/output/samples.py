@@ -12,7 +12,12 @@ import attrs
 from tests.fakes import ByteTokenizer
 from trouper.engine.loading.call_parsers import ParseTool
 from trouper.engine.loading.output_format_detection import of_names
-from trouper.protocol.output_formats import BUFFERED_TOOL_PARSERS, HARMONY, THINKING
+from trouper.protocol.output_formats import (
+    BUFFERED_TOOL_PARSERS,
+    FUNCTIONARY_32,
+    HARMONY,
+    THINKING,
+)
 from trouper.web.output.formats.call_sink import Report
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import CallArguments, CallStarted, ParsedDelta
@@ -35,12 +40,30 @@ TOOL: dict[str, Any] = {
 TOOLS = Tools((TOOL,))
 ARGUMENTS = {"path": 'ä "q" <b>\n  x', "line": 7, "options": {"deep": [1, None, True]}}
 BAR = "｜"
+NAMESPACE = "]<]minimax[>["
 
 
 def written(arguments: dict[str, Any]) -> dict[str, str]:
     """Write one call of `edit` in each format."""
     as_json = json.dumps(arguments, ensure_ascii=False)
     call = json.dumps({"name": "edit", "arguments": arguments}, ensure_ascii=False)
+
+    def hy(suffix: str) -> str:
+        pairs = tagged(
+            f"<arg_key{suffix}>NAME</arg_key{suffix}>\n<arg_value{suffix}>",
+            f"</arg_value{suffix}>\n",
+        )
+        return (
+            f"<tool_calls{suffix}>\n<tool_call{suffix}>edit<tool_sep{suffix}>\n{pairs}"
+            f"</tool_call{suffix}>\n</tool_calls{suffix}>"
+        )
+
+    def marked(token: str, section: str, space: str = "") -> str:
+        pairs = tagged(f'<{token}{space}parameter name="NAME">', f"</{token}{space}parameter>\n")
+        return (
+            f'<{token}{section}>\n<{token}{space}invoke name="edit">\n{pairs}'
+            f"</{token}{space}invoke>\n</{token}{section}>"
+        )
 
     def tagged(before: str, behind: str) -> str:
         texts = {
@@ -64,12 +87,31 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
         "minimax_m2": '<minimax:tool_call>\n<invoke name="edit">\n'
         + tagged('<parameter name="NAME">', "</parameter>\n")
         + "</invoke>\n</minimax:tool_call>",
-        "deepseek_v32": f'<{BAR}DSML{BAR}function_calls>\n<{BAR}DSML{BAR}invoke name="edit">\n'
-        + tagged(f'<{BAR}DSML{BAR}parameter name="NAME">', f"</{BAR}DSML{BAR}parameter>\n")
-        + f"</{BAR}DSML{BAR}invoke>\n</{BAR}DSML{BAR}function_calls>",
-        "deepseek_v4": f'<{BAR}DSML{BAR}tool_calls>\n<{BAR}DSML{BAR}invoke name="edit">\n'
-        + tagged(f'<{BAR}DSML{BAR}parameter name="NAME">', f"</{BAR}DSML{BAR}parameter>\n")
-        + f"</{BAR}DSML{BAR}invoke>\n</{BAR}DSML{BAR}tool_calls>",
+        "deepseek_v32": marked(f"{BAR}DSML{BAR}", "function_calls"),
+        "deepseek_v4": marked(f"{BAR}DSML{BAR}", "tool_calls"),
+        "deepseek_v41": marked(f"{BAR}DSML{BAR}", " calls", " "),
+        "gigachat35": marked(f"{BAR}GCML{BAR}", "tool_calls"),
+        "dots": '<dots_function_call>\n<invoke name="edit">\n'
+        + tagged('<parameter name="NAME">', "</parameter>\n")
+        + "</invoke>\n</dots_function_call>",
+        "hy_v3": hy(""),
+        "hy_v3_opensource": hy(":opensource"),
+        "hunyuan": "<tool_calls>\n<tool_call>edit\n```json\n"
+        f"{as_json}\n```</tool_call>\n</tool_calls>",
+        "functionary_v31": f"<function=edit>{as_json}</function>",
+        FUNCTIONARY_32: f">>>edit\n{as_json}",
+        "solar_open": "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>edit"
+        f"<|tool_call:args|>{as_json}<|tool_call:end|>",
+        "solar_open2": "<|tool_call:start|>edit\n"
+        + tagged("<|tool_arg:start|>NAME<|tool_arg:value|>", "<|tool_arg:end|>\n")
+        + "<|tool_call:end|>",
+        "step3": f"<{BAR}tool_calls_begin{BAR}>\n<{BAR}tool_call_begin{BAR}>function"
+        f'<{BAR}tool_sep{BAR}><steptml:invoke name="edit">\n'
+        + tagged('<steptml:parameter name="NAME">', "</steptml:parameter>\n")
+        + f"</steptml:invoke><{BAR}tool_call_end{BAR}>\n<{BAR}tool_calls_end{BAR}>",
+        "nemotron_mini": f"<toolcall> {call} </toolcall>",
+        "openpangu": f"[unused11][{call}][unused12]",
+        "xlam": f"[{call}]",
         "seed_oss": "<seed:tool_call>\n<function=edit>\n"
         + tagged("<parameter=NAME>", "</parameter>\n")
         + "</function>\n</seed:tool_call>",
@@ -94,11 +136,41 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
     }
 
 
+PYTHON = 'edit(path=\'ä "q" <b>\\n  x\', line=7, options={"deep": [1, null, true]})'
+
+
+def _kimi_argument(name: str, value: Any) -> str:
+    kind = "string" if isinstance(value, str) else "object"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f'<|open|>argument key="{name}" type="{kind}"<|sep|>{text}<|close|>argument<|sep|>'
+
+
 CALLS = written(ARGUMENTS) | {
     "gemma4": '<|tool_call>call:edit{path:<|"|>ä "q" <b>\n  x<|"|>,line:7,options:{deep:[1,null,true]}}<tool_call|>',
     "apertus": f'<|tools_prefix|>[{{"edit": {json.dumps(ARGUMENTS)}}}]<|tools_suffix|>',
-    "olmo3": "<function_calls>\nedit(path='ä \"q\" <b>\\n  x', line=7, "
-    'options={"deep": [1, null, true]})\n</function_calls>',
+    "olmo3": f"<function_calls>\n{PYTHON}\n</function_calls>",
+    "lfm2": f"<|tool_call_start|>[{PYTHON}]<|tool_call_end|>",
+    "pythonic": f"<|python_start|>[{PYTHON}]<|python_end|>",
+    "function_gemma": '<start_function_call>call:edit{path:<escape>ä "q" <b>\n  x<escape>,line:7,'
+    "options:{deep:[1,null,true]}}<end_function_call>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="edit" index="1"<|sep|>'
+    + "".join(_kimi_argument(*item) for item in ARGUMENTS.items())
+    + "<|close|>call<|sep|><|close|>tools<|sep|>",
+    "minicpm5": '<function name="edit"><param name="path"><![CDATA[ä "q" <b>\n  x]]></param>'
+    '<param name="line">7</param><param name="options">{"deep": [1, null, true]}</param>'
+    "</function>",
+    "muse_spark": '<atem:function_calls>\n<atem:invoke name="edit">\n'
+    '<atem:parameter name="path">ä "q" <b>\n  x</atem:parameter>\n'
+    '<atem:parameter name="line">7</atem:parameter>\n'
+    '<atem:parameter name="options">{"deep": [1, null, true]}</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>",
+    "minimax_m3": (
+        '<tool_call>\n<invoke name="edit"><path>ä "q" <b>\n  x</path><line>7</line>'
+        "<options><deep><item>1</item><item>null</item><item>true</item></deep></options></invoke>\n"
+        "</tool_call>"
+    )
+    .replace("<", f"{NAMESPACE}<")
+    .replace(f"{NAMESPACE}<b>", "<b>"),
 }
 """One call of `edit` with `ARGUMENTS`, as each format has it."""
 
@@ -115,7 +187,7 @@ class FormatTokenizer(ByteTokenizer):
 
     @classmethod
     def of(cls, name: str) -> FormatTokenizer:
-        reasoning = name if name in (HARMONY, "gemma4", "cohere", "seed_oss") else "think"
+        reasoning = name if name in THINKING else "think"
         found = of_names(name, reasoning)
         return cls(name, reasoning, THINKING[reasoning], found.calling, found.parse)
 

@@ -61,7 +61,7 @@ def template(checked: CheckedSettings) -> Iterator[Finding]:
 
 def parsers(checked: CheckedSettings) -> Iterator[Finding]:
     from trouper.engine.agent_probe import probe_for_agents
-    from trouper.web.serving.tool_support import can_call_tools  # Imports the whole HTTP server.
+    from trouper.web.serving.tool_support import can_call_tools, why_not  # Imports the HTTP server.
 
     for name, settings in _local(checked):
         words = probe_for_agents(settings).tokenizer
@@ -70,10 +70,8 @@ def parsers(checked: CheckedSettings) -> Iterator[Finding]:
                 "ok", f"{name}: calls of tools are parsed as {words.tool_parser} (--tool-parser)"
             )
         else:
-            message = (
-                f"{name} was not trained to call tools: agents get plain text, and only forced "
-                "calls work"
-            )
+            reason = why_not(name, words)
+            message = f"{reason}: agents get plain text, and only forced calls work"
             yield Finding("warn", message, _remedy(checked))
         reasoning = (
             "none" if words.reasoning_parser is None else f"parsed as {words.reasoning_parser}"

@@ -92,6 +92,10 @@ class Tokenizer(Protocol):
         """Format of tool calls; None if not learnt."""
 
     @property
+    def unread_calls(self) -> bool:
+        """Whether the template writes calls, in a format without a parser."""
+
+    @property
     def reasoning_parser(self) -> str | None:
         pass
 

@@ -23,6 +23,8 @@ KIMI_ATTRIBUTE = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
 KIMI_SEPARATOR = "<|sep|>"
 MUSE_TAG = re.compile(r"<atem:(invoke|parameter)\b([^<>]*)>")
 MUSE_NAME = re.compile(r'\bname="([^"]+)"')
+M3_TAG = re.compile(r"\]<\]minimax\[>\[\s*+<(/?)([^<>]*+)>")
+MAX_DEPTH = 100
 PYTHON_HEAD = re.compile(r"\[([\w.]+)\(")
 MAX_SIGNS = 5_000
 """Commas and brackets that Python's parser reads in 40 ms."""
@@ -80,8 +82,10 @@ def _gemma_object(text: str) -> Any:
 
 
 def function_gemma(text: str, _tools: Any = None) -> Call:
-    """Read `call:NAME{KEY:VALUE,KEY:<escape>TEXT<escape>}`."""
+    """Read `call:NAME{KEY:VALUE,KEY:<escape>TEXT<escape>}`; values without quotes are texts."""
     head, escape = GEMMA_HEAD.search(text), "<escape>"
+    with suppress(ValueError):
+        return gemma4(text.replace(escape, GEMMA_STRING))[0]
     end = text.find("}", head.end()) if head is not None else -1
     if head is None or end < 0:
         raise NoCall
@@ -165,8 +169,12 @@ def minicpm5_calls(text: str, tools: Any = None) -> Any:
     if not found or len(head) > LONGEST_HEAD:
         raise NoCall
     ended, last, _ = body.rpartition("</param>")
+    written = head.strip(" \"'")
+    names = [str(tool["function"]["name"]) for tool in tools or ()]
+    alike = [name for name in names if name.casefold() == written.casefold()]
+    name = alike[0] if len(alike) == 1 else written
     return import_module("mlx_lm.tool_parsers.minicpm5").parse_tool_call(
-        f"{head}>{ended}{last}", tools
+        f'"{name}">{ended}{last}', tools
     )
 
 
@@ -239,12 +247,69 @@ def _literal_or_text(value: str) -> Any:
     return value
 
 
-def olmo3(text: str, _tools: Any = None) -> list[Call]:
-    """Read one call `NAME(KEY=VALUE)` per line."""
-    lines = [line for line in map(str.strip, text.splitlines()) if line]
-    if sum(map(text.count, ",([{")) > MAX_SIGNS:
+def minimax_m3(text: str, tools: Any = None) -> list[Call]:
+    """Read `<invoke name="NAME">` and a tag for each argument, with a namespace before each tag."""
+    root, calls = _tree(text), list[Call]()
+    for tag, inner in root.children:
+        name = MUSE_NAME.search(tag)
+        if tag.startswith("invoke") and name is not None:
+            schema = _parameters(tools, name[1])
+            arguments = {key: _m3_value(part, _part(schema, key)) for key, part in inner.children}
+            calls.append({"name": name[1], "arguments": arguments})
+    return _some(calls)
+
+
+class _Element:
+    def __init__(self) -> None:
+        self.children: list[tuple[str, _Element]] = []
+        self.text = ""
+
+
+def _tree(text: str) -> _Element:
+    root = _Element()
+    opened, at = [("", root)], 0
+    for tag in M3_TAG.finditer(text):
+        name, inner = opened[-1]
+        inner.text, at = text[at : tag.start()], tag.end()
+        if not tag[1]:
+            inner.children.append((tag[2], _Element()))
+            opened.append(inner.children[-1])
+        elif name.split(" ")[0] == tag[2] and len(opened) <= MAX_DEPTH:
+            opened.pop()
+        else:
+            raise NoCall
+    if len(opened) > 1:
         raise NoCall
-    return _python_calls(f"[{','.join(lines)}]")
+    return root
+
+
+def _m3_value(element: _Element, schema: Mapping[str, Any]) -> Any:
+    if not element.children:
+        return (
+            element.text
+            if schema.get("type") == "string"
+            else _json_or_text(element.text, element.text)
+        )
+    if {key for key, _ in element.children} == {"item"} and schema.get("type") != "object":
+        return [_m3_value(part, _part(schema, "items")) for _, part in element.children]
+    return {key: _m3_value(part, _part(schema, key)) for key, part in element.children}
+
+
+def _parameters(tools: Any, name: str) -> Mapping[str, Any]:
+    functions = (tool["function"] for tool in tools or ())
+    schemas = (each.get("parameters") for each in functions if each["name"] == name)
+    return _mapping(next(schemas, None))
+
+
+def _part(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The schema of a property; `items`: of an array's entries."""
+    if key == "items":
+        return _mapping(schema.get(key))
+    return _mapping(_mapping(schema.get("properties")).get(key))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def apertus(text: str, _tools: Any = None) -> list[Call]:
@@ -257,11 +322,13 @@ def apertus(text: str, _tools: Any = None) -> list[Call]:
 
 PARSERS: Mapping[str, ParseTool] = {
     "apertus": apertus,
-    "olmo3": olmo3,
     "function_gemma": function_gemma,
     "gemma4": gemma4,
     "kimi_k3": kimi_k3,
+    "lfm2": pythonic,
     "minicpm5": minicpm5_calls,
+    "minimax_m3": minimax_m3,
     "muse_spark": muse_spark,
+    "olmo3": pythonic,
     "pythonic": pythonic,
 }

@@ -16,7 +16,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from trouper.engine.loading.call_parsers import PARSERS, ParseTool
 from trouper.engine.loading.message_adaptation import Message
-from trouper.engine.loading.template_probe import TOOL, Render, TemplateReport, call_conversation
+from trouper.engine.loading.template_probe import (
+    CALL_MARK,
+    TOOL,
+    Render,
+    TemplateReport,
+    call_conversation,
+)
 from trouper.engine.loading.tokenizer_files import NAMED_PARSER
 from trouper.protocol.output_formats import (
     ANSWERING,
@@ -34,14 +40,28 @@ from trouper.protocol.output_formats import (
 
 RENDERED = {
     HARMONY: r"to=functions\.probe_tool",
+    "hy_v3": r"<tool_call>\s*probe_tool\s*<tool_sep>",
+    "hy_v3_opensource": r"<tool_call:opensource>\s*probe_tool",
+    "hunyuan": r"<tool_calls>\s*<tool_call>\s*probe_tool\b",
     "glm": r"<tool_call>\s*probe_tool\s*<arg_key>",
     "minimax_m2": r'<minimax:tool_call>\s*<invoke name="probe_tool">',
+    "minimax_m3": r'\]<\]minimax\[>\[\s*<invoke name="probe_tool">',
+    "dots": r'<dots_function_call>\s*<invoke name="probe_tool">',
+    "step3": r'<steptml:invoke name="probe_tool">',
+    "gigachat35": r'<｜GCML｜invoke name="probe_tool">',
+    "deepseek_v41": r'<｜DSML｜ invoke name="probe_tool">',
     "deepseek_v4": r'<｜DSML｜tool_calls>\s*<｜DSML｜invoke name="probe_tool">',
     "deepseek_v32": r'<｜DSML｜invoke name="probe_tool">',
     "seed_oss": r"<seed:tool_call>\s*<function=probe_tool>",
+    "functionary_v31": r"<function=probe_tool>\s*\{",
+    "functionary_v32": r">>>probe_tool\n",
     "qwen3_coder": r"<function=probe_tool>",
     "cohere": r"<\|START_ACTION\|>",
     "nemotron_v2": r"<TOOLCALL>",
+    "nemotron_mini": r"<toolcall>",
+    "openpangu": r"\[unused11\]",
+    "solar_open": r"<\|tool_call:name\|>\s*probe_tool",
+    "solar_open2": r"<\|tool_call:start\|>\s*probe_tool",
     "apertus": r'<\|tools_prefix\|>\s*+\[?\s*+\{"probe_tool"',
     "gigachat3": r"<\|function_call\|>",
     "granite": r'<\|tool_call\|>\s*+\[?\s*+\{"name": ?"probe_tool"',
@@ -59,8 +79,10 @@ RENDERED = {
     "function_gemma": r"<start_function_call>call:probe_tool",
     "minicpm5": r'<function name="probe_tool"',
     "muse_spark": r'<atem:invoke\b[^<>]*name="probe_tool"',
+    "lfm2": r"<\|tool_call_start\|>\s*\[probe_tool\(path=",
     "pythonic": r"\[probe_tool\(path=",
     "llama3_json": r'\{"name": ?"probe_tool", ?"parameters": ?\{"path"',
+    "xlam": r'\[\s*\{"name": ?"probe_tool", ?"arguments": ?\{"path"',
 }
 IN_SOURCE = {
     HARMONY: "<|channel|>",
@@ -80,6 +102,16 @@ IN_SOURCE = {
     "hermes": "<tool_call>",
 }
 """For templates that render no call, such as SmolLM3's for `tools`."""
+REASONING_IN_SOURCE = {
+    **{
+        name: THINKING[name]
+        for name in ("minimax_m3", "hy_v3_opensource", "apertus", "kimi_vl", "openpangu")
+    },
+    "solar_open": ("<|think|>", "<|content|>"),
+    "ernie45": ("</think>", "<response>", "</response>"),
+    "hunyuan_a13b": ("</think>", "<answer>", "</answer>"),
+}
+"""For vocabularies that have further markers, and for answers with markers of their own."""
 
 
 @attrs.frozen
@@ -89,9 +121,11 @@ class OutputFormat:
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     calling: tuple[str, str] | None = None
-    """Set for a format of mlx-lm."""
-    parse: ParseTool | None = attrs.field(default=None, eq=False)
     """Set for a format that is not streamed."""
+    parse: ParseTool | None = attrs.field(default=None, eq=False)
+    """As `calling`."""
+    unread: bool = False
+    """Whether the template writes calls, in a format without a parser."""
 
     @property
     def thinking(self) -> tuple[str, str] | None:
@@ -110,9 +144,13 @@ class OutputFormat:
 
 
 def detect(wrapped: TokenizerWrapper, render: Render, report: TemplateReport) -> OutputFormat:
-    tool_parser = _rendered_format(render, report) or _source_format(wrapped)
+    text = _rendered_call(render, report)
+    tool_parser = next(
+        (name for name, pattern in RENDERED.items() if re.search(pattern, text)), None
+    ) or _source_format(wrapped)
     reasoning = HARMONY if tool_parser == HARMONY else _reasoning_format(wrapped)
-    return of_names(HARMONY if reasoning == HARMONY else tool_parser, reasoning)
+    chosen = of_names(HARMONY if reasoning == HARMONY else tool_parser, reasoning)
+    return attrs.evolve(chosen, unread=chosen.tool_parser is None and CALL_MARK in text)
 
 
 def of_names(tool_parser: str | None, reasoning_parser: str | None) -> OutputFormat:
@@ -134,20 +172,21 @@ def overridden(detected: OutputFormat, tool_parser: str, reasoning_parser: str) 
         return of_names(HARMONY, HARMONY)
     if detected.tool_parser == HARMONY and (tool, reasoning) != (AUTO, AUTO):
         detected = OutputFormat()  # Harmony is one format for calls and reasoning.
-    return of_names(
+    chosen = of_names(
         {AUTO: detected.tool_parser, NONE: None}.get(tool, tool),
         {AUTO: detected.reasoning_parser, NONE: None}.get(reasoning, reasoning),
     )
+    return attrs.evolve(chosen, unread=detected.unread and chosen.tool_parser is None)
 
 
-def _rendered_format(render: Render, report: TemplateReport) -> str | None:
+def _rendered_call(render: Render, report: TemplateReport) -> str:
+    """Empty if the template writes no calls."""
     if report.adaptation.calls == "text":
-        return None
+        return ""
     messages = report.adaptation.adapted(call_conversation())
-    text = _rendered_or_nothing(render, messages, {"tools": [TOOL]}) or _rendered_or_nothing(
+    return _rendered_or_nothing(render, messages, {"tools": [TOOL]}) or _rendered_or_nothing(
         render, messages, {}
     )
-    return next((name for name, pattern in RENDERED.items() if re.search(pattern, text)), None)
 
 
 def _rendered_or_nothing(
@@ -175,6 +214,9 @@ def _reasoning_format(wrapped: TokenizerWrapper) -> str | None:
     vocabulary, source = wrapped.get_vocab(), getattr(wrapped, "chat_template", None)
     if all(marker in vocabulary for marker in ("<|channel|>", "<|message|>", "<|start|>")):
         return HARMONY
+    for name, written in REASONING_IN_SOURCE.items():
+        if isinstance(source, str) and _all_in(written, source):
+            return name
     if wrapped.has_thinking:
         found = (wrapped.think_start, wrapped.think_end)
         return next((name for name, markers in THINKING.items() if markers == found), None)

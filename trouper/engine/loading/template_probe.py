@@ -218,6 +218,10 @@ def conversations() -> list[tuple[list[Message], Mapping[str, Any]]]:
     ]
 
 
+CALL_MARK = "probe11x"
+"""The argument of the call in `call_conversation`."""
+
+
 def call_conversation() -> list[Message]:
     return _messages(("user", "call", "tool"))
 

@@ -202,6 +202,10 @@ class HubTokenizer:
         return self.output_format.tool_parser
 
     @property
+    def unread_calls(self) -> bool:
+        return self.output_format.unread
+
+    @property
     def reasoning_parser(self) -> str | None:
         return self.output_format.reasoning_parser
 

@@ -48,8 +48,10 @@ def _either(grammar: Grammar, tools: Tools, tokenizer: Tokenizer) -> Grammar | N
         return None
     name = tokenizer.tool_parser or ""
     written = call_format(tools, tokenizer)
-    starts = HARMONY if name == "harmony" else written.starts
+    starts = HARMONY if name == "harmony" else written.starts or written.bare
     starts = ("", *starts) if written.opening == "{" else starts
+    if written.opening == "[":  # A list may be an answer, too.
+        return None
     names = tuple(tool["function"]["name"] for tool in tools.offered)
     changed = attrs.evolve(
         grammar, calls=starts, call_names=names, call_key=ARGUMENTS.get(name, "")

@@ -1,4 +1,4 @@
-"""Drops and reports tools for a model that was not trained to call any."""
+"""Drops and reports tools for a model whose calls are not read, or that makes none."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def can_call_tools(tokenizer: Tokenizer) -> bool:
     return tokenizer.tool_parser is not None
 
 
+def why_not(name: str, tokenizer: Tokenizer) -> str:
+    """Why the model calls no tools, unless `can_call_tools`."""
+    if tokenizer.unread_calls:
+        return (
+            f"{name} calls tools in a format that has no parser here (its chat template writes it; "
+            "--tool-parser names another)"
+        )
+    return f"{name} was not trained to call tools"
+
+
 def suggestions(runtime: Runtime) -> str:
     """Name tool-calling models that fit this device, as one sentence."""
     memory = runtime.health().memory.limit_bytes * runtime.settings.memory_fraction
@@ -38,7 +48,8 @@ def suggestions(runtime: Runtime) -> str:
 def notice(name: str, runtime: Runtime) -> str:
     if can_call_tools(runtime.tokenizer):
         return ""
-    return f"{name} was not trained to call tools: agents get plain text; {suggestions(runtime)}"
+    reason = why_not(name, runtime.tokenizer)
+    return f"{reason}: agents get plain text; {suggestions(runtime)}"
 
 
 def without_tools(request: BodyT) -> BodyT:
@@ -57,7 +68,7 @@ class ToolSupport:
             return False
         if self._request.settings.strict:
             message = (
-                f"tools: {name} was not trained to call them by itself (--strict); a tool_choice "
+                f"tools: {why_not(name, runtime.tokenizer)} (--strict); a tool_choice "
                 "that requires a call works"
             )
             raise bad_request(message, "tools", "tools_not_supported")

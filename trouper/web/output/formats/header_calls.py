@@ -1,9 +1,12 @@
-"""Calls as a header with the tool's name, then arguments as JSON: DeepSeek V3, Kimi K2, Mistral."""
+"""Calls as a header with the tool's name, then arguments as JSON: DeepSeek V3, Kimi K2, Mistral,
+Hunyuan, Functionary 3.1, Solar Open."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
+from re import Match
 
 import attrs
 
@@ -23,17 +26,16 @@ DEEPSEEK_HEADER = re.compile(
 MISTRAL_HEADER = re.compile(
     r"\s*+(?:\[TOOL_CALLS\]\s*+)?([^\s\[\]]++)\s*+(?:\[CALL_ID\][^\[\]]*+)?(?:\[ARGS\]\s*+)?"
 )
+HUNYUAN_HEADER = re.compile(r"\s*+([^\s<`]++)\s*+(?:```(?:json)?\s*+)?")
+FUNCTIONARY_HEADER = re.compile(r"([^\s<>]++)>\s*+")
+SOLAR_HEADER = re.compile(r"[^<]*+<\|tool_call:name\|>\s*+([^\s<]++)\s*+<\|tool_call:args\|>\s*+")
+MISTRAL_CALL = "[TOOL_CALLS]"
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 
 
-def _deepseek_name(header: str) -> str | None:
-    found = DEEPSEEK_HEADER.fullmatch(header)
-    return found and found[1]
-
-
-def _mistral_name(header: str) -> str | None:
-    found = MISTRAL_HEADER.fullmatch(header)
-    return found and found[1]
+def _name_by(matched: Callable[[str], Match[str] | None], header: str) -> str | None:
+    match = matched(header)
+    return match and match[1]
 
 
 def _kimi_name(header: str) -> str | None:
@@ -54,7 +56,22 @@ class HeaderLayout:
 
 
 DEEPSEEK = HeaderLayout(
-    "<｜tool▁call▁begin｜>", _deepseek_name, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+    "<｜tool▁call▁begin｜>",
+    partial(_name_by, DEEPSEEK_HEADER.fullmatch),
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+FUNCTIONARY = HeaderLayout(
+    "<function=", partial(_name_by, FUNCTIONARY_HEADER.fullmatch), "</function>", ""
+)
+HUNYUAN = HeaderLayout(
+    "<tool_call>", partial(_name_by, HUNYUAN_HEADER.fullmatch), "</tool_call>", "</tool_calls>"
+)
+SOLAR = HeaderLayout(
+    "<|tool_call:begin|>",
+    partial(_name_by, SOLAR_HEADER.fullmatch),
+    "<|tool_call:end|>",
+    "<|calls|>",
 )
 KIMI = HeaderLayout(
     "<|tool_call_begin|>",
@@ -63,7 +80,7 @@ KIMI = HeaderLayout(
     "<|tool_calls_section_end|>",
     "<|tool_call_section_end|>",
 )
-MISTRAL = HeaderLayout("", _mistral_name, "", "")
+MISTRAL = HeaderLayout("", partial(_name_by, MISTRAL_HEADER.fullmatch), "", "")
 
 
 def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[bool]:
@@ -75,12 +92,12 @@ def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> 
             yield from source.first_of((layout.section_end, layout.other_end))
         ):
             return True
-        if (
-            sink.calls > before
-            and not layout.call_start
-            and (yield from source.peek()) in (END, "<")
-        ):
-            return False
+        if sink.calls > before and not layout.call_start:
+            char = yield from source.peek()
+            if char in (END, "<") or (
+                char == "[" and not (yield from source.matches(MISTRAL_CALL))
+            ):
+                return False
         if layout.call_start and not (yield from source.matches(layout.call_start)):
             if sink.calls > before:
                 return False

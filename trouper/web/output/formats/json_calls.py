@@ -221,7 +221,8 @@ def json_section(source: TextSource, sink: CallSink, ends: Ends) -> Steps[bool]:
     """Returns whether the section's end marker was read."""
     before = sink.calls
     while True:
-        yield from source.skip(SPACE + "[],;")
+        opens = "" if ends.first[:1] == "[" and sink.calls > before else "["
+        yield from source.skip(f"{SPACE}{opens}],;")
         if ends.first and (yield from source.matches(ends.first)):
             if sink.calls == before:
                 raise NotACall

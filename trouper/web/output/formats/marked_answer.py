@@ -121,7 +121,7 @@ class MarkedAnswer:
             and (yield from source.matches(self._thinking[0]))
         ):
             yield from self._reasoning(self._thinking[1])
-        elif self._answering and (yield from source.first_of(self._answering)):
+        elif self._answering and (yield from self._answer_marker()):
             self._begin_content()
         elif self._fresh and char in self._format.opening:
             yield from self._section(marked=False)
@@ -144,6 +144,16 @@ class MarkedAnswer:
         """Text markers open reasoning only at the beginning of a line (an answer may mention
         `<think>`), special tokens anywhere."""
         return self._fresh or self._broken or "|" in marker
+
+    def _answer_marker(self) -> Steps[bool]:
+        """Text markers count only at the ends of the answer, which may mention them."""
+        source = self._source
+        position = source.position
+        marker = yield from source.first_of(self._answering)
+        if not marker or "|" in marker or self._fresh or (yield from source.ends_with(())):
+            return bool(marker)
+        source.rewind(position)
+        return False
 
     def _calls_begin(self) -> Steps[bool]:
         if (yield from self._source.first_of(self._format.starts)):

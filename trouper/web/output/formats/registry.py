@@ -9,13 +9,17 @@ from functools import partial
 import attrs
 
 from trouper.protocol.model import Tokenizer
-from trouper.protocol.output_formats import ANSWERING
-from trouper.web.output.formats.buffered_calls import buffered_section
+from trouper.protocol.output_formats import ANSWERING, FUNCTIONARY_32, HARMONY, OWN_MARKERS
+from trouper.web.output.formats.buffered_calls import buffered_section, python_section
 from trouper.web.output.formats.call_sink import CallSink, NotACall
+from trouper.web.output.formats.functionary import functionary_answer
 from trouper.web.output.formats.harmony import harmony_answer
 from trouper.web.output.formats.header_calls import (
     DEEPSEEK,
+    FUNCTIONARY,
+    HUNYUAN,
     KIMI,
+    SOLAR,
     HeaderLayout,
     header_section,
     mistral_section,
@@ -66,7 +70,56 @@ DSML = TagLayout(
 DSML_4 = attrs.evolve(
     DSML, section_start="<｜DSML｜tool_calls>", section_end="</｜DSML｜tool_calls>"
 )
+DSML_41 = attrs.evolve(
+    DSML,
+    call=("<｜DSML｜ invoke name=", ">"),
+    call_end="</｜DSML｜ invoke>",
+    key=("<｜DSML｜ parameter name=", ">"),
+    value_end="</｜DSML｜ parameter>",
+    section_start="<｜DSML｜ calls>",
+    section_end="</｜DSML｜ calls>",
+)
+"""The space in front of each name is DeepSeek's."""
+GCML = TagLayout(
+    call=("<｜GCML｜invoke name=", ">"),
+    call_end="</｜GCML｜invoke>",
+    key=("<｜GCML｜parameter name=", ">"),
+    value_end="</｜GCML｜parameter>",
+    section_start="<｜GCML｜tool_calls>",
+    section_end="</｜GCML｜tool_calls>",
+)
+DOTS = attrs.evolve(
+    MINIMAX, section_start="<dots_function_call>", section_end="</dots_function_call>"
+)
 SEED = attrs.evolve(QWEN3_CODER, section_start="<seed:tool_call>", section_end="</seed:tool_call>")
+SOLAR_2 = TagLayout(
+    call=("", ""),
+    key=("<|tool_arg:start|>", "<|tool_arg:value|>"),
+    value_end="<|tool_arg:end|>",
+    section_start="<|tool_call:start|>",
+    section_end="<|tool_call:end|>",
+)
+STEP = TagLayout(
+    call=("<steptml:invoke name=", ">"),
+    call_end="</steptml:invoke>",
+    key=("<steptml:parameter name=", ">"),
+    value_end="</steptml:parameter>",
+    section_start="<｜tool_calls_begin｜>",
+    section_end="<｜tool_calls_end｜>",
+    around=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
+)
+
+
+def _hy(suffix: str) -> TagLayout:
+    return TagLayout(
+        call=(f"<tool_call{suffix}>", f"<tool_sep{suffix}>"),
+        call_end=f"</tool_call{suffix}>",
+        key=(f"<arg_key{suffix}>", f"</arg_key{suffix}>"),
+        value_start=f"<arg_value{suffix}>",
+        value_end=f"</arg_value{suffix}>",
+        section_start=f"<tool_calls{suffix}>",
+        section_end=f"</tool_calls{suffix}>",
+    )
 
 
 TOOL_CALL = Ends(QWEN3_CODER.section_end, start=QWEN3_CODER.section_start)
@@ -110,21 +163,40 @@ FORMATS: dict[str, CallFormat] = {
     "minimax_m2": _tagged(MINIMAX),
     "deepseek_v32": _tagged(DSML),
     "deepseek_v4": _tagged(DSML_4),
+    "deepseek_v41": _tagged(DSML_41),
+    "dots": _tagged(DOTS),
+    "gigachat35": _tagged(GCML),
+    "hy_v3": _tagged(_hy("")),
+    "hy_v3_opensource": _tagged(_hy(":opensource")),
     "seed_oss": _tagged(SEED),
+    "solar_open2": _tagged(SOLAR_2),
+    "step3": _tagged(STEP),
     "cohere": _json("<|START_ACTION|>", "<|END_ACTION|>"),
     "gigachat3": _json("<|function_call|>", ""),
     "granite": _json("<|tool_call|>", "<|/tool_call|>"),
     "granite_20b_fc": _json("<function_call>", ""),
     "internlm": _json("<|action_start|><|plugin|>", "<|action_end|>"),
     "jamba": _json("<tool_calls>", "</tool_calls>"),
+    "nemotron_mini": _json("<toolcall>", "</toolcall>"),
     "nemotron_v2": _json("<TOOLCALL>", "</TOOLCALL>"),
+    "openpangu": _json("[unused11]", "[unused12]"),
     "phi4_mini_json": _json("functools", ""),
     "deepseek_v3": _header(DEEPSEEK, "<｜tool▁calls▁begin｜>"),
     "kimi_k2": _header(KIMI, "<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
+    "functionary_v31": _header(FUNCTIONARY),
+    "hunyuan": _header(HUNYUAN, "<tool_calls>"),
+    "solar_open": _header(SOLAR, "<|tool_calls|>"),
     "mistral": CallFormat(("[TOOL_CALLS]",), mistral_section),
     "llama3_json": CallFormat(("<|python_tag|>",), partial(json_section, ends=NO_END), opening="{"),
+    "xlam": CallFormat((), partial(json_section, ends=NO_END), opening="["),
 }
 """Formats whose arguments are streamed."""
+PYTHON: dict[str, tuple[str, ...]] = {
+    "lfm2": ("lfm2",),
+    "olmo3": ("olmo3",),
+    "pythonic": ("pythonic", "lfm2"),
+}
+"""Formats of calls in Python, by the formats whose markers may stand around them."""
 
 
 def answer_steps(
@@ -134,8 +206,10 @@ def answer_steps(
         return _freeform(source, sink, tools.freeform)
     if tools.forced:
         return _forced(source, sink)
-    if tokenizer.tool_parser == "harmony":
+    if tokenizer.tool_parser == HARMONY:
         return harmony_answer(source, sink, thinks=thinks)
+    if tokenizer.tool_parser == FUNCTIONARY_32:
+        return functionary_answer(source, sink)
     calls = call_format(tools, tokenizer) if tools.offered else NO_CALLS
     answering = ANSWERING.get(tokenizer.reasoning_parser or "", ())
     return MarkedAnswer(source, sink, tokenizer.thinking, calls, answering).read(thinks=thinks)
@@ -150,8 +224,11 @@ def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
         return FORMATS[name]
     start, end = markers or ("", "")
     parse = partial(tokenizer.parse_calls, tools=tools.offered)
-    section = partial(buffered_section, end=end, parse=parse)
-    return CallFormat((start,), section, end) if start else CallFormat((), section, opening="[")
+    if name in PYTHON:
+        starts, ends = zip(*(OWN_MARKERS[each] for each in PYTHON[name]), strict=True)
+        section = partial(python_section, ends=ends, parse=parse)
+        return CallFormat(starts, section, ends[0], opening="[" if name == "pythonic" else "")
+    return CallFormat((start,), partial(buffered_section, end=end, parse=parse), end)
 
 
 def _freeform(source: TextSource, sink: CallSink, name: str) -> Steps[None]:

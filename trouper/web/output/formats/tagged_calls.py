@@ -36,17 +36,19 @@ class TagLayout:
     section_start: str
     section_end: str
     lines: bool = False
+    around: tuple[str, ...] = ()
+    """Texts before and behind each call."""
 
     @property
     def ends(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.call_end, self.section_end)))
+        return tuple(filter(None, (self.call_end, self.section_end, *self.around)))
 
 
 def tagged_section(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
     """Returns whether the section's end marker was read. Raises `NotACall`."""
     before = sink.calls
     while True:
-        yield from source.skip()
+        yield from _skip(source, layout)
         if sink.calls > before and (yield from source.matches(layout.section_end)):
             return True
         if sink.calls > before and not layout.call[0]:
@@ -57,6 +59,12 @@ def tagged_section(source: TextSource, sink: CallSink, layout: TagLayout) -> Ste
             raise NotACall
         yield from _call(source, sink, layout)
         source.keep()
+
+
+def _skip(source: TextSource, layout: TagLayout) -> Steps[None]:
+    yield from source.skip()
+    while (yield from source.first_of(layout.around)):
+        yield from source.skip()
 
 
 def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
@@ -176,12 +184,12 @@ def _another_call(source: TextSource, sink: CallSink, layout: TagLayout) -> Step
         yield from source.matches("\n")
     ended = bool(layout.call_end) and (yield from source.matches(layout.call_end))
     if ended:
-        yield from source.skip()
+        yield from _skip(source, layout)
     if (yield from source.matches(layout.section_end)):
         yield from source.skip()
         if not (yield from source.matches(layout.section_start)):
             return False
-        yield from source.skip()
+        yield from _skip(source, layout)
     elif not ended:
         return False
     if not (yield from source.matches(layout.call[0])):
