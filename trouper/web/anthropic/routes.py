@@ -77,6 +77,7 @@ class Anthropic:
         parser: OutputParser | None = None
         if tools.offered or generate.grammar is None or generate.grammar.channels:
             parser = self._service.parsers(served, tools, answer)()
+        self._service.note_response_id(f"msg_{request_id}")
         dialect = MessageDialect(
             request_id,
             served.name,

@@ -48,8 +48,10 @@ class OpenAi:
         self._service = service
 
     def _envelope(self, prefix: str, served: Served) -> Envelope:
+        response_id = prefix + self._service.request_id
+        self._service.note_response_id(response_id)
         return Envelope(
-            id=prefix + self._service.request_id,
+            id=response_id,
             created=now(),
             model=served.name,
             fingerprint=served.fingerprint,

@@ -308,6 +308,7 @@ class Responses:
         parses = resolved.tools.offered or tokenizer.thinking is not None
         parser = self._service.parsers(served, resolved.tools, answer)() if parses else None
         response_id = new_id("resp_")
+        self._service.note_response_id(response_id)
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)
         live = Live(
