@@ -258,17 +258,23 @@ class HttpEdge:
         endpoint = partial(Endpoint, method="GET", tag="Server")
         return (
             endpoint(
-                path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH
+                path="/health",
+                handler=self.health,
+                operation="getHealth",
+                summary="What every actor knows",
+                answer=HEALTH,
             ),
             endpoint(
                 path="/livez",
                 handler=self.livez,
+                operation="getLiveness",
                 summary="Whether the process answers",
                 answer=STATUS,
             ),
             endpoint(
                 path="/readyz",
                 handler=self.readyz,
+                operation="getReadiness",
                 summary="Whether requests are served now",
                 answer=READY,
                 error=READY,

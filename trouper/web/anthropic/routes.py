@@ -38,6 +38,7 @@ class Anthropic:
             endpoint(
                 path="/v1/messages",
                 handler=self.messages,
+                operation="createMessage",
                 summary="Answer a conversation",
                 request=messages.MessagesRequest,
                 answer=ref("AnthropicMessage"),
@@ -54,6 +55,7 @@ class Anthropic:
             endpoint(
                 path="/v1/messages/count_tokens",
                 handler=self.count_tokens,
+                operation="countMessageTokens",
                 summary="How many tokens a conversation has",
                 request=messages.CountRequest,
                 answer=message_schemas.COUNTED,

@@ -74,6 +74,7 @@ class OpenAi:
                 method="POST",
                 path="/v1/chat/completions",
                 handler=self.chat,
+                operation="createChatCompletion",
                 summary="Answer a conversation",
                 request=chat_completions.ChatRequest,
                 answer=ref("ChatCompletion"),
@@ -89,6 +90,7 @@ class OpenAi:
                 method="POST",
                 path="/v1/completions",
                 handler=self.completions,
+                operation="createCompletion",
                 summary="Continue a text",
                 request=completions.CompletionRequest,
                 answer=ref("Completion"),
@@ -104,6 +106,7 @@ class OpenAi:
                 method="POST",
                 path="/infill",
                 handler=self.infill,
+                operation="createInfill",
                 summary="Fill a gap in a text",
                 description=(
                     "For models that were trained to fill in the middle, which their vocabulary "
@@ -129,6 +132,7 @@ class OpenAi:
                 method="POST",
                 path="/v1/embeddings",
                 handler=self.embeddings,
+                operation="createEmbedding",
                 summary="Texts as vectors",
                 description=(
                     "Hidden states, pooled as the model's own files say or else their mean; of "
@@ -148,6 +152,7 @@ class OpenAi:
                 method="GET",
                 path="/v1/models",
                 handler=self.models,
+                operation="listModels",
                 summary="The models that are served",
                 answer=answer_schemas.MODELS,
             ),
@@ -155,6 +160,7 @@ class OpenAi:
                 method="GET",
                 path="/v1/models/<path:model>",
                 handler=self.model,
+                operation="retrieveModel",
                 summary="One of them",
                 answer=ref("ModelBody"),
             ),
@@ -162,6 +168,7 @@ class OpenAi:
                 method="POST",
                 path="/v1/requests/<request_id>/cancel",
                 handler=self.cancel,
+                operation="cancelRequest",
                 summary="Cancel a request that runs",
                 description=(
                     "By the X-Request-Id of its response, or the id in its body. Whoever waits for "
@@ -177,6 +184,7 @@ class OpenAi:
             endpoint(
                 path="/tokenize",
                 handler=self.tokenize,
+                operation="tokenize",
                 summary="The tokens of a text or a conversation",
                 request=tokenize.TokenizeRequest,
                 answer=answer_schemas.TOKENIZED,
@@ -185,6 +193,7 @@ class OpenAi:
             endpoint(
                 path="/detokenize",
                 handler=self.detokenize,
+                operation="detokenize",
                 summary="The text of tokens",
                 request=tokenize.DetokenizeRequest,
                 answer=answer_schemas.DETOKENIZED,

@@ -125,6 +125,7 @@ class Responses:
             endpoint(
                 path="/v1/responses",
                 handler=self.create,
+                operation="createResponse",
                 summary="Answer, and remember the conversation",
                 answer=ref("Response"),
                 events=ref("ResponseEvent"),
@@ -141,6 +142,7 @@ class Responses:
             endpoint(
                 path="/v1/responses/input_tokens",
                 handler=self.count,
+                operation="countResponseInputTokens",
                 summary="How many tokens the input of a response has",
                 answer=COUNTED,
                 also=COUNTS,
@@ -155,6 +157,7 @@ class Responses:
                 method="GET",
                 path="/v1/responses/<response:response_id>",
                 handler=self.get,
+                operation="getResponse",
                 summary="A response that is stored or still runs",
                 description=(
                     "`stream` repeats the events of one that was created with `background` and "
@@ -168,6 +171,7 @@ class Responses:
                 method="DELETE",
                 path="/v1/responses/<response:response_id>",
                 handler=self.delete,
+                operation="deleteResponse",
                 summary="Forget a response",
                 description=(
                     "One that still runs is cancelled. What later responses build on stays with "
@@ -179,6 +183,7 @@ class Responses:
                 method="POST",
                 path="/v1/responses/<response:response_id>/cancel",
                 handler=self.cancel,
+                operation="cancelResponse",
                 summary="Cancel a response that runs",
                 answer=ref("Response"),
             ),
@@ -186,6 +191,7 @@ class Responses:
                 method="GET",
                 path="/v1/responses/<response:response_id>/input_items",
                 handler=self.input_items,
+                operation="listInputItems",
                 summary="What went into a response",
                 query=PAGE_QUERY,
                 answer=INPUT_ITEMS,
