@@ -56,7 +56,7 @@ class Files:
                 operation="createFile",
                 summary="Store a file of requests for a batch",
                 form=UPLOAD_FORM,
-                answer=ref("File"),
+                answer=ref("FileObject"),
             ),
             ENDPOINT(
                 method="GET",
@@ -79,7 +79,7 @@ class Files:
                 handler=self.get,
                 operation="retrieveFile",
                 summary="One of them",
-                answer=ref("File"),
+                answer=ref("FileObject"),
             ),
             ENDPOINT(
                 method="GET",

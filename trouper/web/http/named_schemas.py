@@ -213,9 +213,21 @@ def _of_type(kind: str, values: list[Any]) -> Json:
             for value in values
         ]
         return options[0] if len(options) == 1 else {"anyOf": options}
-    if kind == "object" and values == [{}]:
-        return {"type": "object", "maxProperties": 0}
+    if kind == "object":
+        options = [_of_object(value) for value in values]
+        return options[0] if len(options) == 1 else {"anyOf": options}
     return {"type": kind, "enum": values}
+
+
+def _of_object(value: Json) -> Json:
+    if not value:
+        return {"type": "object", "maxProperties": 0}
+    return {
+        "type": "object",
+        "properties": {key: _one_type_of_values({"enum": [one]}) for key, one in value.items()},
+        "required": [*value],
+        "additionalProperties": False,
+    }
 
 
 def _has_named_members(schema: Json) -> bool:

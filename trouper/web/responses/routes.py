@@ -127,7 +127,7 @@ class Responses:
                 handler=self.create,
                 operation="createResponse",
                 summary="Answer, and remember the conversation",
-                answer=ref("Response"),
+                answer=ref("ResponseObject"),
                 events=ref("ResponseEvent"),
                 also=GENERATES,
                 examples={
@@ -164,7 +164,7 @@ class Responses:
                     "`stream`."
                 ),
                 query=REPLAY_QUERY,
-                answer=ref("Response"),
+                answer=ref("ResponseObject"),
                 events=ref("ResponseEvent"),
             ),
             endpoint(
@@ -185,7 +185,7 @@ class Responses:
                 handler=self.cancel,
                 operation="cancelResponse",
                 summary="Cancel a response that runs",
-                answer=ref("Response"),
+                answer=ref("ResponseObject"),
             ),
             endpoint(
                 method="GET",

@@ -208,7 +208,7 @@ _PART_LOCATION: Json = {**_ITEM, "content_index": COUNT}
 _EVENTS = (
     *_events(
         ("created", "queued", "in_progress", "completed", "incomplete", "failed"),
-        {"response": ref("Response")},
+        {"response": ref("ResponseObject")},
     ),
     *_events(
         ("output_item.added", "output_item.done"),
@@ -238,7 +238,7 @@ _EVENTS = (
 )
 EVENT = either(*_EVENTS)
 COMPONENTS: Json = {
-    "Response": RESPONSE,
+    "ResponseObject": RESPONSE,
     "OutputItem": either(MESSAGE, REASONING, CALL, CUSTOM_CALL, *BUILT_IN_CALLS),
     "ResponseEvent": EVENT,
 }
