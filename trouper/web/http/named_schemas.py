@@ -83,10 +83,10 @@ class _Naming:
             return {"$ref": schema["$ref"]} | more
         written = self._written(schema, name)
         if _is_nullable_union(written):
-            whole = {key: value for key, value in written.items() if key != "anyOf"}
+            outside = {key: value for key, value in written.items() if key != "anyOf"}
             members = [member for member in written["anyOf"] if member != {"type": "null"}]
             inner = {"anyOf": members} if len(members) > 1 else members[0]
-            return whole | {"anyOf": [self._hoisted(inner, name), {"type": "null"}]}
+            return outside | {"anyOf": [self._hoisted(inner, name), {"type": "null"}]}
         return self._hoisted(written, name)
 
     def _hoisted(self, written: Json, name: str) -> Json:
