@@ -65,7 +65,7 @@ class Files:
                 operation="listFiles",
                 summary="The files of this key; with the right `admin`, of all keys",
                 query=PAGE_QUERY,
-                answer=list_of("File"),
+                answer=list_of("FileObject"),
                 also=(400, 404, 503),
             ),
             *self._of_one(),
