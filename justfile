@@ -176,6 +176,10 @@ sim-ranks worlds="100" *flags: _setup
 clients *flags: _setup
     @.venv/bin/python -m tests.clients "$@"
 
+# Clients that generators make of /openapi.json, from their registries: made, and those in Python run against the server
+generated-clients: _setup
+    @.venv/bin/python -m tests.generated_clients
+
 # N requests of every kind, eight at a time, at two ranks and at one: all end, and answers are equal
 ranks-campaign requests="500" *flags: _setup
     @.venv/bin/python -m tests.ranks.campaign "$@"

@@ -278,7 +278,7 @@ class Stage:
         settings: ServerSettings,
         *,
         shutdown: trio.Event,
-        observers: object,
+        exchange_observers: object,
         task_status: trio.TaskStatus[Any],
     ) -> None:
         task_status.started(["http://127.0.0.1:1"])

@@ -7,53 +7,17 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.otlp import collecting
 from trouper.cli.trace_export import PROTOCOLS, VARIABLES, tracing
 from trouper.protocol.problems import SettingsInvalid
-from trouper.protocol.record import RequestRecord
+from trouper.web.observability.exchange import Exchange
 
-RECORD = RequestRecord(
-    request_id="a",
-    model="m",
-    endpoint="/v1/completions",
-    reason="length",
-    arrived_at=1.0,
-    admitted_at=2.0,
-    first_token_at=3.0,
-    last_token_at=4.0,
-    ended_at=5.0,
-    unix_offset=1e9,
+EXCHANGE = Exchange(
+    method="GET", path="/", headers={}, request_id="a", began_at=1.0, ended_at=2.0, unix_offset=1e9
 )
-
-
-class Collector(ThreadingHTTPServer):
-    """Takes what OpenTelemetry's exporter sends."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Taking)
-        self.taken: list[tuple[str, ExportTraceServiceRequest]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Taking(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        assert isinstance(self.server, Collector)
-        self.server.taken.append((self.path, ExportTraceServiceRequest.FromString(data)))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -68,49 +32,33 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@contextmanager
-def collecting() -> Iterator[Collector]:
-    with Collector() as collector:
-        thread = threading.Thread(target=collector.serve_forever)
-        thread.start()
-        yield collector
-        collector.shutdown()
-        thread.join()
-
-
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
 def test_what_is_told_until_the_end_arrives(path: str) -> None:
-    with collecting() as collector:
-        with tracing(collector.url + path) as readers:
-            for read in readers:
-                read(RECORD)
-        [(taken_at, request)] = collector.taken
-    assert taken_at == "/v1/traces"
-    [group] = request.resource_spans
-    assert {one.key: one.value.string_value for one in group.resource.attributes}[
-        "service.name"
-    ] == "trouper"
-    names = [span.name for scope in group.scope_spans for span in scope.spans]
-    assert sorted(names) == ["POST /v1/completions", "decode", "prefill", "queue"]
+    with collecting() as collector, tracing(collector.url + path) as observers:
+        for observe in observers:
+            observe(EXCHANGE)
+    assert [path for path, _ in collector.requests] == ["/v1/traces"]
+    assert collector.resource["service.name"] == "trouper"
+    assert [span.name for span in collector.servers] == ["GET"]
 
 
 def test_opentelemetrys_own_variables_turn_it_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        with tracing(None) as readers:
-            for read in readers:
-                read(RECORD)
-        assert [path for path, _ in collector.taken] == ["/v1/traces"]
+        with tracing(None) as observers:
+            for observe in observers:
+                observe(EXCHANGE)
+        assert [path for path, _ in collector.requests] == ["/v1/traces"]
         for name, value in (("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")):
             with monkeypatch.context() as patch:
                 patch.setenv(name, value)
-                with tracing(None) as readers:
-                    assert readers == ()
+                with tracing(None) as observers:
+                    assert observers == ()
 
 
 def test_nobody_asked() -> None:
-    with tracing(None) as readers:
-        assert readers == ()
+    with tracing(None) as observers:
+        assert observers == ()
 
 
 def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +67,9 @@ def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("trouper.cli.trace_export.LAST_SPANS_S", 0.05)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with tracing(f"http://127.0.0.1:{silent.getsockname()[1]}") as readers:
-            for read in readers:
-                read(RECORD)
+        with tracing(f"http://127.0.0.1:{silent.getsockname()[1]}") as observers:
+            for observe in observers:
+                observe(EXCHANGE)
         waiting = [thread for thread in threading.enumerate() if "Otel" in thread.name]
         assert waiting, "it still waits, and nobody for it"
     for thread in waiting:  # Nobody listens any more, so it gives up.

@@ -16,7 +16,7 @@ from trouper.engine.loading.tokenizer import load
 from trouper.protocol.output_formats import ANSWERING, THINKING
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
-from trouper.web.tool_support import why_not
+from trouper.web.serving.tool_support import why_not
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,6 +16,7 @@ import trio
 
 from tests.fakes import FakeEngine
 from trouper import ModelManager, Runtime, ServerSettings, Settings, run_runtime
+from trouper.web.observability.exchange import ExchangeObserver
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
@@ -65,6 +66,7 @@ async def serving(
     settings: dict[str, Any] | None = None,
     observers: Sequence[RequestObserver] = (),
     clock: Callable[[], float] = trio.current_time,
+    exchange_observers: Sequence[ExchangeObserver] = (),
     **server: Any,
 ) -> AsyncIterator[Served]:
     """Shut down at the end, which must end by itself and leave no task and no file behind. It takes
@@ -84,6 +86,7 @@ async def serving(
                 chosen_server,
                 shutdown=shutdown,
                 observers=observers,
+                exchange_observers=exchange_observers,
                 clock=clock,
             )
             [url] = await nursery.start(start)

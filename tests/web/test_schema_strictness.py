@@ -34,7 +34,7 @@ def request(path: str, *, strict: bool = False, named: bool = False) -> Json:
     more = {"strict": True} if strict else {}
     names = ("a", "b")
     if path == MESSAGES:
-        tools = [{"name": name, "input_schema": SCHEMA} for name in names]
+        tools: list[Json] = [{"name": name, "input_schema": SCHEMA} for name in names]
         tools[1] |= more
         choice: Any = {"type": "tool", "name": "b"} if named else {"type": "any"}
         output = {"format": {"type": "json_schema", "schema": {"type": "string"}}}

@@ -26,7 +26,7 @@ from trouper.cli.terminal_text import line_shown
 from trouper.protocol.model_options import ModelOptions
 from trouper.run import mlx_engine
 from trouper.web.keys.key_file import require_keys
-from trouper.web.observability.request_log import RequestObserver
+from trouper.web.observability.exchange import ExchangeObserver
 from trouper.web.server import serve_http
 from trouper.web.serving.tool_support import notice
 
@@ -44,13 +44,14 @@ async def run(
     settings: Sequence[Settings],
     server_settings: ServerSettings,
     console: Console,
-    observers: Sequence[RequestObserver] = (),
+    exchange_observers: Sequence[ExchangeObserver] = (),
     *,
     ranks: Leader | None = None,
     options: Mapping[str, ModelOptions] | None = None,
 ) -> None:
-    """Load, serve, and drain on the first signal. `observers`: as for `serve_http`; `options`: as
-    for `run_models`. Raises `CannotListenError` and `SettingsInvalid` before a model is loaded."""
+    """Load, serve, and drain on the first signal. `exchange_observers`: as for `serve_http`;
+    `options`: as for `run_models`. Raises `CannotListenError` and `SettingsInvalid` before a model
+    is loaded."""
     require_address(server_settings.host, server_settings.port)
     await require_keys(server_settings)
     leaving, loading, over, drained = trio.Event(), trio.CancelScope(), trio.Event(), trio.Event()
@@ -84,7 +85,7 @@ async def run(
                         server_settings,
                         leaving=leaving,
                         drained=drained,
-                        observers=observers,
+                        exchange_observers=exchange_observers,
                     )
             watching.cancel_scope.cancel(reason="everything has ended")
 
@@ -156,12 +157,18 @@ async def _serve(
     *,
     leaving: trio.Event,
     drained: trio.Event,
-    observers: Sequence[RequestObserver],
+    exchange_observers: Sequence[ExchangeObserver],
 ) -> None:
     shutdown = trio.Event()
     try:
         urls: list[str] = await nursery.start(
-            partial(serve_http, models, settings, shutdown=shutdown, observers=observers)
+            partial(
+                serve_http,
+                models,
+                settings,
+                shutdown=shutdown,
+                exchange_observers=exchange_observers,
+            )
         )
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -11,12 +11,11 @@ from urllib.parse import urlsplit
 
 from trouper import __version__
 from trouper.protocol.problems import SettingsInvalid
-from trouper.protocol.record import RequestRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-Observer = Callable[[RequestRecord], None]
+    from trouper.web.observability.exchange import ExchangeObserver
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
@@ -26,8 +25,8 @@ LAST_SPANS_S = 3.0
 
 
 @contextmanager
-def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
-    """Yield observers for the request log. The context surrounds `trio.run`, for OpenTelemetry
+def tracing(endpoint: str | None) -> Iterator[tuple[ExchangeObserver, ...]]:
+    """Yield observers of exchanges. The context surrounds `trio.run`, for OpenTelemetry
     has threads. Raises `SettingsInvalid`."""
     if not _is_enabled(endpoint):
         yield ()

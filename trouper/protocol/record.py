@@ -39,9 +39,6 @@ class RequestRecord:
     last_token_at: float | None = None
     ended_at: float
     unix_offset: float = 0.0
-    traceparent: str = ""
-    tracestate: str = ""
-    """Trace headers (W3C), which join the client's trace."""
 
     @property
     def queue_s(self) -> float | None:

@@ -53,6 +53,7 @@ from trouper.web.keys.key_file import KeyFile
 from trouper.web.live.site import ASSETS, Site
 from trouper.web.metrics.collector import Metrics, Scrapes
 from trouper.web.observability.access_log import log_record, log_response
+from trouper.web.observability.exchange import UNTRACED, Exchange, ExchangeObserver
 from trouper.web.observability.health_report import (
     HEALTH,
     READY,
@@ -115,16 +116,24 @@ class HTTPConnection(TrioASGIHTTPConnection):
             # would never learn that it is idle again.
             with trio.CancelScope(shield=True) if last else nullcontext():
                 await send(message)
+            if exchange is not None:
+                rule = request.url_rule
+                exchange.note_sent(message, "" if rule is None else rule.rule)
 
         state: Mapping[str, Any] = self.scope.get("state") or {}
         # A client may disconnect between the handler's return and the first byte of the body, when
         # nothing else would close the answers.
         scope = RequestScope.open(request, state, ExitStack(), nursery)
+        exchange = cast("App", self.app).traced(request, scope)
         with at_hand(scope), scope.owned:
             # Quart's refusal of a body and the body refer to each other.
             scope.owned.callback(cast("PacedBody", request.body).clear)
             handled = super().handle_request(nursery, request, cast("ASGISendCallable", finish))
-            await metered(handled, scope.meter)
+            try:
+                await metered(handled, scope.meter)
+            finally:
+                if exchange is not None:
+                    exchange.leave()
 
 
 def with_meant_path(scope: HTTPScope) -> HTTPScope:
@@ -141,6 +150,15 @@ class App(QuartTrio):
     delivery: StepDelivery
     """Writes streams' text where the server lends writers; the server starts `run`."""
     batching: Batching | None
+    exchange_observers: Sequence[ExchangeObserver] = ()
+
+    def traced(self, request: Request, scope: RequestScope) -> Exchange | None:
+        """Return the request's exchange, which the observers get at its end; None: nobody asks."""
+        if not self.exchange_observers or request.path in UNTRACED:
+            return None
+        scope.exchange = exchange = Exchange.open(request, scope.headers, scope.request_id)
+        scope.owned.callback(exchange.report, self.exchange_observers)
+        return exchange
 
 
 def create_app(
@@ -149,16 +167,19 @@ def create_app(
     background: trio.Nursery | None = None,
     observers: Sequence[RequestObserver] = (),
     clock: Callable[[], float] = trio.current_time,
+    *,
+    exchange_observers: Sequence[ExchangeObserver] = (),
 ) -> App:
     """Build the app. Raises `SettingsInvalid` for a bad key file.
 
     `background` runs batches and work that outlives the connection; without a nursery such requests
-    are refused. `observers` get the record of each ended request. `clock` returns seconds, for key
-    limits.
+    are refused. `observers` get the record of each ended prompt, `exchange_observers` each
+    ended HTTP request but probes. `clock` returns seconds, for key limits.
     """
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
     app = _configured(App("trouper", static_folder=None), settings)
+    app.exchange_observers = exchange_observers
     keys = Keys.of(settings)
     metrics = Metrics(models.entries)
     request_log = RequestLog(metrics.requests.observe, log_record, *observers)
@@ -250,23 +271,30 @@ class HttpEdge:
         endpoint = partial(Endpoint, method="GET", tag="Server")
         return (
             endpoint(
-                path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH
+                path="/health",
+                handler=self.health,
+                operation="getHealth",
+                summary="What every actor knows",
+                answer=HEALTH,
             ),
             endpoint(
                 path="/livez",
                 handler=self.livez,
+                operation="getLiveness",
                 summary="Whether the process answers",
                 answer=STATUS,
             ),
             endpoint(
                 path="/api/hello",
                 handler=self.hello,
+                operation="getHello",
                 summary="The same, where Anthropic's clients look",
                 answer=STATUS,
             ),
             endpoint(
                 path="/readyz",
                 handler=self.readyz,
+                operation="getReadiness",
                 summary="Whether requests are served now",
                 answer=READY,
                 error=READY,

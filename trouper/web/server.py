@@ -25,6 +25,7 @@ from trouper.web.descriptors import RESERVED, connection_limit, is_spare
 from trouper.web.http.connection_order import in_order_of_leaving
 from trouper.web.http.guard import Connection
 from trouper.web.http.waiting_clients import accept_waiting, answer_probe
+from trouper.web.observability.exchange import ExchangeObserver
 from trouper.web.observability.request_log import RequestObserver
 
 log = logging.getLogger("trouper.web")
@@ -43,18 +44,26 @@ async def serve_http(
     *,
     shutdown: trio.Event,
     observers: Sequence[RequestObserver] = (),
+    exchange_observers: Sequence[ExchangeObserver] = (),
     clock: Callable[[], float] = trio.current_time,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Started with the URLs. `observers` and
-    `clock` are `create_app`'s. Raises `SettingsInvalid` for a taken port, a key that cannot be
-    sent, or a name without effect."""
+    """Serve until `shutdown`, then end within two seconds. Started with the URLs. `observers`,
+    `exchange_observers` and `clock` are `create_app`'s. Raises `SettingsInvalid` for a taken port,
+    a key that cannot be sent, or a name without effect."""
     listeners = await _listen(settings)
     with ExitStack() as owned:
         for listener in listeners:
             owned.callback(listener.socket.close)
         async with trio.open_nursery() as background:
-            app = create_app(models, settings, background, observers, clock)
+            app = create_app(
+                models,
+                settings,
+                background,
+                observers,
+                clock,
+                exchange_observers=exchange_observers,
+            )
             background.start_soon(app.delivery.run)
             await _serve(app, listeners, settings, shutdown, task_status, direct=True)
             # A drained runtime has ended this work already; nothing outlives the server.

@@ -40,6 +40,7 @@ class Anthropic:
             endpoint(
                 path="/v1/messages",
                 handler=self.messages,
+                operation="createMessage",
                 summary="Answer a conversation",
                 request=messages.MessagesRequest,
                 answer=ref("AnthropicMessage"),
@@ -56,6 +57,7 @@ class Anthropic:
             endpoint(
                 path="/v1/messages/count_tokens",
                 handler=self.count_tokens,
+                operation="countMessageTokens",
                 summary="How many tokens a conversation has",
                 request=messages.CountRequest,
                 answer=message_schemas.COUNTED,
@@ -79,6 +81,7 @@ class Anthropic:
         parser: OutputParser | None = None
         if tools.offered or generate.grammar is None or generate.grammar.channels:
             parser = self._service.parsers(served, tools, answer)()
+        self._service.note_response_id(f"msg_{request_id}")
         dialect = MessageDialect(
             request_id,
             served.name,

@@ -47,6 +47,7 @@ class Batches:
                 method="POST",
                 path="/v1/batches",
                 handler=self.create,
+                operation="createBatch",
                 summary="Answer the requests of a file, when nobody else asks",
                 request=BatchRequest,
                 answer=ref("Batch"),
@@ -56,6 +57,7 @@ class Batches:
                 method="GET",
                 path="/v1/batches",
                 handler=self.list,
+                operation="listBatches",
                 summary=(
                     "The batches of this key (with the right `admin`, of all keys), the newest "
                     "first"
@@ -68,6 +70,7 @@ class Batches:
                 method="GET",
                 path="/v1/batches/<batch_id>",
                 handler=self.get,
+                operation="retrieveBatch",
                 summary="One of them",
                 answer=ref("Batch"),
             ),
@@ -75,6 +78,7 @@ class Batches:
                 method="POST",
                 path="/v1/batches/<batch_id>/cancel",
                 handler=self.cancel,
+                operation="cancelBatch",
                 summary="Cancel it",
                 description=(
                     "What is answered until then is in its output file. A key with the right "

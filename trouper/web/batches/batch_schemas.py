@@ -129,7 +129,7 @@ BATCH = full(
     },
     optional=("owner",),
 )
-COMPONENTS: Json = {"File": FILE, "Batch": BATCH}
+COMPONENTS: Json = {"FileObject": FILE, "Batch": BATCH}
 UPLOAD_FORM: Json = {
     "type": "object",
     "properties": {

@@ -28,6 +28,8 @@ class Endpoint:
     method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Callable[..., Awaitable[Response]]
+    operation: str
+    """The operation's unique id, which generated clients take for the name of a method."""
     summary: str
     tag: str
     description: str = ""
@@ -46,7 +48,7 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The operation's unique id: "openai_chat"."""
+        """The router's name: "openai_chat"."""
         return self.handler.__qualname__.replace(".", "_").lower()
 
     @property

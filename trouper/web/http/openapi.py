@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from trouper.web.http.endpoints import OPENAI_ERROR, Endpoint
-from trouper.web.http.request_schema import TEXT, Json, components_of, either, schema_of
+from trouper.web.http.named_schemas import with_names
+from trouper.web.http.request_schema import TEXT, Json, components_of, either, ref, schema_of
 from trouper.web.keys.endpoint_rights import access_of
 
 BEYOND_SCHEMA: Mapping[str, str] = {
@@ -101,22 +102,26 @@ def document(
         )
     classes = {endpoint.request for endpoint in endpoints if endpoint.request is not None}
     requests = components_of(classes, strict=context.strict)
+    requests |= {kind.__name__: schema_of(kind, strict=context.strict) for kind in classes}
     keys = {"securitySchemes": SECURITY} if context.keyed else {}
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Trouper",
-            "version": context.version,
-            "description": (
-                "An LLM server. Each parameter works, is refused by name, or changes nothing and "
-                "is named in X-Trouper-Ignored."
-            ),
-            "license": {"name": "MIT", "identifier": "MIT"},
-        },
-        "servers": [{"url": "/"}],
-        "paths": paths,
-        "components": {"schemas": {**components, **requests, **_served(context)}, **keys},
-    }
+    return with_names(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Trouper",
+                "version": context.version,
+                "description": (
+                    "An LLM server. Each parameter works, is refused by name, or changes nothing "
+                    "and is named in X-Trouper-Ignored."
+                ),
+                "license": {"name": "MIT", "identifier": "MIT"},
+            },
+            "servers": [{"url": "/"}],
+            "paths": paths,
+            "security": [],
+            "components": {"schemas": {**components, **requests, **_served(context)}, **keys},
+        }
+    )
 
 
 SECURITY = {
@@ -162,7 +167,7 @@ def _served(context: DocumentContext) -> Json:
 
 def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
     operation: Json = {
-        "operationId": endpoint.name,
+        "operationId": endpoint.operation,
         "tags": [endpoint.tag],
         "summary": endpoint.summary,
         "responses": _responses(endpoint, context),
@@ -172,9 +177,7 @@ def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
     if endpoint.path_parameters or endpoint.query:
         operation["parameters"] = [*_path_parameters(endpoint), *_query(endpoint)]
     if endpoint.request is not None:
-        operation["requestBody"] = _body(
-            endpoint, schema_of(endpoint.request, strict=context.strict)
-        )
+        operation["requestBody"] = _body(endpoint, ref(endpoint.request.__name__))
     if endpoint.form is not None:
         content = {"multipart/form-data": {"schema": endpoint.form}}
         operation["requestBody"] = {"required": True, "content": content}

@@ -54,6 +54,7 @@ class Site:
                 method="GET",
                 path="/v1/live",
                 handler=self.live,
+                operation="watchLive",
                 tag="Server",
                 summary="What the actors do now",
                 description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a "
@@ -70,6 +71,7 @@ class Site:
                 method="GET",
                 path="/",
                 handler=self.page,
+                operation="getLivePage",
                 tag="Server",
                 summary="A page that shows it",
                 answer={"type": "string"},

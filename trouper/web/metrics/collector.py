@@ -201,6 +201,7 @@ class Scrapes:
                 method="GET",
                 path="/metrics",
                 handler=self.metrics,
+                operation="getMetrics",
                 tag="Server",
                 summary="Metrics for Prometheus",
                 description=(

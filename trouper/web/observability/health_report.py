@@ -217,6 +217,7 @@ class Replica:
                 method="GET",
                 path="/server_info",
                 handler=self.server_info,
+                operation="getServerInfo",
                 tag="Server",
                 summary="What a router wants to know",
                 description=(
@@ -271,6 +272,7 @@ class UsageOfKeys:
                 method="GET",
                 path="/v1/usage",
                 handler=self.usage,
+                operation="getUsage",
                 tag="Server",
                 summary="What this key has used since the server started",
                 description=(

@@ -1,4 +1,4 @@
-"""The log of recent requests. Observers (metrics, access log, traces) get each record."""
+"""The log of recent requests. Observers (metrics, access log) get each record."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ class RequestOrigin:
     endpoint: str
     at: float
     """trio.current_time() when the model was requested, before it was loaded."""
-    traceparent: str
-    tracestate: str
     adapter: str = ""
     """Name of the LoRA adapter that answers; "": the model itself."""
     key: str = ""
@@ -37,9 +35,9 @@ class RequestLog:
         self._observers = observers
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
 
-    def note(self, origin: RequestOrigin, record: RequestRecord) -> None:
-        """Complete a request's record and call the observers. Runs in cancelled cleanup: neither
-        waits nor raises."""
+    def note(self, origin: RequestOrigin, record: RequestRecord) -> RequestRecord:
+        """Complete a request's record, call the observers and return the record. Runs in cancelled
+        cleanup: neither waits nor raises."""
         complete = attrs.evolve(
             record,
             model=origin.model,
@@ -48,8 +46,6 @@ class RequestLog:
             endpoint=origin.endpoint,
             arrived_at=origin.at,
             unix_offset=time.time() - trio.current_time(),
-            traceparent=origin.traceparent,
-            tracestate=origin.tracestate,
         )
         self.recent.append(complete)
         for observer in self._observers:
@@ -57,3 +53,4 @@ class RequestLog:
                 observer(complete)
             except Exception:
                 log.exception("the end of request %s could not be told", record.request_id)
+        return complete

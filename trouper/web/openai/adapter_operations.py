@@ -60,6 +60,7 @@ class AdapterOperations:
             ENDPOINT(
                 path="/v1/load_lora_adapter",
                 handler=self.load,
+                operation="loadLoraAdapter",
                 summary="Load a LoRA adapter",
                 description="From the directories that --adapter and --adapters-from name. "
                 "Requests that run are not disturbed. `load_inplace` exchanges an adapter of this "
@@ -72,6 +73,7 @@ class AdapterOperations:
             ENDPOINT(
                 path="/v1/unload_lora_adapter",
                 handler=self.unload,
+                operation="unloadLoraAdapter",
                 summary="Unload a LoRA adapter when its requests have ended",
                 description="Further requests with it are refused at once.",
                 request=UnloadAdapterRequest,

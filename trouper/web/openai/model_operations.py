@@ -79,6 +79,7 @@ class ModelOperations:
             ENDPOINT(
                 path="/v1/models/load",
                 handler=self.load,
+                operation="loadModel",
                 summary="Load a model, or wake it",
                 description="Its memory is planned first: idle models make room, others are not "
                 "disturbed (507). With `stream` events "
@@ -90,6 +91,7 @@ class ModelOperations:
             ENDPOINT(
                 path="/v1/models/wake",
                 handler=self.wake,
+                operation="wakeModel",
                 summary="Load a model that sleeps",
                 request=WakeRequest,
                 events=EVENTS,
@@ -102,6 +104,7 @@ class ModelOperations:
             ENDPOINT(
                 path="/v1/models/unload",
                 handler=self.unload,
+                operation="unloadModel",
                 summary="Unload a model when its requests have ended",
                 description=(
                     "`force` ends them with an error. The next request for the model loads it "
@@ -113,6 +116,7 @@ class ModelOperations:
             ENDPOINT(
                 path="/v1/models/sleep",
                 handler=self.sleep,
+                operation="sleepModel",
                 summary="Free a model's memory; its cached blocks stay on disk",
                 request=SleepRequest,
                 events=EVENTS,
@@ -120,6 +124,7 @@ class ModelOperations:
             ENDPOINT(
                 path="/v1/models/pin",
                 handler=self.pin,
+                operation="pinModel",
                 summary="Keep a model from being unloaded, or release it",
                 request=PinRequest,
             ),

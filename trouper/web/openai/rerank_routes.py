@@ -29,6 +29,7 @@ class Reranking:
                 method="POST",
                 path="/v1/rerank",
                 handler=self.rerank,
+                operation="createRerank",
                 summary="Order documents by how well they answer a query",
                 description="Also at /rerank and /v2/rerank. With `texts` in place of `documents` "
                 "the answer is a list, as "
@@ -45,6 +46,7 @@ class Reranking:
                 method="POST",
                 path="/v1/score",
                 handler=self.score,
+                operation="createScore",
                 summary="How well texts answer others",
                 description="Also at /score.",
                 request=rerank.ScoreRequest,

@@ -51,8 +51,10 @@ class OpenAi:
         self._service = service
 
     def _envelope(self, prefix: str, served: Served) -> Envelope:
+        response_id = prefix + self._service.request_id
+        self._service.note_response_id(response_id)
         return Envelope(
-            id=prefix + self._service.request_id,
+            id=response_id,
             created=now(),
             model=served.name,
             fingerprint=served.fingerprint,
@@ -75,6 +77,7 @@ class OpenAi:
                 method="POST",
                 path="/v1/chat/completions",
                 handler=self.chat,
+                operation="createChatCompletion",
                 summary="Answer a conversation",
                 request=chat_completions.ChatRequest,
                 answer=ref("ChatCompletion"),
@@ -90,6 +93,7 @@ class OpenAi:
                 method="POST",
                 path="/v1/completions",
                 handler=self.completions,
+                operation="createCompletion",
                 summary="Continue a text",
                 request=completions.CompletionRequest,
                 answer=ref("Completion"),
@@ -105,6 +109,7 @@ class OpenAi:
                 method="POST",
                 path="/infill",
                 handler=self.infill,
+                operation="createInfill",
                 summary="Fill a gap in a text",
                 description=(
                     "For models that were trained to fill in the middle, which their vocabulary "
@@ -130,6 +135,7 @@ class OpenAi:
                 method="POST",
                 path="/v1/embeddings",
                 handler=self.embeddings,
+                operation="createEmbedding",
                 summary="Texts as vectors",
                 description=(
                     "Hidden states, pooled as the model's own files say or else their mean; of "
@@ -149,6 +155,7 @@ class OpenAi:
                 method="GET",
                 path="/v1/models",
                 handler=self.models,
+                operation="listModels",
                 summary="The models that are served",
                 answer=answer_schemas.MODELS,
             ),
@@ -156,6 +163,7 @@ class OpenAi:
                 method="GET",
                 path="/v1/models/<path:model>",
                 handler=self.model,
+                operation="retrieveModel",
                 summary="One of them",
                 answer=ref("ModelBody"),
             ),
@@ -163,6 +171,7 @@ class OpenAi:
                 method="POST",
                 path="/v1/requests/<request_id>/cancel",
                 handler=self.cancel,
+                operation="cancelRequest",
                 summary="Cancel a request that runs",
                 description=(
                     "By the X-Request-Id of its response, or the id in its body. Whoever waits for "
@@ -178,6 +187,7 @@ class OpenAi:
             endpoint(
                 path="/tokenize",
                 handler=self.tokenize,
+                operation="tokenize",
                 summary="The tokens of a text or a conversation",
                 request=tokenize.TokenizeRequest,
                 answer=answer_schemas.TOKENIZED,
@@ -186,6 +196,7 @@ class OpenAi:
             endpoint(
                 path="/detokenize",
                 handler=self.detokenize,
+                operation="detokenize",
                 summary="The text of tokens",
                 request=tokenize.DetokenizeRequest,
                 answer=answer_schemas.DETOKENIZED,

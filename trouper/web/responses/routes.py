@@ -125,8 +125,9 @@ class Responses:
             endpoint(
                 path="/v1/responses",
                 handler=self.create,
+                operation="createResponse",
                 summary="Answer, and remember the conversation",
-                answer=ref("Response"),
+                answer=ref("ResponseObject"),
                 events=ref("ResponseEvent"),
                 also=GENERATES,
                 examples={
@@ -141,6 +142,7 @@ class Responses:
             endpoint(
                 path="/v1/responses/input_tokens",
                 handler=self.count,
+                operation="countResponseInputTokens",
                 summary="How many tokens the input of a response has",
                 answer=COUNTED,
                 also=COUNTS,
@@ -155,19 +157,21 @@ class Responses:
                 method="GET",
                 path="/v1/responses/<response:response_id>",
                 handler=self.get,
+                operation="getResponse",
                 summary="A response that is stored or still runs",
                 description=(
                     "`stream` repeats the events of one that was created with `background` and "
                     "`stream`."
                 ),
                 query=REPLAY_QUERY,
-                answer=ref("Response"),
+                answer=ref("ResponseObject"),
                 events=ref("ResponseEvent"),
             ),
             endpoint(
                 method="DELETE",
                 path="/v1/responses/<response:response_id>",
                 handler=self.delete,
+                operation="deleteResponse",
                 summary="Forget a response",
                 description=(
                     "One that still runs is cancelled. What later responses build on stays with "
@@ -179,13 +183,15 @@ class Responses:
                 method="POST",
                 path="/v1/responses/<response:response_id>/cancel",
                 handler=self.cancel,
+                operation="cancelResponse",
                 summary="Cancel a response that runs",
-                answer=ref("Response"),
+                answer=ref("ResponseObject"),
             ),
             endpoint(
                 method="GET",
                 path="/v1/responses/<response:response_id>/input_items",
                 handler=self.input_items,
+                operation="listInputItems",
                 summary="What went into a response",
                 query=PAGE_QUERY,
                 answer=INPUT_ITEMS,
@@ -314,6 +320,7 @@ class Responses:
         parses = resolved.tools.offered or tokenizer.thinking is not None
         parser = self._service.parsers(served, resolved.tools, answer)() if parses else None
         response_id = new_id("resp_")
+        self._service.note_response_id(response_id)
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)
         live = Live(

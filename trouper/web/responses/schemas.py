@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
@@ -120,19 +122,22 @@ CUSTOM_CALL = full(
         "input": TEXT,
     }
 )
-BUILT_IN_CALL: Json = {
-    "type": "object",
-    "properties": {
-        "id": TEXT,
-        "type": {"enum": ["local_shell_call", "shell_call", "apply_patch_call"]},
-        "status": STATUS,
-        "call_id": TEXT,
-        "action": OBJECT,
-        "operation": OBJECT,
-        "environment": NULL,
-    },
-    "required": ["id", "type", "status", "call_id"],
-}
+BUILT_IN_CALLS: tuple[Json, ...] = tuple(
+    {
+        "type": "object",
+        "properties": {
+            "id": TEXT,
+            "type": {"const": kind},
+            "status": STATUS,
+            "call_id": TEXT,
+            "action": OBJECT,
+            "operation": OBJECT,
+            "environment": NULL,
+        },
+        "required": ["id", "type", "status", "call_id"],
+    }
+    for kind in ("local_shell_call", "shell_call", "apply_patch_call")
+)
 USAGE = full(
     {
         "input_tokens": COUNT,
@@ -191,34 +196,36 @@ INPUT_ITEMS = full(
 )
 
 
-def _event(kinds: tuple[str, ...], properties: Json) -> Json:
-    names = {"enum": [f"response.{kind}" for kind in kinds]}
-    return full({"type": names, "sequence_number": COUNT, **properties})
+def _events(kinds: tuple[str, ...], properties: Json) -> Iterator[Json]:
+    """Yield a schema for each type of event: generators tell them apart by one value each."""
+    for kind in kinds:
+        name = {"const": f"response.{kind}"}
+        yield full({"type": name, "sequence_number": COUNT, **properties})
 
 
 _ITEM: Json = {"item_id": TEXT, "output_index": COUNT}
 _PART_LOCATION: Json = {**_ITEM, "content_index": COUNT}
 _EVENTS = (
-    _event(
+    *_events(
         ("created", "queued", "in_progress", "completed", "incomplete", "failed"),
-        {"response": ref("Response")},
+        {"response": ref("ResponseObject")},
     ),
-    _event(
+    *_events(
         ("output_item.added", "output_item.done"),
         {"output_index": COUNT, "item": ref("OutputItem")},
     ),
-    _event(
+    *_events(
         ("content_part.added", "content_part.done"),
         {**_PART_LOCATION, "part": either(OUTPUT_TEXT, REASONING_TEXT)},
     ),
-    _event(("output_text.delta",), {**_PART_LOCATION, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
-    _event(("output_text.done",), {**_PART_LOCATION, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),
-    _event(("reasoning_text.delta",), {**_PART_LOCATION, "delta": TEXT}),
-    _event(("reasoning_text.done",), {**_PART_LOCATION, "text": TEXT}),
-    _event(("function_call_arguments.delta",), {**_ITEM, "delta": TEXT}),
-    _event(("function_call_arguments.done",), {**_ITEM, "name": TEXT, "arguments": TEXT}),
-    _event(("custom_tool_call_input.delta",), {**_ITEM, "delta": TEXT}),
-    _event(("custom_tool_call_input.done",), {**_ITEM, "input": TEXT}),
+    *_events(("output_text.delta",), {**_PART_LOCATION, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
+    *_events(("output_text.done",), {**_PART_LOCATION, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),
+    *_events(("reasoning_text.delta",), {**_PART_LOCATION, "delta": TEXT}),
+    *_events(("reasoning_text.done",), {**_PART_LOCATION, "text": TEXT}),
+    *_events(("function_call_arguments.delta",), {**_ITEM, "delta": TEXT}),
+    *_events(("function_call_arguments.done",), {**_ITEM, "name": TEXT, "arguments": TEXT}),
+    *_events(("custom_tool_call_input.delta",), {**_ITEM, "delta": TEXT}),
+    *_events(("custom_tool_call_input.done",), {**_ITEM, "input": TEXT}),
     full(
         {
             "type": {"const": "error"},
@@ -233,7 +240,7 @@ _EVENTS = (
 )
 EVENT = either(*_EVENTS)
 COMPONENTS: Json = {
-    "Response": RESPONSE,
-    "OutputItem": either(MESSAGE, REASONING, CALL, CUSTOM_CALL, BUILT_IN_CALL),
+    "ResponseObject": RESPONSE,
+    "OutputItem": either(MESSAGE, REASONING, CALL, CUSTOM_CALL, *BUILT_IN_CALLS),
     "ResponseEvent": EVENT,
 }

@@ -33,6 +33,7 @@ from trouper.web.http.request_body import Report, refuse
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.keys.endpoint_rights import asks_model, is_local
 from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
+from trouper.web.observability.exchange import Exchange
 from trouper.web.observability.log_once import IgnoredNames
 
 T = TypeVar("T")
@@ -79,6 +80,8 @@ class RequestScope:
     account: KeyAccount | None = None
     counted_model: str | None = None
     tokens: RequestTokens | None = None
+    exchange: Exchange | None = None
+    """None: no observer asks."""
 
     @classmethod
     def open(
@@ -287,9 +290,12 @@ class CurrentRequest:
     async def read(self, parse: Callable[[dict[str, Any], Report], T]) -> T:
         body = await self.body()
         try:
-            return await self.run_off_loop(parse, body, self.report)
+            parsed = await self.run_off_loop(parse, body, self.report)
         finally:
             self.note_ignored()
+        if self.scope.exchange is not None:
+            self.scope.exchange.note_parameters(parsed)
+        return parsed
 
     async def run_off_loop(
         self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments

@@ -35,6 +35,7 @@ from trouper.protocol.requests import (
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.json_response import formatted
 from trouper.web.http.socket_writer import SocketWriter
+from trouper.web.observability.exchange import Exchange
 from trouper.web.observability.log_once import MalformedCalls
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
@@ -88,7 +89,6 @@ class RunningAnswers:
 
 
 log = logging.getLogger("trouper.web")
-MAX_HEADER_CHARS = 512
 TOKEN_BYTES = 40
 """Bytes of a waiting prompt's token: an integer and a tuple's slot."""
 TOKENIZED_BYTES = 64
@@ -143,6 +143,8 @@ class Service(CurrentRequest):
     def run_in_background(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` beyond the connection, then release the request's resources."""
         assert self._background is not None
+        if self.scope.exchange is not None:
+            self.scope.exchange.in_background = True
         self._background.start_soon(_owning, self.scope.owned.pop_all(), work)
 
     # -- models -----------------------------------------------------------------------------------
@@ -150,6 +152,8 @@ class Service(CurrentRequest):
     async def served(self, model: str | None, adapter: str | None = None) -> Served:
         """Lease a model by name or alias (None: the default) until the request's end. `adapter`
         counts if the name has none. Raises `RequestFailed` (404, 503)."""
+        if self.scope.exchange is not None:
+            self.scope.exchange.model = model or ""
         model, named = split_adapter(model, self.entries())
         model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
@@ -167,17 +171,11 @@ class Service(CurrentRequest):
 
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
         entry = self.listed(model)
-        headers = self.headers
-        trace = (
-            _bounded_header(headers.get("traceparent", "")),
-            _bounded_header(headers.get("tracestate", "")),
-        )
         adapter = agreed_adapter(named, adapter, entry)
         return RequestOrigin(
             entry.names[0],
             request.path,
             trio.current_time(),
-            *trace,
             adapter=adapter,
             key=self.key_label,
         )
@@ -192,7 +190,18 @@ class Service(CurrentRequest):
             arrived_at=origin.at,
             ended_at=ended,
         )
-        self.request_log.note(origin, record)
+        self._note_end(origin, record, self.scope.exchange)
+
+    def _note_end(
+        self, origin: RequestOrigin, record: RequestRecord, exchange: Exchange | None
+    ) -> None:
+        complete = self.request_log.note(origin, record)
+        if exchange is not None:
+            exchange.records.append(complete)
+
+    def note_response_id(self, response_id: str) -> None:
+        if self.scope.exchange is not None:
+            self.scope.exchange.response_id = response_id
 
     def entries(self) -> Sequence[ModelEntry]:
         return self.entries_for(self.key or ANYBODY)
@@ -253,6 +262,8 @@ class Service(CurrentRequest):
             )
             for generate in generates
         ]
+        if self.scope.exchange is not None:
+            self.scope.exchange.note_submission(generates)
         await self.begin_line()
         at_once, answers = served.runtime.settings.rows, list[Answer]()
         # More would fill the queue, which is all clients'.
@@ -286,6 +297,7 @@ class Service(CurrentRequest):
     async def _send(self, served: Served, generate: Generate) -> Answer:
         self.scope.submitted = True
         reservation, holding = self.reserve(served.name), self.holding
+        exchange = self.scope.exchange
 
         def admit(prompt_tokens: int, max_tokens: int, named: bool) -> int:
             scores = -1 if generate.prompt_logprobs is None else generate.prompt_logprobs
@@ -294,7 +306,7 @@ class Service(CurrentRequest):
 
         def ended(record: RequestRecord) -> None:
             reservation.end(record)
-            self.request_log.note(served.origin, record)
+            self._note_end(served.origin, record, exchange)
 
         answer = await served.runtime.send(generate, ended, admit)
         self.at_end(self.running.add(self.key_identity, self.request_id, answer))
@@ -346,11 +358,6 @@ class Service(CurrentRequest):
         if writer is None or request.scope["http_version"] != "1.1":
             return None
         return writer, self.delivery
-
-
-def _bounded_header(header: str) -> str:
-    """Return the header for the log; "" for a long one, which W3C allows for trace state."""
-    return header if len(header) <= MAX_HEADER_CHARS else ""
 
 
 async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:

@@ -1,0 +1,124 @@
+"""`just generated-clients`: generators of clients, from their registries, make clients of
+/openapi.json; those in Python ask a server with the fake engine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import trio
+
+from tests.fakes import FakeEngine, Ranking
+from tests.web.serving import exchange, get, serving
+
+PROGRAMS = Path(__file__).parent / "programs"
+PACKAGES = (
+    "openapi-python-client",
+    "datamodel-code-generator",
+    "openapi-generator-cli",
+    "openapi-spec-validator",
+)
+LIMIT_S = 900
+
+
+def run(home: Path, *line: str) -> None:
+    outcome = subprocess.run(
+        line, cwd=home, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    problem = "Endpoint will not be generated" in outcome.stdout + outcome.stderr
+    if outcome.returncode or problem:
+        raise RuntimeError(f"{line}: {(outcome.stdout + outcome.stderr)[-3000:]}")
+
+
+def with_validator(home: Path, tool: Callable[[str], str], _: str) -> None:
+    run(home, tool("openapi-spec-validator"), "openapi.json")
+
+
+def with_openapi_python_client(home: Path, tool: Callable[[str], str], url: str) -> None:
+    generate = (tool("openapi-python-client"), "generate", "--path", "openapi.json")
+    run(home, *generate, "--meta", "none", "--output-path", "trouper_client")
+    shutil.copy(PROGRAMS / "python_client.py", home)
+    run(home, tool("python"), "python_client.py", url)
+
+
+def with_datamodel_codegen(home: Path, tool: Callable[[str], str], url: str) -> None:
+    options = ("--input-file-type", "openapi", "--output-model-type", "pydantic_v2.BaseModel")
+    run(
+        home,
+        tool("datamodel-codegen"),
+        "--input",
+        "openapi.json",
+        "--output",
+        "models.py",
+        *options,
+    )
+    shutil.copy(PROGRAMS / "pydantic_models.py", home)
+    run(home, tool("python"), "pydantic_models.py", url)
+
+
+def with_openapi_typescript(home: Path, _: Callable[[str], str], __: str) -> None:
+    run(
+        home,
+        "npm",
+        "install",
+        "--silent",
+        "--no-audit",
+        "--prefix",
+        ".",
+        "openapi-typescript",
+        "typescript@5",
+    )
+    run(home, "npx", "openapi-typescript", "openapi.json", "--output", "schema.d.ts")
+    run(home, "npx", "tsc", "--noEmit", "--strict", "schema.d.ts")
+
+
+def with_openapi_generator(home: Path, tool: Callable[[str], str], _: str) -> None:
+    generate = (tool("openapi-generator-cli"), "generate", "-i", "openapi.json", "-g", "java")
+    run(home, *generate, "--library", "native", "-o", "java")
+
+
+GENERATORS = {
+    with_validator: "uv",
+    with_openapi_python_client: "uv",
+    with_datamodel_codegen: "uv",
+    with_openapi_typescript: "npx",
+    with_openapi_generator: "java",
+}
+"""With the program that each needs."""
+
+
+def try_all(home: Path, url: str) -> bool:
+    run(home, "uv", "venv", "--quiet", "--python", sys.executable, "venv")
+    python = str(home / "venv" / "bin" / "python")
+    run(home, "uv", "pip", "install", "--quiet", "--python", python, *PACKAGES)
+    failed = False
+    for generator, program in GENERATORS.items():
+        name = generator.__name__.removeprefix("with_").replace("_", "-")
+        if shutil.which(program) is None:
+            print(f"{name}: not tried, since {program} is missing")  # noqa: T201
+            continue
+        try:
+            generator(home, lambda tool: str(home / "venv" / "bin" / tool), url)
+            print(f"{name}: right", flush=True)  # noqa: T201
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            failed = True
+            print(f"{name}: {error}", flush=True)  # noqa: T201
+    return failed
+
+
+async def main() -> int:
+    with TemporaryDirectory(prefix="generated-clients-") as home:
+        async with serving(FakeEngine(tokenizer=Ranking())) as served:
+            _, _, document = await exchange(served, get("/openapi.json"))
+            (Path(home) / "openapi.json").write_bytes(document)
+            url = f"http://127.0.0.1:{served.port}"
+            return int(await trio.to_thread.run_sync(partial(try_all, Path(home), url)))
+
+
+if __name__ == "__main__":
+    sys.exit(trio.run(main))
