@@ -8,7 +8,7 @@ from trouper.actors.runtime.watches import Health
 from trouper.process import prepare_process
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.capabilities import Capabilities, SelfCheck
-from trouper.protocol.grammar import Grammar
+from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.health import ChannelStats
 from trouper.protocol.loading import Loading, LoadWatch
 from trouper.protocol.logits_processor import LogitsProcessor
@@ -21,7 +21,13 @@ from trouper.protocol.model import (
     Tokenizer,
 )
 from trouper.protocol.model_options import ModelOptions
-from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
+from trouper.protocol.problems import (
+    ContextExcess,
+    ModelUnusable,
+    Problem,
+    RequestFailed,
+    SettingsInvalid,
+)
 from trouper.protocol.replies import (
     Accepted,
     Delta,
@@ -58,11 +64,13 @@ __all__ = [
     "Capabilities",
     "ChannelStats",
     "ChatPrompt",
+    "ContextExcess",
     "Delta",
     "Embedded",
     "Engine",
     "Failed",
     "Finished",
+    "FollowedGrammar",
     "Generate",
     "Grammar",
     "Health",

@@ -25,6 +25,7 @@ from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import HUB_CACHE
 from trouper.run import scan_of
 from trouper.storage import model_files
+from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan
 
 
@@ -131,6 +132,14 @@ def test_an_odd_model_is_listed_and_the_others_too(shelf: Path, config: str) -> 
         "unknown",
     )
     assert found["plain"]["problem"]
+
+
+def test_no_fault_of_one_model_ends_a_list(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, directory: Path) -> ModelFiles:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(model_files, "_described", fail)
+    assert "ZeroDivisionError" in read_model_files("plain", shelf / "plain").problem
 
 
 def test_a_file_that_vanishes_during_a_scan_ends_nothing(

@@ -21,6 +21,7 @@ from trouper.engine.loading import control_tokens
 from trouper.engine.loading.layer_patterns import LayerPatterns
 from trouper.engine.loading.output_format_detection import RENDERED
 from trouper.protocol.output_formats import THINKING
+from trouper.web.http import leniency
 from trouper.web.output.formats import json_calls, text_source
 from trouper.web.output.formats.call_sink import CallSink
 from trouper.web.output.formats.marked_answer import MarkedAnswer
@@ -67,6 +68,7 @@ MADE: Mapping[tuple[str, str], Any] = {
         ("search", control_tokens.compiled(MARKERS, MARKERS)),
         ("match", control_tokens.compiled(["im_end|>", "s>"], {"s>": 1}, r"[^\w\s]*+{}")),
     ],
+    ("web/http/leniency.py", "word"): lambda: [("search", leniency.word("max_tokens"))],
     ("web/output/formats/marked_answer.py", "_stops"): lambda: [
         ("search", answer._stops) for answer in _answers()
     ],

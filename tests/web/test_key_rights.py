@@ -174,12 +174,12 @@ async def test_models_beyond_the_list_of_a_key_do_not_exist_for_it(tmp_path: Pat
             status, _, answer = await exchange(
                 served, post("/v1/chat/completions", body, bearer(key))
             )
-            said = json.loads(answer)
-            assert status == expected, (key, model, said)
+            body = json.loads(answer)
+            assert status == expected, (key, model, body)
             if status == 200:
-                assert said["model"] == (model or "middle")
+                assert body["model"] == (model or "middle")
             elif key == "sk-b":
-                assert said["error"]["code"] == "model_not_found" and said["error"][
+                assert body["error"]["code"] == "model_not_found" and body["error"][
                     "message"
                 ].endswith("; 'middle' is served")
         assert (await exchange(served, get("/v1/models/large", bearer("sk-b"))))[0] == 404
@@ -266,7 +266,7 @@ async def test_a_key_cancels_its_own_requests_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "body"),
     [
         ("sk-secret admin=yes", "line 1: admin must be true or false, not 'yes'"),
         (
@@ -283,8 +283,8 @@ async def test_a_key_cancels_its_own_requests_only(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_options_of_a_right_that_cannot_be(line: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsInvalid, match=said) as refused:
+def test_options_of_a_right_that_cannot_be(line: str, body: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsInvalid, match=body) as refused:
         Keys.of(ServerSettings(api_key_file=key_file(tmp_path, line)))
     assert "sk-secret" not in str(refused.value)
 
@@ -383,8 +383,10 @@ async def test_a_key_sees_its_own_responses_only(tmp_path: Path) -> None:
                 assert (await exchange(served, foreign))[0] == 404, ask
             delete = f"DELETE {path} HTTP/1.1\r\nHost: localhost\r\n"
             assert (await exchange(served, f"{delete}{bearer('sk-admin')}\r\n".encode()))[0] == 404
-            status, said = await response("sk-red", short | {"previous_response_id": created["id"]})
-            assert (status, said["error"]["code"]) == (400, "previous_response_not_found")
+            status, refusal = await response(
+                "sk-red", short | {"previous_response_id": created["id"]}
+            )
+            assert (status, refusal["error"]["code"]) == (400, "previous_response_not_found")
             for item in created["output"]:
                 reference = [{"type": "item_reference", "id": item["id"]}]
                 assert (await response("sk-red", short | {"input": reference}))[0] >= 400

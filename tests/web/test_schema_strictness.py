@@ -67,8 +67,8 @@ async def compiled(path: str, body: Json, **server: Any) -> tuple[Grammar, str]:
     """The grammar of a request, and the header of what was ignored, in lower case."""
     tokenizer = Dropping()
     async with serving(FakeEngine(tokenizer=tokenizer), **server) as served:
-        status, headers, said = await exchange(served, post(path, body))
-    assert status == 200, said
+        status, headers, answer = await exchange(served, post(path, body))
+    assert status == 200, answer
     [grammar] = tokenizer.compiled
     return grammar, headers.get("x-trouper-ignored", "")
 

@@ -19,8 +19,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from trouper.engine.grammars.followed_schema import followed
 from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_documents import (
-    WHOLE,
-    Place,
+    ROOT,
+    Location,
     SchemaDocument,
     documents_of,
     with_documents,
@@ -65,7 +65,7 @@ THOUGHT = (
 )
 """Harmony's reasoning up to the next marker."""
 COMPILE_S = 10.0
-LEAST_S = 1.0
+MIN_TRIAL_S = 1.0
 """Minimum time to compile a schema of which all but the type was dropped."""
 SLOW_BYTES = 4 * 2**20
 """Bound of the cache of grammars that took too long to compile."""
@@ -110,7 +110,7 @@ class CompiledGrammar:
     nbytes: int
     """An estimate: llguidance reports none."""
     grammar: Grammar
-    dropped: tuple[Place, ...] = ()
+    dropped: tuple[Location, ...] = ()
     """Places of dropped keywords."""
 
 
@@ -119,17 +119,17 @@ class GrammarFault:
     """Why a grammar cannot be followed."""
 
     reason: str
-    place: Place = WHOLE
+    location: Location = ROOT
 
     @property
     def nbytes(self) -> int:
-        return len(self.reason) + sum(map(len, self.place.steps))
+        return len(self.reason) + sum(map(len, self.location.steps))
 
 
 class GrammarFaultError(ValueError):
-    def __init__(self, reason: str, place: Place = WHOLE) -> None:
+    def __init__(self, reason: str, location: Location = ROOT) -> None:
         super().__init__(reason)
-        self.fault = GrammarFault(reason, place)
+        self.fault = GrammarFault(reason, location)
 
 
 class Grammars:
@@ -195,7 +195,7 @@ class Grammars:
         self._live[_key(grammar)] = self._live[_key(found.grammar)] = found
         return FollowedGrammar(
             attrs.evolve(found.grammar, param=grammar.param),
-            tuple(place.shown(grammar) for place in found.dropped),
+            tuple(location.shown(grammar) for location in found.dropped),
             found,
         )
 
@@ -217,7 +217,7 @@ class Grammars:
 
     def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | GrammarFault:
         """Raises `TrialFailedError`, `TrialUnavailableError`."""
-        dropped: tuple[Place, ...] = ()
+        dropped: tuple[Location, ...] = ()
         try:
             grammar, dropped = self._followable(grammar, timeout_s)
         except GrammarFaultError as error:
@@ -233,8 +233,10 @@ class Grammars:
         size = max(len(text) * BYTES_PER_CHARACTER, minimum)
         return CompiledGrammar(matcher, size, grammar, dropped)
 
-    def _followable(self, grammar: Grammar, timeout_s: float) -> tuple[Grammar, tuple[Place, ...]]:
-        """Return the grammar without what may be dropped, and the places. Raises
+    def _followable(
+        self, grammar: Grammar, timeout_s: float
+    ) -> tuple[Grammar, tuple[Location, ...]]:
+        """Return the grammar without what may be dropped, and the locations. Raises
         `GrammarFaultError`, `ValueError`, `RecursionError`, `TrialFailedError`,
         `TrialUnavailableError`."""
         end = time.monotonic() + timeout_s
@@ -254,10 +256,10 @@ class Grammars:
                 raise
             documents = [one if one.strict else one.free() for one in documents]
             found = with_documents(grammar, documents)
-            reason = self._fault(found, max(timeout_s, LEAST_S))
+            reason = self._fault(found, max(timeout_s, MIN_TRIAL_S))
         if reason:
             raise GrammarFaultError(reason)
-        return found, tuple(place for document in documents for place in document.dropped)
+        return found, tuple(location for document in documents for location in document.dropped)
 
     def _tried(self, document: SchemaDocument, reason: str, end: float) -> SchemaDocument:
         """Return the schema without what llguidance rejects. Raises `GrammarFaultError` for what
@@ -272,13 +274,13 @@ class Grammars:
                 return document.without(*relaxed_by_trials(document.schema, is_wrong))
             except SchemaFaultError as error:
                 raise GrammarFaultError(reason, document.at(error.fault.path)) from None
-        place = None
+        location = None
         with suppress(RecursionError, ValueError, TrialFailedError, TrialUnavailableError):
             if not is_wrong(document.schema):
                 return document
-            place = document.place
-            place = document.at(fault_of(document.schema, is_wrong).path)
-        raise GrammarFaultError(reason, place or document.place)
+            location = document.location
+            location = document.at(fault_of(document.schema, is_wrong).path)
+        raise GrammarFaultError(reason, location or document.location)
 
     def _fault(self, grammar: Grammar, timeout_s: float) -> str:
         """Return the fault, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
@@ -453,7 +455,7 @@ def _blanks(schema: Any, *, compact: bool) -> dict[str, Any]:
 
 def cannot_be_followed(grammar: Grammar, fault: GrammarFault) -> RequestFailed:
     """Make the error of a faulty grammar."""
-    where, tool = fault.place.path(grammar), fault.place.tool
+    where, tool = fault.location.path(grammar), fault.location.tool
     of_tool = f" (tool {tool!r})" if tool else ""
     return bad_request(
         f"{where}{of_tool} cannot be followed: {fault.reason}", where, "invalid_grammar"

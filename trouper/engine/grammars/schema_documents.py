@@ -17,8 +17,8 @@ MAX_PATH, TAIL = 80, 57
 
 
 @attrs.frozen
-class Place:
-    """A place in a schema of a request."""
+class Location:
+    """A location in a schema of a request."""
 
     steps: Steps = ()
     param: str = ""
@@ -35,7 +35,7 @@ class Place:
         return path if len(path) <= MAX_PATH else f"{path[: MAX_PATH - TAIL - 3]}...{path[-TAIL:]}"
 
 
-WHOLE = Place()
+ROOT = Location()
 
 
 @attrs.frozen
@@ -43,15 +43,15 @@ class SchemaDocument:
     schema: Any
     strict: bool
     """Whether a keyword that cannot be followed is a fault; else the keyword is dropped."""
-    place: Place = WHOLE
-    dropped: tuple[Place, ...] = ()
+    location: Location = ROOT
+    dropped: tuple[Location, ...] = ()
 
-    def at(self, steps: Steps) -> Place:
-        return attrs.evolve(self.place, steps=steps)
+    def at(self, steps: Steps) -> Location:
+        return attrs.evolve(self.location, steps=steps)
 
     def without(self, schema: Any, dropped: Sequence[Steps]) -> SchemaDocument:
-        places = map(self.at, dropped)
-        return attrs.evolve(self, schema=schema, dropped=(*self.dropped, *places))
+        locations = map(self.at, dropped)
+        return attrs.evolve(self, schema=schema, dropped=(*self.dropped, *locations))
 
     def relaxed(self) -> SchemaDocument:
         """Drop what llguidance never follows, and what is too wide, unless strict."""
@@ -63,7 +63,9 @@ class SchemaDocument:
     def free(self) -> SchemaDocument:
         """Drop all but the type."""
         kind = self.schema.get("type") if isinstance(self.schema, dict) else None
-        return self.without({"type": "object"} if self.place.tool or kind == "object" else {}, [()])
+        return self.without(
+            {"type": "object"} if self.location.tool or kind == "object" else {}, [()]
+        )
 
 
 def documents_of(grammar: Grammar) -> Iterator[SchemaDocument]:
@@ -71,8 +73,8 @@ def documents_of(grammar: Grammar) -> Iterator[SchemaDocument]:
     if grammar.kind == "json_schema":
         yield SchemaDocument(json.loads(grammar.source), grammar.strict)
     for call in json.loads(grammar.source) if grammar.kind == "calls" else ():
-        place = Place(param=call["param"], tool=call["name"])
-        yield SchemaDocument(call["parameters"], grammar.strict or call["strict"], place)
+        location = Location(param=call["param"], tool=call["name"])
+        yield SchemaDocument(call["parameters"], grammar.strict or call["strict"], location)
 
 
 def with_documents(grammar: Grammar, documents: Sequence[SchemaDocument]) -> Grammar:

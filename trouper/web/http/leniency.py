@@ -73,7 +73,7 @@ class ReadPast:
         own, dot, rest = (problem.param or "").partition(".")
         if (sent := self.sent.get(own)) is None:
             return problem
-        message = re.sub(rf"\b{re.escape(own)}\b", lambda _: sent, problem.message)
+        message = word(own).sub(lambda _: sent, problem.message)
         return attrs.evolve(problem, message=message, param=f"{sent}{dot}{rest}")
 
     def take_new(self) -> list[str]:
@@ -81,6 +81,10 @@ class ReadPast:
         names = [*self.names][self._taken :]
         self._taken += len(names)
         return names
+
+
+def word(name: str) -> re.Pattern[str]:
+    return re.compile(rf"\b{re.escape(name)}\b")
 
 
 def safe_name(name: str) -> str:

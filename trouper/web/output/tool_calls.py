@@ -52,7 +52,7 @@ class Tools:
             name for offer, name in zip(offers, names, strict=True) if offer.deferred
         )
         offers_by_name = dict(zip(names, offers, strict=True))
-        return cls(offered, (), several, mapped, deferred, offers_by_name)
+        return cls(offered, several=several, forms=mapped, deferred=deferred, offers=offers_by_name)
 
     @property
     def described(self) -> list[Json]:
