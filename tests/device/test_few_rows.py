@@ -75,13 +75,17 @@ def test_prepared_layers_are_products_with_their_weights(rows: int, bias: bool) 
     plain = nn.Linear(256, 200, bias=bias)
     plain.set_dtype(mx.bfloat16)
     x = mx.random.normal((rows, 1, 256)).astype(mx.bfloat16)
-    for layer in (
+    for usual in (
         plain,
         plain.to_quantized(64, 4),
         plain.to_quantized(32, 8),
         plain.to_quantized(64, 6),
     ):
-        linear_layers.prepare(layer)
+        # A layer is replaced in its model.
+        model = nn.Sequential(usual)
+        linear_layers.prepare(model)
+        [layer] = model.layers
+        assert type(layer) in linear_layers.KINDS.values()
         got = np.array(layer(x).astype(mx.float32))
         with mx.stream(mx.cpu):
             expected = x.astype(mx.float32) @ matrix_of(layer).T
