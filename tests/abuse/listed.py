@@ -446,7 +446,12 @@ STRUCTURES = (
         "structure",
         "a chain of 1,500 references, which overflows a stack",
         FORM,
-        schema(chain(1500)),
+        schema(chain(1500), strict=True),
+    ),
+    served(
+        "structure",
+        "a chain of 1,500 references, of which all but the type may be dropped",
+        schema(chain(1501)),
     ),
     refused(
         "structure",

@@ -162,7 +162,7 @@ async def test_what_cannot_be_loaded_says_why_and_is_tried_again_on_demand(
             assert await done(manager.control.load("broken")) == "model_unusable"
         world.repaired = True
         assert await done(manager.control.load("broken")) == ""
-        with pytest.raises(RequestFailed, match="not served"):
+        with pytest.raises(RequestFailed, match="'nobody' does not exist here"):
             manager.control.load("nobody")
         await done(manager.control.load("small"))
 

@@ -183,7 +183,7 @@ def test_a_fault_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for param in ("guided", "tools"):
         with pytest.raises(RequestFailed) as refused:
             grammars().compile(Grammar(wrong.kind, wrong.source, param))
-        assert refused.value.problem.param == param
+        assert refused.value.problem.param == f"{param}.type"
         monkeypatch.setattr(grammars(), "_compile", lambda *_: pytest.fail("it was tried again"))
 
 

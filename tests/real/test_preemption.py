@@ -137,10 +137,15 @@ async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(
         # A row counts half a step more.
         async with running(path, kv_memory=1024 * (64 + 8)) as runtime:
             with pytest.raises(
-                RequestFailed, match=r"memory holds 64 tokens .* shorten the prompt to 63"
+                RequestFailed,
+                match=r"maximum context length is 64 tokens \(all that --kv-memory .* leaves to one "
+                r"request\)\. However, you requested 65 tokens \(64 in the prompt, 1 in the "
+                r"completion\), .* the prompt is too long",
             ) as refused:
                 await runtime.submit(request(64, 1))
-            assert (refused.value.problem.status, refused.value.problem.param) == (400, "prompt")
+            problem = refused.value.problem
+            assert (problem.status, problem.param) == (400, "prompt")
+            assert problem.code == "context_length_exceeded"
             with await runtime.submit(request(60, 30)) as answer:
                 assert answer.accepted.max_tokens == 4
                 tokens = [token async for delta in answer for token in delta.tokens]

@@ -181,7 +181,8 @@ def by_likelihood(choices: list[Json]) -> list[Json]:
 
 
 async def compare(served: Served, path: str, body: Json, told: str) -> list[Json]:
-    """The whole answer's choices, once the stream has said the same."""
+    """The whole answer's choices, once the stream has said the same. No chunk has log-probabilities
+    if no token is of the content; the whole answer has an empty list then."""
     status, whole = await ask(served, body, path)
     assert status == 200, f"{told}: {whole}"
     chunks = await stream(served, body, path)
@@ -189,6 +190,8 @@ async def compare(served: Served, path: str, body: Json, told: str) -> list[Json
     for choice in together if path == CHAT else ():
         if choice["message"]["content"] == "" and "tool_calls" in choice["message"]:
             choice["message"]["content"] = None
+        if choice["logprobs"] is None and body.get("logprobs"):
+            choice["logprobs"] = {"content": [], "refusal": None}
     mine, theirs = (by_likelihood(without_ids(choices)) for choices in (together, whole["choices"]))
     assert_same(mine, theirs, told)
     for key in ("prompt_tokens", "completion_tokens"):

@@ -148,7 +148,7 @@ ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
     (
         CALL[6:-7],
         {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 9},
-        [text(CALL[6:15])],
+        [],
         "max_tokens",
     ),
     ("<call>[]</call>", {"tools": [TOOL]}, [text("<call>[]</call>")], "end_turn"),
@@ -612,14 +612,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "output_config": {"format": {"type": "json_schema", "schema": {}}},
         },
         "output_format",
-    ),
-    (
-        {
-            "output_format": {"type": "json_schema", "schema": {}},
-            "tools": [TOOL],
-            "tool_choice": {"type": "any"},
-        },
-        "output_format.schema",
     ),
     (
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},

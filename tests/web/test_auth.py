@@ -63,7 +63,7 @@ def test_what_holds_no_data_is_open_and_nothing_else(restricted: bool) -> None:
         path for path in ENDPOINT_ACCESS if access_of(path, restricted=restricted) == "open"
     }
     page = {"/", "/live/<digest>/<name>", "/openapi.json", "/docs"}
-    assert open_paths == {"/health", "/livez", "/readyz", *page} | (
+    assert open_paths == {"/health", "/livez", "/api/hello", "/readyz", *page} | (
         set() if restricted else {"/metrics"}
     )
     for path in ("/v1/of-the-future", "/v1/live/", "/live", "/metrics/", "/V1/models", "//metrics"):

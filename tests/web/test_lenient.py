@@ -14,6 +14,7 @@ from tests.family_configs import LONG
 from tests.schemathesis import generated_here
 from tests.web.scraping import scrape
 from tests.web.serving import ask, exchange, get, post, serving
+from tests.web.test_openapi import body_of, described
 from trouper.web.anthropic import messages
 from trouper.web.http.leniency import MAX_NAMES, MORE, ReadPast
 from trouper.web.http.request_body import Body
@@ -342,10 +343,7 @@ async def test_a_query_is_read_past_too() -> None:
 async def test_openapi_describes_what_is_read_past() -> None:
     for strict in (False, True):
         async with serving(FakeEngine(), strict=strict) as served:
-            document = json.loads((await exchange(served, get("/openapi.json")))[2])
-        schema = document["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"][
-            "schema"
-        ]
+            schema = body_of(await described(served), CHAT)
         assert schema["additionalProperties"] is not strict
         assert ("n_predict" in schema["properties"]) is not strict
         assert ("grammar" in schema["properties"]) is not strict

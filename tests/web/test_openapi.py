@@ -42,6 +42,14 @@ def validator(document: Json, schema: Json) -> Draft202012Validator:
     return Draft202012Validator({"components": document["components"], "allOf": [schema]})
 
 
+def body_of(document: Json, path: str) -> Json:
+    """The schema of a POST's JSON body, itself and no reference."""
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    component = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    assert isinstance(component, dict)
+    return component
+
+
 def schemas(document: Json) -> Iterator[Json]:
     yield from document["components"]["schemas"].values()
     for _, _, operation in operations(document):

@@ -35,7 +35,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 HEAD = head_of(parse_response({"input": "x"}), "resp_1", "fake", stored=True)
 VALIDATORS = {
     name: Draft202012Validator({"components": {"schemas": COMPONENTS}, **ref(name)})
-    for name in ("Response", "ResponseEvent")
+    for name in ("ResponseObject", "ResponseEvent")
 }
 CALL = '<call>{"name": "f", "arguments": {}}</call>'
 SAID = st.lists(
@@ -79,7 +79,7 @@ def test_events_are_the_response(pieces: list[str], end: str) -> None:
     said = shape.opening(0, answer) + b"".join(
         shape.text(0, delta, answer) for delta in deltas_of(pieces)
     )
-    VALIDATORS["Response"].validate(json.loads(json.dumps(shape.response())))
+    VALIDATORS["ResponseObject"].validate(json.loads(json.dumps(shape.response())))
     match end:
         case "stop" | "length" as reason:
             said += shape.ending(0, Finished(reason, len(pieces)), answer)

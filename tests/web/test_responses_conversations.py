@@ -264,9 +264,9 @@ async def test_the_other_endpoints() -> None:
             client.responses.cancel(made.id)
         client.responses.delete(made.id)
         for gone in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
-            with pytest.raises(openai.NotFoundError, match="is gone"):
+            with pytest.raises(openai.NotFoundError, match="not found"):
                 gone(made.id)
-        with pytest.raises(openai.NotFoundError, match="is gone") as caught:
+        with pytest.raises(openai.BadRequestError, match="not found") as caught:
             client.responses.create(model="fake", input="x", previous_response_id=made.id)
         assert caught.value.param == "previous_response_id"
 

@@ -221,7 +221,7 @@ async def test_stored_responses_survive_a_restart_for_their_key_alone(
             assert following.previous_response_id == kept.id
             for name in (kept.id, following.id, events[-1].response.id):
                 client.responses.delete(name)
-                with pytest.raises(openai.NotFoundError, match="is gone"):
+                with pytest.raises(openai.NotFoundError, match="not found"):
                     client.responses.retrieve(name)
 
         for path in (f"/v1/responses/{kept.id}", f"/v1/responses/{kept.id}/input_items"):

@@ -31,10 +31,13 @@ def test_a_forced_call_keeps_whatever_arguments_json_allows(arguments: str) -> N
     assert (call.name, call.arguments) == ("weigh", arguments)
 
 
-@pytest.mark.parametrize(
-    "text", ["", '{"name": "weigh", "argu', "[]", '{"name": 1, "arguments": {}}']
-)
-def test_what_was_cut_off_is_no_call(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "[", '{"name": "weigh", "argu', "[]"])
+def test_what_was_cut_off_is_no_call_and_the_servers_wrapper_no_text(text: str) -> None:
+    assert parsed(text) == ParsedOutput("", "", (), "length")
+
+
+def test_what_is_no_wrapper_of_a_call_is_text() -> None:
+    text = '{"name": 1, "arguments": {}}'
     assert parsed(text) == ParsedOutput(text, "", (), "length")
 
 

@@ -242,11 +242,11 @@ NEVER_HERE = frozenset(
     {
         *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
         *("cors_origins", "ssd_cache_dir", "batch_dir", "otlp_endpoint", "adapters_from"),
-        "rank_secret_file",
+        *("rank_secret_file", "special_tokens_in_content"),
     }
 )
 """A working directory may be a stranger's. These would open the server, name secrets or files,
-or send prompts elsewhere."""
+send prompts elsewhere, or let texts open turns."""
 LOOPBACK_HERE = frozenset({"host", "control_host"})
 NOT_TAKEN = "is not taken from the working directory"
 
