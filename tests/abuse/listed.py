@@ -347,9 +347,9 @@ PROMPTS = (
 # -- structure ------------------------------------------------------------------------------------
 
 
-def schema(value: Any, **fields: Any) -> Ask:
+def schema(value: Any, strict: bool = False, **fields: Any) -> Ask:
     """A chat whose answer follows it."""
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": value}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": value, "strict": strict}}
     return Ask(chat(**({"response_format": form, "max_tokens": 10} | fields)))
 
 

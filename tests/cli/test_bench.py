@@ -216,7 +216,7 @@ def test_what_was_measured_before_stays_until_there_is_more(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--long-words", "8000"), "more than --max-prompt-tokens"),
+        (("--long-words", "8000"), "maximum context length is 32768 tokens (--max-prompt-tokens)"),
         (("--streams", "1,x"), "no list of numbers"),
         (("--streams", "0"), "fewer than one"),
         (("--out", "/none/at/all"), "there is no directory /none/at"),

@@ -138,8 +138,8 @@ async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(
         async with running(path, kv_memory=1024 * (64 + 8)) as runtime:
             with pytest.raises(
                 RequestFailed,
-                match=r"maximum context length is 64 tokens \(all that --kv-memory .* leaves to one "
-                r"request\)\. However, you requested 65 tokens \(64 in the prompt, 1 in the "
+                match=r"maximum context length is 64 tokens \(all that --kv-memory .* leaves to "
+                r"one request\)\. However, you requested 65 tokens \(64 in the prompt, 1 in the "
                 r"completion\), .* the prompt is too long",
             ) as refused:
                 await runtime.submit(request(64, 1))

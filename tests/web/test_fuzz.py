@@ -22,7 +22,7 @@ from jsonschema import Draft202012Validator
 
 from tests.fakes import FakeEngine
 from tests.web.serving import PATIENCE_S, Served, a_stream_that_goes_on, pace, serving
-from tests.web.test_openapi import STREAMED, body_of, data_of, described, operations, validator
+from tests.web.test_openapi import STREAMED, data_of, described, operations, request_of, validator
 
 Json = dict[str, Any]
 LONG = "TROUPER_LONG_TESTS" in os.environ
@@ -284,7 +284,7 @@ class Target:
         stream = answers.get(STREAMED)
         return cls(
             path,
-            [*body_of(document, path)["properties"]],
+            [*request_of(document, path)["properties"]],
             [example["value"] for example in content["examples"].values()] + RICH.get(path, []),
             validator(document, responses["400"]["content"]["application/json"]["schema"]),
             validator(document, answers["application/json"]["schema"]),

@@ -42,7 +42,7 @@ def validator(document: Json, schema: Json) -> Draft202012Validator:
     return Draft202012Validator({"components": document["components"], "allOf": [schema]})
 
 
-def body_of(document: Json, path: str) -> Json:
+def request_of(document: Json, path: str) -> Json:
     """The schema of a POST's JSON body, itself and no reference."""
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     component = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
