@@ -14,20 +14,13 @@ import attrs
 import psutil
 import trio
 
-from tests.abuse.asking import COMPLETIONS, Ask, Heard, ask
+from tests.abuse.asking import Ask, Heard, ask
 from tests.abuse.listed import Abuse
+from tests.abuse.streams import Streams, streams
 from tests.families import FAMILIES, save
 from tests.test_process import free_port, serving
-from tests.web.serving import post
 from trouper.engine.loading import bundled_model
 
-STREAM = {
-    "prompt": "Once upon a time",
-    "max_tokens": 300,
-    "stream": True,
-    "ignore_eos": True,
-    "speculation": "off",
-}
 QUIET_S = 1.0
 """What is still heard of the stream after the last answer."""
 BACK_S = 45.0
@@ -67,57 +60,6 @@ def tiny_model(directory: Path) -> Path:
 
 def _pid(process: Popen[str]) -> int:
     return process.pid
-
-
-class Stream:
-    """A client that reads one stream after another; pauses between streams do not count."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._last: float | None = None
-        self._longest = 0.0
-        self._heard = trio.Event()
-        self.broken = ""
-
-    async def run(self) -> None:
-        while True:
-            async with await trio.open_tcp_stream("127.0.0.1", self._port) as stream:
-                await stream.send_all(
-                    post(COMPLETIONS, STREAM, "Content-Type: application/json\r\n")
-                )
-                await self._read(stream)
-
-    async def _read(self, stream: trio.SocketStream) -> None:
-        self._last, tail = None, b""
-        while b"data: [DONE]" not in tail:
-            said = bytes(await stream.receive_some(2**16))
-            if not said or b'data: {"error"' in said:
-                self.broken = (tail + said)[-300:].decode(
-                    "utf-8", "replace"
-                ) or "the connection ended"
-                return
-            tail = tail[-100:] + said
-            if b"data: " in said:
-                self._note(trio.current_time())
-
-    def _note(self, now: float) -> None:
-        if self._last is not None:
-            self._longest = max(self._longest, now - self._last)
-        self._last = now
-        self._heard.set()
-        self._heard = trio.Event()
-
-    async def hears(self) -> None:
-        with trio.fail_after(120):
-            await self._heard.wait()
-
-    def longest(self) -> float:
-        """The longest pause since the last call, the one at this moment included."""
-        longest = self._longest
-        if self._last is not None:
-            longest = max(longest, trio.current_time() - self._last)
-        self._longest = 0.0
-        return longest
 
 
 @attrs.frozen
@@ -177,8 +119,8 @@ class Played:
 class Stage:
     """A server and its stream."""
 
-    def __init__(self, port: int, process: psutil.Process, stream: Stream) -> None:
-        self.port, self._process, self._stream = port, process, stream
+    def __init__(self, port: int, process: psutil.Process, streams: Streams) -> None:
+        self.port, self._process, self._streams = port, process, streams
 
     async def play(self, asks: Sequence[Ask], before: Memory | None = None) -> Played:
         """All at once; then until memory is what it was before, for a while."""
@@ -187,31 +129,26 @@ class Stage:
         async def one(place: int, wish: Ask) -> None:
             heard[place] = await ask(self.port, wish)
 
-        await self._stream.hears()
-        self._stream.longest()
+        await self._streams.hear()
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
             for place, wish in enumerate(asks):
                 nursery.start_soon(one, place, wish)
         took = trio.current_time() - began
         await trio.sleep(QUIET_S)
-        gap, broken, self._stream.broken = self._stream.longest(), self._stream.broken, ""
+        gap, broken = await self._streams.report()
         if before is None:
             memory = await Memory.of(self.port, self._process)
         else:
             memory = await Memory.back(self.port, self._process, before)
-        return Played(tuple(heard), gap, took, memory, broken)
+        return Played(tuple(heard), gap, took, memory, "; ".join(broken))
 
 
 @asynccontextmanager
 async def staged(port: int, process: psutil.Process) -> AsyncIterator[Stage]:
     """The stream runs, and ends with this."""
-    stream = Stream(port)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(stream.run)
-        await stream.hears()
-        yield Stage(port, process, stream)
-        nursery.cancel_scope.cancel()
+    async with streams(port, 1) as running:
+        yield Stage(port, process, running)
 
 
 def faults(abuse: Abuse, heard: Sequence[Heard]) -> list[str]:

@@ -29,7 +29,8 @@ import trio
 from tests.abuse.__main__ import MODEL_FLAGS
 from tests.abuse.asking import CHAT, Ask, Heard, ask, of
 from tests.abuse.listed import HONEST, Abuse, named
-from tests.abuse.playing import EXTRA_S, WITHIN, Memory, Stream, faults, server, tiny_model
+from tests.abuse.playing import EXTRA_S, WITHIN, Memory, faults, server, tiny_model
+from tests.abuse.streams import Streams, streams
 from tests.hostile.directories import Case, build, remove
 from trouper.protocol.problems import INTERNAL
 
@@ -48,17 +49,13 @@ FLAGS = (*MODEL_FLAGS, "--grammar-timeout-s", "2")
 
 @attrs.define
 class Siege:
-    """One server, its streams and what was wrong."""
+    """One server and what was wrong."""
 
     port: int
     process: psutil.Process
-    streams: list[Stream]
     limited: bool
     statuses: Counter[int] = attrs.field(factory=Counter)
     wrong: list[str] = attrs.field(factory=list)
-
-    def longest(self) -> float:
-        return max(stream.longest() for stream in self.streams)
 
     async def send(self, jobs: Sequence[tuple[Abuse, Ask]]) -> None:
         """Send all, with `CLIENTS` at a time."""
@@ -79,9 +76,8 @@ class Siege:
         one = attrs.evolve(abuse, asks=(wish,))
         self.wrong += [f"{abuse.name}: {fault}" for fault in faults(one, [heard])]
 
-    async def honest(self) -> float:
+    async def honest(self, beside: Streams, asks: Sequence[Ask]) -> float:
         """Return the longest pause beside honest requests."""
-        asks = [wish for asks in HONEST.values() for wish in asks]
         begin = trio.current_time()
 
         async def client(number: int) -> None:
@@ -89,11 +85,12 @@ class Siege:
                 await ask(self.port, asks[number % len(asks)])
                 number += CLIENTS
 
-        self.longest()
+        await beside.hear()
         async with trio.open_nursery() as nursery:
             for number in range(CLIENTS):
                 nursery.start_soon(client, number)
-        return self.longest()
+        longest, _ = await beside.report()
+        return longest
 
     async def load(self, case: Case) -> None:
         """Ask for a hostile directory, or load a hostile adapter: an error, or it is served."""
@@ -108,9 +105,9 @@ class Siege:
         if heard.status in (0, INTERNAL.status) or not has_message:
             self.wrong.append(f"{case.name}: {heard.status} {heard.body[:200]!r}")
 
-    async def end(self, phase: str, honest_s: float, before: Memory) -> None:
+    async def end(self, phase: str, beside: Streams, honest_s: float, before: Memory) -> None:
         """Print what a phase did, and note what was wrong."""
-        gap_s = self.longest()
+        gap_s, broken = await beside.report()
         memory = await Memory.back(self.port, self.process, before, BACK_S)
         answers = dict(sorted(self.statuses.items()))
         print(
@@ -122,30 +119,25 @@ class Siege:
             self.wrong.append(f"{phase}: a pause of {gap_s:.2f} s")
         if memory.exceeds(before):
             self.wrong.append(f"{phase}: memory {memory}, before {before}, may be {WITHIN} of it")
-        broken = [stream.broken for stream in self.streams if stream.broken]
         self.wrong += [f"{phase}: a stream broke: {what}" for what in broken]
         self.statuses.clear()
 
 
-async def play(siege: Siege, cases: Sequence[Case]) -> None:
+async def play(siege: Siege, count: int, cases: Sequence[Case]) -> None:
     jobs = ROUNDS * [(abuse, wish) for abuse in named([]) for wish in abuse.asks[:ASKS]]
-    async with trio.open_nursery() as nursery:
-        for stream in siege.streams:
-            nursery.start_soon(stream.run)
-            await stream.hears()
-        await siege.honest()
-        await siege.send(
-            2 * CLIENTS * [(large, wish) for large in named(LARGE) for wish in large.asks]
-        )
-        honest_s = await siege.honest()
+    large = 2 * CLIENTS * [(abuse, wish) for abuse in named(LARGE) for wish in abuse.asks]
+    honest = [wish for kind, asks in HONEST.items() for wish in asks if kind != "scores"]
+    async with streams(siege.port, count) as beside:
+        await siege.honest(beside, honest)
+        await siege.send(large)
+        honest_s = await siege.honest(beside, honest)
         before = await Memory.of(siege.port, siege.process)
         await siege.send(jobs)
-        await siege.end(f"{len(jobs)} requests", honest_s, before)
-        siege.longest()
+        await siege.end(f"{len(jobs)} requests", beside, honest_s, before)
+        await beside.hear()
         for case in cases:
             await siege.load(case)
-        await siege.end(f"{len(cases)} directories and adapters", honest_s, before)
-        nursery.cancel_scope.cancel()
+        await siege.end(f"{len(cases)} directories and adapters", beside, honest_s, before)
 
 
 def main() -> int:
@@ -176,10 +168,9 @@ def main() -> int:
                 siege = Siege(
                     port,
                     process,
-                    [Stream(port) for _ in range(options.streams)],
                     limited=bool(options.descriptors or options.memory_mb),
                 )
-                trio.run(play, siege, cases)
+                trio.run(play, siege, options.streams, cases)
                 if not process.is_running():
                     siege.wrong.append("the server ended")
         finally:

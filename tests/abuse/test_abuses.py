@@ -13,7 +13,8 @@ import trio
 
 from tests.abuse.asking import PATIENCE_S, Ask, Heard, ask, chat
 from tests.abuse.listed import ABUSES, Abuse
-from tests.abuse.playing import Stream, faults
+from tests.abuse.playing import faults
+from tests.abuse.streams import Stream
 from tests.families import FAMILIES, save
 from trouper import Runtime, ServerSettings, Settings, run_runtime
 from trouper.engine.host import MlxEngine
