@@ -4,6 +4,7 @@ deterministic tokens."""
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -165,9 +166,10 @@ class FakeRow:
     drafts: bool = False
     logprob_tokens: tuple[int, ...] = ()
 
-    def alternatives(self, count: int) -> tuple[tuple[int, float], ...]:
-        named = tuple((token, -0.5 - (self.key + 3 * token) % 7) for token in self.logprob_tokens)
-        return named or tuple((97 + k, -0.5 - k) for k in range(count))
+    def alternatives(self, count: int) -> tuple[array[int], array[float]]:
+        ids = self.logprob_tokens or range(97, 97 + count)
+        values = [-0.5 - (self.key + 3 * token) % 7 for token in self.logprob_tokens]
+        return array("i", ids), array("f", values or [-0.5 - k for k in range(count)])
 
 
 class EngineDied(Exception):
@@ -331,7 +333,7 @@ class FakeEngine:
         tokens = tuple(self._next_token(self.rows[row]) for row in produced)
         matched = tuple(self._matched(plan)) if plan.watch else ()
         wanted = tuple(
-            (row, TokenLogprobs(token, -0.5, self.rows[row].alternatives(n)))
+            (row, TokenLogprobs(token, -0.5, *self.rows[row].alternatives(n)))
             for row, token in zip(produced, tokens, strict=True)
             if (n := self.rows[row].logprobs) is not None
         )

@@ -3,6 +3,7 @@ else."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
 import attrs
@@ -85,7 +86,7 @@ async def test_another_answer(name: str, tiny: Tiny) -> None:
         (*heard.logprobs[:3], wrong, *heard.logprobs[4:]),
         (
             *heard.logprobs[:3],
-            attrs.evolve(said, top=((said.token, most + 1e-3), *others)),
+            attrs.evolve(said, top_logprobs=array("f", [most + 1e-3, *said.top_logprobs[1:]])),
             *heard.logprobs[4:],
         ),
     ):

@@ -3,7 +3,9 @@ terminal event."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from typing import Literal
 
@@ -46,7 +48,13 @@ class TokenLogprobs:
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    # A prompt of 7,000 tokens has 140,000 of them: arrays hold 8 bytes each, tuples 110.
+    top_ids: array[int] = attrs.field(factory=partial(array, "i"))
+    top_logprobs: array[float] = attrs.field(factory=partial(array, "f"))
+
+    @property
+    def top(self) -> tuple[tuple[int, float], ...]:
+        return tuple(zip(self.top_ids, self.top_logprobs, strict=True))
 
 
 @attrs.frozen

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -60,7 +61,7 @@ class PendingLogprobs:
             (
                 row,
                 TokenLogprobs(
-                    tokens[i], sampled[i], tuple(zip(ids[i][:k], values[i][:k], strict=True))
+                    tokens[i], sampled[i], array("i", ids[i][:k]), array("f", values[i][:k])
                 ),
             )
             for i, (row, k) in enumerate(zip(self.rows, counts, strict=True))
