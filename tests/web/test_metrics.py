@@ -31,7 +31,7 @@ from trouper.protocol.record import RequestRecord
 from trouper.web.metrics.collector import ALL, LOADED, Metrics
 from trouper.web.metrics.metric import ModelScrape
 from trouper.web.metrics.request_metrics import EXPECTED
-from trouper.web.metrics.trouper_metrics import RANKS
+from trouper.web.metrics.model_metrics import RANKS
 
 MODEL = "fake"
 LEAVING = 200

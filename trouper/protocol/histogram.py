@@ -1,12 +1,25 @@
-"""Histograms as Prometheus defines them, frozen for watches."""
+"""Figures of /metrics: fields of statistics that are counters or gauges, and histograms as
+Prometheus defines them, frozen for watches."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
 from math import inf
+from typing import Any
 
 import attrs
+
+METRIC = "metric"
+"""Key of a field's metadata: kind, name and help of the metric that shows the field."""
+
+
+def counter(name: str, help: str, default: Any = 0) -> Any:
+    return attrs.field(default=default, metadata={METRIC: ("counter", name, help)})
+
+
+def gauge(name: str, help: str, default: Any = 0) -> Any:
+    return attrs.field(default=default, metadata={METRIC: ("gauge", name, help)})
 
 
 @attrs.frozen

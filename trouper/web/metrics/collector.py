@@ -19,9 +19,8 @@ from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 from trouper.web.metrics.metric import MetricFamily, ModelScrape
+from trouper.web.metrics.model_metrics import MODEL_METRICS, REQUEST_METRICS
 from trouper.web.metrics.request_metrics import RequestCounts
-from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
-from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
 from trouper.web.observability.log_once import IgnoredNames, MalformedCalls
 
 LABELS = ("key", "model_name")
@@ -63,9 +62,6 @@ ANSWERED = MetricFamily(
 BYTES = MetricFamily("gauge", "trouper_batch_bytes", "Bytes of files and batches on disk.", ())
 BATCH_METRICS = (COUNT, RUNNING, ANSWERED, BYTES)
 
-MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
-REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
-"""Counted from the request log: they survive unloading a model."""
 LOADED = MetricFamily(
     "gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",)
 )
