@@ -35,7 +35,7 @@ from trouper.web.http.field_types import (
     StopString,
 )
 from trouper.web.http.leniency import Adapt, Skip, known_value
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, Json, Refused, needs
 from trouper.web.http.request_seed import drawn_seed
 from trouper.web.openai.further_sampling import FurtherSampling, with_further
@@ -243,14 +243,6 @@ class MessagesRequest(CountRequest, kw_only=True, frozen=True):
 class Output:
     effort: str | None = None
     grammar: Grammar | None = None
-
-
-def parse_messages(body: Json, report: Report = refuse) -> MessagesRequest:
-    return structure(body, MessagesRequest, report)
-
-
-def parse_count(body: Json, report: Report = refuse) -> CountRequest:
-    return structure(body, CountRequest, report)
 
 
 def _sampling(request: MessagesRequest, default_seed: int | None) -> Sampling:

@@ -9,12 +9,7 @@ from quart import Response
 from trouper.web.anthropic import message_schemas, messages
 from trouper.web.anthropic.errors import OVERLOADED
 from trouper.web.anthropic.message_dialect import MessageDialect
-from trouper.web.anthropic.messages import (
-    messages_to_generate,
-    parse_count,
-    parse_messages,
-    prompt_of,
-)
+from trouper.web.anthropic.messages import messages_to_generate, CountRequest, MessagesRequest, prompt_of
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.json_response import as_json
 from trouper.web.http.request_schema import ref
@@ -68,7 +63,7 @@ class Anthropic:
         )
 
     async def messages(self) -> Response:
-        parsed = await self._service.read(parse_messages)
+        parsed = await self._service.read(MessagesRequest.parse)
         served = await self._service.served(parsed.model)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
@@ -93,7 +88,7 @@ class Anthropic:
         return await self._service.respond(dialect, [answer], stream=parsed.stream)
 
     async def count_tokens(self) -> Response:
-        parsed = await self._service.read(parse_count)
+        parsed = await self._service.read(CountRequest.parse)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         if self._service.omits_tools(parsed.parsed_tools, served):

@@ -11,14 +11,7 @@ from quart import Response, request
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.web.batches.batch_record import Batch, BatchSpec
-from trouper.web.batches.batch_schemas import (
-    ENDPOINT,
-    BatchRequest,
-    list_of,
-    page_body,
-    parse_batch,
-    window_s,
-)
+from trouper.web.batches.batch_schemas import ENDPOINT, BatchRequest, list_of, page_body, window_s
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.stored_files import new_file_id
@@ -89,7 +82,7 @@ class Batches:
         )
 
     async def create(self) -> Response:
-        parsed = await self._service.read(parse_batch)
+        parsed = await self._service.read(BatchRequest.parse)
         if not self._worker.runs:
             message = (
                 "this server runs no batches: the program that it is part of gave `create_app` no "

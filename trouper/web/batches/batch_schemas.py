@@ -16,7 +16,7 @@ from trouper.web.batches.stored_files import PURPOSES
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Filled
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
@@ -69,11 +69,6 @@ class BatchRequest(Body, kw_only=True, frozen=True):
     endpoint: Annotated[BatchEndpoint, ordered(BatchEndpoint)]
     completion_window: Window
     metadata: BatchMetadata | None = None
-
-
-def parse_batch(body: dict[str, Any], report: Report = refuse) -> BatchRequest:
-    """Raises `RequestFailed` (400)."""
-    return structure(body, BatchRequest, report)
 
 
 def window_s(window: str) -> int:

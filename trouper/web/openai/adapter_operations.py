@@ -14,7 +14,7 @@ from trouper.protocol.paths import within
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable, Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import TEXT, Json
 from trouper.web.serving.service import Service
 
@@ -82,7 +82,7 @@ class AdapterOperations:
         )
 
     async def load(self) -> Response:
-        body = await self._service.read(_parse_load)
+        body = await self._service.read(LoadAdapterRequest.parse)
         entry = self._entry(body.model)
         self._require_name(body.lora_name)
         directory = await self._directory(body.lora_path)
@@ -100,7 +100,7 @@ class AdapterOperations:
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self) -> Response:
-        body = await self._service.read(_parse_unload)
+        body = await self._service.read(UnloadAdapterRequest.parse)
         await self._unload(self._entry(body.model), body.lora_name)
         return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -152,11 +152,3 @@ class AdapterOperations:
 
 def _text(message: str) -> Response:
     return Response(message, content_type="text/plain; charset=utf-8")
-
-
-def _parse_load(body: Json, report: Report = refuse) -> LoadAdapterRequest:
-    return structure(body, LoadAdapterRequest, report)
-
-
-def _parse_unload(body: Json, report: Report = refuse) -> UnloadAdapterRequest:
-    return structure(body, UnloadAdapterRequest, report)

@@ -13,7 +13,6 @@ from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Count, Length
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_body import Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
@@ -103,10 +102,6 @@ class ChatRequest(Parameters, kw_only=True, frozen=True):
     def parsed_tools(self) -> Tools:
         """Raises `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
-
-
-def parse_chat(body: dict[str, Any], report: Report = refuse) -> ChatRequest:
-    return structure(body, ChatRequest, report)
 
 
 def chat_to_generate(

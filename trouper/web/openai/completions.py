@@ -13,7 +13,6 @@ from trouper.protocol.requests import Generate, InfillPrompt, Prompt, TextPrompt
 from trouper.web.http.body_parsing import between, combination
 from trouper.web.http.field_types import HUGE, Count
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_body import Report, refuse, structure
 from trouper.web.http.request_schema import LENGTH, Json, Refused, either
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
@@ -69,10 +68,6 @@ class CompletionRequest(Parameters, kw_only=True, frozen=True):
     @property
     def candidates(self) -> int:
         return self.n if self.best_of is None else self.best_of
-
-
-def parse_completion(body: dict[str, Any], report: Report = refuse) -> CompletionRequest:
-    return structure(body, CompletionRequest, report)
 
 
 def completion_to_generate(

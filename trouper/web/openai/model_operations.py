@@ -16,7 +16,7 @@ from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.error_body import error_body
 from trouper.web.http.field_types import Flag, Model
 from trouper.web.http.json_response import as_json
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import COUNT, TEXT, Json, either, full, ref
 from trouper.web.openai.adapter_operations import AdapterOperations
 from trouper.web.openai.model_listing import listed_body
@@ -131,30 +131,30 @@ class ModelOperations:
         )
 
     async def load(self) -> Response:
-        body = await self._service.read(_parse_load)
+        body = await self._service.read(LoadRequest.parse)
         if self._service.models.control is None and body.pinned is None and body.ttl_s is None:
             return await self._already_loaded(body)
         operation = self._control().load(self._name(body), pinned=body.pinned, ttl_s=body.ttl_s)
         return await self._respond(operation, stream=body.stream)
 
     async def wake(self) -> Response:
-        body = await self._service.read(_parse_wake)
+        body = await self._service.read(WakeRequest.parse)
         if self._service.models.control is None:
             return await self._already_loaded(body)
         return await self._respond(self._control().load(self._name(body)), stream=body.stream)
 
     async def unload(self) -> Response:
-        body = await self._service.read(_parse_unload)
+        body = await self._service.read(UnloadRequest.parse)
         operation = self._control().unload(self._name(body), force=body.force)
         return await self._respond(operation, stream=body.stream)
 
     async def sleep(self) -> Response:
-        body = await self._service.read(_parse_sleep)
+        body = await self._service.read(SleepRequest.parse)
         operation = self._control().unload(self._name(body), force=body.force, sleep=True)
         return await self._respond(operation, stream=body.stream)
 
     async def pin(self) -> Response:
-        body = await self._service.read(_parse_pin)
+        body = await self._service.read(PinRequest.parse)
         name = self._control().pin(self._name(body), pinned=body.pinned)
         return as_json(listed_body(self._service.listed(name)))
 
@@ -227,23 +227,3 @@ def progress_body(entry: ModelEntry) -> dict[str, Any]:
         return body
     amounts = {"done": loading.done_bytes, "total": loading.total_bytes, "unit": loading.unit}
     return body | {"stage": loading.stage} | amounts
-
-
-def _parse_load(body: Json, report: Report = refuse) -> LoadRequest:
-    return structure(body, LoadRequest, report)
-
-
-def _parse_wake(body: Json, report: Report = refuse) -> WakeRequest:
-    return structure(body, WakeRequest, report)
-
-
-def _parse_unload(body: Json, report: Report = refuse) -> UnloadRequest:
-    return structure(body, UnloadRequest, report)
-
-
-def _parse_sleep(body: Json, report: Report = refuse) -> SleepRequest:
-    return structure(body, SleepRequest, report)
-
-
-def _parse_pin(body: Json, report: Report = refuse) -> PinRequest:
-    return structure(body, PinRequest, report)

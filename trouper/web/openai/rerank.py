@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import attrs
 from msgspec import Meta
@@ -78,6 +78,13 @@ class RerankRequest(ScoringParameters, kw_only=True, frozen=True):
     raw_scores: bool = False
     return_text: bool = False
 
+    @classmethod
+    def parse(cls, body: Mapping[str, Any], report: Report = refuse) -> Self:
+        if (body.get("documents") is None) == (body.get("texts") is None):
+            message = "give either documents or texts"
+            raise bad_request(message, "documents", "missing_required_parameter")
+        return structure(body, cls, report)
+
     @property
     def offered(self) -> Sequence[str | Document]:
         return self.texts or self.documents or ()
@@ -86,18 +93,6 @@ class RerankRequest(ScoringParameters, kw_only=True, frozen=True):
 class ScoreRequest(ScoringParameters, kw_only=True, frozen=True):
     text_1: Texts
     text_2: Texts
-
-
-def parse_rerank(body: Json, report: Report = refuse) -> RerankRequest:
-    if (body.get("documents") is None) == (body.get("texts") is None):
-        raise bad_request(
-            "give either documents or texts", "documents", "missing_required_parameter"
-        )
-    return structure(body, RerankRequest, report)
-
-
-def parse_score(body: Json, report: Report = refuse) -> ScoreRequest:
-    return structure(body, ScoreRequest, report)
 
 
 @attrs.frozen

@@ -59,7 +59,7 @@ class Reranking:
         )
 
     async def rerank(self) -> Response:
-        parsed = await self._service.read(rerank.parse_rerank)
+        parsed = await self._service.read(rerank.RerankRequest.parse)
         served = await self._service.served(parsed.model)
         choices = await self._choices(served, rerank.pairs_to_rerank(parsed), parsed, "documents")
         if parsed.texts is not None:
@@ -67,7 +67,7 @@ class Reranking:
         return as_json(rerank.rerank_body(parsed, self._service.request_id, served.name, choices))
 
     async def score(self) -> Response:
-        parsed = await self._service.read(rerank.parse_score)
+        parsed = await self._service.read(rerank.ScoreRequest.parse)
         served = await self._service.served(parsed.model)
         choices = await self._choices(served, rerank.pairs_to_score(parsed), parsed, "text_2")
         return as_json(rerank.score_body(self._service.request_id, served.name, now(), choices))

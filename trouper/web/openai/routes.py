@@ -22,24 +22,15 @@ from trouper.web.openai import (
     infill,
     tokenize,
 )
-from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
+from trouper.web.openai.chat_completions import chat_to_generate, ChatRequest
 from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.completion_dialect import CompletionDialect
-from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
+from trouper.web.openai.completions import completion_to_generate, CompletionRequest, picked
 from trouper.web.openai.errors import error_response
 from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
-from trouper.web.openai.tokenize import (
-    LONG_TEXT,
-    LONG_TOKENS,
-    STRING_BYTES,
-    TEXT_FACTOR,
-    parse_detokenize,
-    parse_tokenize,
-    prompt_of,
-    text_bytes_of,
-)
+from trouper.web.openai.tokenize import LONG_TEXT, LONG_TOKENS, STRING_BYTES, TEXT_FACTOR, DetokenizeRequest, TokenizeRequest, prompt_of, text_bytes_of
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.serving.model_names import split_adapter
 from trouper.web.serving.service import Served, Service, now
@@ -205,7 +196,7 @@ class OpenAi:
         )
 
     async def chat(self) -> Response:
-        parsed = await self._service.read(parse_chat)
+        parsed = await self._service.read(ChatRequest.parse)
         served = await self._service.served(parsed.model, parsed.adapters)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
@@ -226,7 +217,7 @@ class OpenAi:
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
     async def completions(self) -> Response:
-        parsed = await self._service.read(parse_completion)
+        parsed = await self._service.read(CompletionRequest.parse)
         served = await self._service.served(parsed.model, parsed.adapters)
         seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(
@@ -264,7 +255,7 @@ class OpenAi:
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
     async def infill(self) -> Response:
-        parsed = await self._service.read(infill.parse_infill)
+        parsed = await self._service.read(infill.InfillRequest.parse)
         served = await self._service.served(parsed.model, parsed.adapters)
         seed = served.runtime.settings.seed
         generate = infill.infill_to_generate(parsed, self._service.request_id, seed)
@@ -277,7 +268,7 @@ class OpenAi:
         )
 
     async def embeddings(self) -> Response:
-        parsed = await self._service.read(embeddings.parse_embedding)
+        parsed = await self._service.read(embeddings.EmbeddingRequest.parse)
         served = await self._service.served(parsed.model)
         card = served.runtime.model
         generates = await self._service.run_off_loop(
@@ -299,7 +290,7 @@ class OpenAi:
         return await formatted(body, is_long=sum(map(len, vectors)) > embeddings.LONG_VECTORS)
 
     async def tokenize(self) -> Response:
-        parsed = await self._service.read(parse_tokenize)
+        parsed = await self._service.read(TokenizeRequest.parse)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
@@ -315,7 +306,7 @@ class OpenAi:
         return await formatted(body, is_long=len(tokens) > LONG_TOKENS)
 
     async def detokenize(self) -> Response:
-        parsed = await self._service.read(parse_detokenize)
+        parsed = await self._service.read(DetokenizeRequest.parse)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         tokenizer, vocabulary = served.runtime.tokenizer, served.runtime.model.vocab_size

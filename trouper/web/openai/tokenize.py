@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta
 
@@ -52,20 +53,17 @@ class TokenizeRequest(Body, kw_only=True, frozen=True):
     """Of a prompt; a chat template has its own."""
     return_token_strs: bool = False
 
+    @classmethod
+    def parse(cls, body: Mapping[str, Any], report: Report = refuse) -> Self:
+        if (body.get("prompt") is None) == (body.get("messages") is None):
+            message = "give either prompt or messages"
+            raise bad_request(message, "prompt", "missing_required_parameter")
+        return structure(body, cls, report)
+
 
 class DetokenizeRequest(Body, kw_only=True, frozen=True):
     model: Model | None = None
     tokens: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
-
-
-def parse_tokenize(body: dict[str, Any], report: Report = refuse) -> TokenizeRequest:
-    if (body.get("prompt") is None) == (body.get("messages") is None):
-        raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
-    return structure(body, TokenizeRequest, report)
-
-
-def parse_detokenize(body: dict[str, Any], report: Report = refuse) -> DetokenizeRequest:
-    return structure(body, DetokenizeRequest, report)
 
 
 def prompt_of(request: TokenizeRequest) -> Prompt:
