@@ -19,7 +19,7 @@ from trouper.web.openai.rerank import (
     ScoringParameters,
     pairs_to_generate,
 )
-from trouper.web.openai.rerank_routes import equal_parts
+from trouper.web.openai.rerank import equal_parts
 
 ASKED: dict[str, Any] = {
     "query": "barks?",

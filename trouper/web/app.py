@@ -39,7 +39,7 @@ from trouper.web.batches.batching import Batching
 from trouper.web.batches.file_routes import UploadBody
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors, head_of
-from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.endpoints import Endpoint, endpoints_of
 from trouper.web.http.error_body import http_problem
 from trouper.web.http.json_response import as_json
 from trouper.web.http.loop_shares import metered
@@ -65,10 +65,11 @@ from trouper.web.observability.health_report import (
 )
 from trouper.web.observability.log_once import HEADER
 from trouper.web.observability.request_log import RequestLog, RequestObserver
+from trouper.web.openai.adapter_operations import AdapterOperations
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.errors import error_response
 from trouper.web.openai.model_operations import ModelOperations
-from trouper.web.openai.rerank_routes import Reranking
+from trouper.web.openai.rerank import Reranking
 from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import ResponseId, Responses
@@ -200,6 +201,7 @@ def create_app(
         OpenAi(service),
         Reranking(service),
         ModelOperations(service),
+        AdapterOperations(service),
         responses,
         Anthropic(service),
     )
@@ -209,7 +211,7 @@ def create_app(
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
     site = Site(service, keys)
-    batching = () if app.batching is None else (app.batching,)
+    batching = () if app.batching is None else app.batching.groups
     groups = (
         *dialects,
         *batching,
@@ -219,7 +221,7 @@ def create_app(
         Scrapes(metrics),
         site,
     )
-    described = [endpoint for group in groups for endpoint in group.endpoints()]
+    described = [endpoint for group in groups for endpoint in endpoints_of(group)]
     for endpoint in _make_pages(service, keys, described).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     app.add_url_rule(f"{ASSETS}<digest>/<name>", "site_file", site.file, methods=["GET"])
@@ -266,41 +268,6 @@ class HttpEdge:
         self._service, self._keys, self._metrics = service, keys, metrics
         self._key_file = KeyFile(keys)
         self._cors = Cors(service.settings)
-
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, method="GET", tag="Server")
-        return (
-            endpoint(
-                path="/health",
-                handler=self.health,
-                operation="getHealth",
-                summary="What every actor knows",
-                answer=HEALTH,
-            ),
-            endpoint(
-                path="/livez",
-                handler=self.livez,
-                operation="getLiveness",
-                summary="Whether the process answers",
-                answer=STATUS,
-            ),
-            endpoint(
-                path="/api/hello",
-                handler=self.hello,
-                operation="getHello",
-                summary="The same, where Anthropic's clients look",
-                answer=STATUS,
-            ),
-            endpoint(
-                path="/readyz",
-                handler=self.readyz,
-                operation="getReadiness",
-                summary="Whether requests are served now",
-                answer=READY,
-                error=READY,
-                also=(503,),
-            ),
-        )
 
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
@@ -407,6 +374,14 @@ class HttpEdge:
         log.error("a request failed; the others go on", exc_info=error)
         return self._refused(INTERNAL)
 
+    @Endpoint(
+        method="GET",
+        path="/health",
+        operation="getHealth",
+        tag="Server",
+        summary="What every actor knows",
+        answer=HEALTH,
+    )
     async def health(self) -> Response:
         batching = self._metrics.batching
         batches = {} if batching is None else {"batches": batching.health()}
@@ -419,12 +394,38 @@ class HttpEdge:
             body["api_key_file"] = self._keys.stale
         return as_json(body if detailed else {"status": body["status"]})
 
+    @Endpoint(
+        method="GET",
+        path="/livez",
+        operation="getLiveness",
+        tag="Server",
+        summary="Whether the process answers",
+        answer=STATUS,
+    )
     async def livez(self) -> Response:
         return as_json({"status": "alive"})
 
+    @Endpoint(
+        method="GET",
+        path="/api/hello",
+        operation="getHello",
+        tag="Server",
+        summary="The same, where Anthropic's clients look",
+        answer=STATUS,
+    )
     async def hello(self) -> Response:
         return await self.livez()
 
+    @Endpoint(
+        method="GET",
+        path="/readyz",
+        operation="getReadiness",
+        tag="Server",
+        summary="Whether requests are served now",
+        answer=READY,
+        error=READY,
+        also=(503,),
+    )
     async def readyz(self) -> Response:
         """Ready if every loaded model makes progress, except models that are being unloaded."""
         listed = self._service.models.entries()

@@ -34,53 +34,15 @@ class Batches:
     def __init__(self, service: Service, storage: BatchStorage, worker: BatchWorker) -> None:
         self._service, self._storage, self._worker = service, storage, worker
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                method="POST",
-                path="/v1/batches",
-                handler=self.create,
-                operation="createBatch",
-                summary="Answer the requests of a file, when nobody else asks",
-                request=BatchRequest,
-                answer=ref("Batch"),
-                also=(429, 503),
-            ),
-            ENDPOINT(
-                method="GET",
-                path="/v1/batches",
-                handler=self.list,
-                operation="listBatches",
-                summary=(
-                    "The batches of this key (with the right `admin`, of all keys), the newest "
-                    "first"
-                ),
-                query=PAGE_QUERY,
-                answer=list_of("Batch"),
-                also=(400, 404, 503),
-            ),
-            ENDPOINT(
-                method="GET",
-                path="/v1/batches/<batch_id>",
-                handler=self.get,
-                operation="retrieveBatch",
-                summary="One of them",
-                answer=ref("Batch"),
-            ),
-            ENDPOINT(
-                method="POST",
-                path="/v1/batches/<batch_id>/cancel",
-                handler=self.cancel,
-                operation="cancelBatch",
-                summary="Cancel it",
-                description=(
-                    "What is answered until then is in its output file. A key with the right "
-                    "`admin` cancels batches of all keys."
-                ),
-                answer=ref("Batch"),
-            ),
-        )
-
+    @ENDPOINT(
+        method="POST",
+        path="/v1/batches",
+        operation="createBatch",
+        summary="Answer the requests of a file, when nobody else asks",
+        request=BatchRequest,
+        answer=ref("Batch"),
+        also=(429, 503),
+    )
     async def create(self) -> Response:
         parsed = await self._service.read(BatchRequest.parse)
         if not self._worker.runs:
@@ -136,6 +98,16 @@ class Batches:
         own = batch.spec.owner in self._service.key_identities
         return batch.body() | label | ({} if own else {"metadata": None, "errors": None})
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/batches",
+        operation="listBatches",
+        summary="The batches of this key (with the right `admin`, of all keys), the newest "
+                    "first",
+        query=PAGE_QUERY,
+        answer=list_of("Batch"),
+        also=(400, 404, 503),
+    )
     async def list(self) -> Response:
         query = Query(request.args, tuple(PAGE_QUERY), self._service.report)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
@@ -151,9 +123,25 @@ class Batches:
 
         return as_json(page_body([*found], query.given("after"), limit, body))
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/batches/<batch_id>",
+        operation="retrieveBatch",
+        summary="One of them",
+        answer=ref("Batch"),
+    )
     async def get(self, batch_id: str) -> Response:
         return as_json((await self._batch(batch_id)).body())
 
+    @ENDPOINT(
+        method="POST",
+        path="/v1/batches/<batch_id>/cancel",
+        operation="cancelBatch",
+        summary="Cancel it",
+        description="What is answered until then is in its output file. A key with the right "
+                    "`admin` cancels batches of all keys.",
+        answer=ref("Batch"),
+    )
     async def cancel(self, batch_id: str) -> Response:
         batch = await self._batch(batch_id, managed=True)
         with self._storage.written_for_client():

@@ -44,7 +44,7 @@ class Batching:
             budget=service.budget,
         )
         self._finished = service.models.finished
-        self._groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
+        self.groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
 
     def _check_model(self, name: str, owner: str) -> None:
         """Raises `RequestFailed` (404) unless the batch's key may use the model."""
@@ -62,9 +62,6 @@ class Batching:
                 async with self.worker.all_slots():
                     pass
             nursery.cancel_scope.cancel()
-
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return tuple(endpoint for group in self._groups for endpoint in group.endpoints())
 
     def health(self) -> dict[str, Any]:
         return {

@@ -47,64 +47,14 @@ class Files:
     def __init__(self, service: Service, storage: BatchStorage) -> None:
         self._service, self._storage = service, storage
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                method="POST",
-                path="/v1/files",
-                handler=self.upload,
-                operation="createFile",
-                summary="Store a file of requests for a batch",
-                form=UPLOAD_FORM,
-                answer=ref("FileObject"),
-            ),
-            ENDPOINT(
-                method="GET",
-                path="/v1/files",
-                handler=self.list,
-                operation="listFiles",
-                summary="The files of this key; with the right `admin`, of all keys",
-                query=PAGE_QUERY,
-                answer=list_of("FileObject"),
-                also=(400, 404, 503),
-            ),
-            *self._of_one(),
-        )
-
-    def _of_one(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                method="GET",
-                path="/v1/files/<file_id>",
-                handler=self.get,
-                operation="retrieveFile",
-                summary="One of them",
-                answer=ref("FileObject"),
-            ),
-            ENDPOINT(
-                method="GET",
-                path="/v1/files/<file_id>/content",
-                handler=self.content,
-                operation="downloadFile",
-                summary="What is in it",
-                answer={"type": "string", "format": "binary"},
-                content_type="application/octet-stream",
-            ),
-            ENDPOINT(
-                method="DELETE",
-                path="/v1/files/<file_id>",
-                handler=self.delete,
-                operation="deleteFile",
-                summary="Delete it",
-                description=(
-                    "The input of a batch can be deleted when the batch has ended. A key with the "
-                    "right `admin` deletes files of all keys."
-                ),
-                answer=FILE_DELETED,
-                also=(400, 503),
-            ),
-        )
-
+    @ENDPOINT(
+        method="POST",
+        path="/v1/files",
+        operation="createFile",
+        summary="Store a file of requests for a batch",
+        form=UPLOAD_FORM,
+        answer=ref("FileObject"),
+    )
     async def upload(self) -> Response:
         boundary = request.mimetype_params.get("boundary", "")
         if request.mimetype != FORM or not boundary:
@@ -151,6 +101,15 @@ class Files:
             raise bad_request("file is required", "file", "missing_required_parameter")
         return form.upload
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/files",
+        operation="listFiles",
+        summary="The files of this key; with the right `admin`, of all keys",
+        query=PAGE_QUERY,
+        answer=list_of("FileObject"),
+        also=(400, 404, 503),
+    )
     async def list(self) -> Response:
         query = Query(request.args, tuple(PAGE_QUERY), self._service.report)
         limit = query.number("limit", MAX_PAGE, 1, MAX_PAGE)
@@ -180,9 +139,24 @@ class Files:
             file_id, service.managed_identities if managed else service.key_identities
         )
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/files/<file_id>",
+        operation="retrieveFile",
+        summary="One of them",
+        answer=ref("FileObject"),
+    )
     async def get(self, file_id: str) -> Response:
         return as_json((await self._file(file_id)).body())
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/files/<file_id>/content",
+        operation="downloadFile",
+        summary="What is in it",
+        answer={"type": "string", "format": "binary"},
+        content_type="application/octet-stream",
+    )
     async def content(self, file_id: str) -> Response:
         file = await self._file(file_id)
         path = self._storage.files.path(file.id)
@@ -193,6 +167,16 @@ class Files:
         response.timeout = None
         return response
 
+    @ENDPOINT(
+        method="DELETE",
+        path="/v1/files/<file_id>",
+        operation="deleteFile",
+        summary="Delete it",
+        description="The input of a batch can be deleted when the batch has ended. A key with the "
+                    "right `admin` deletes files of all keys.",
+        answer=FILE_DELETED,
+        also=(400, 503),
+    )
     async def delete(self, file_id: str) -> Response:
         file = await self._file(file_id, managed=True)
         if self._storage.reads(file.id):

@@ -48,37 +48,22 @@ class Site:
         self._page = page.replace("{keyed}", "true" if keys.needed else "false").encode()
         self._etag = sha256(self._page).hexdigest()[:16]
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/v1/live",
-                handler=self.live,
-                operation="watchLive",
-                tag="Server",
-                summary="What the actors do now",
-                description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a "
+    @Endpoint(
+        method="GET",
+        path="/v1/live",
+        operation="watchLive",
+        tag="Server",
+        summary="What the actors do now",
+        description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a "
                 "second while "
                 "anything changes, else every two; when it begins also an event `viewer`, which "
                 "says whether the key may manage models, and an event `recent` with the last "
                 "requests. Nothing is "
                 "computed while nobody looks.",
-                answer=SNAPSHOT,
-                events=SNAPSHOT,
-                also=(400,),
-            ),
-            Endpoint(
-                method="GET",
-                path="/",
-                handler=self.page,
-                operation="getLivePage",
-                tag="Server",
-                summary="A page that shows it",
-                answer={"type": "string"},
-                content_type="text/html",
-            ),
-        )
-
+        answer=SNAPSHOT,
+        events=SNAPSHOT,
+        also=(400,),
+    )
     async def live(self) -> Response:
         Query(request.args, (), self._service.report)
         if "text/event-stream" in request.headers.get("Accept", ""):
@@ -88,6 +73,15 @@ class Site:
     def _manages_models(self) -> bool:
         return self._service.models.control is not None and self._service.has_right("admin")
 
+    @Endpoint(
+        method="GET",
+        path="/",
+        operation="getLivePage",
+        tag="Server",
+        summary="A page that shows it",
+        answer={"type": "string"},
+        content_type="text/html",
+    )
     async def page(self) -> Response:
         response = Response(self._page, content_type="text/html; charset=utf-8", headers=HEADERS)
         response.headers["Cache-Control"] = "no-cache"

@@ -191,22 +191,15 @@ class Scrapes:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/metrics",
-                handler=self.metrics,
-                operation="getMetrics",
-                tag="Server",
-                summary="Metrics for Prometheus",
-                description=(
-                    "In Prometheus' text format; docs/metrics.md says what each of them is."
-                ),
-                answer={"type": "string"},
-                content_type="text/plain",
-            ),
-        )
-
+    @Endpoint(
+        method="GET",
+        path="/metrics",
+        operation="getMetrics",
+        tag="Server",
+        summary="Metrics for Prometheus",
+        description="In Prometheus' text format; docs/metrics.md says what each of them is.",
+        answer={"type": "string"},
+        content_type="text/plain",
+    )
     async def metrics(self) -> Response:
         return Response(await self._metrics.exposed(), content_type=CONTENT_TYPE_PLAIN_0_0_4)

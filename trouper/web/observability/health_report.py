@@ -211,22 +211,15 @@ class Replica:
     def __init__(self, default_model: Callable[[], ModelEntry]) -> None:
         self._default_model = default_model
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/server_info",
-                handler=self.server_info,
-                operation="getServerInfo",
-                tag="Server",
-                summary="What a router wants to know",
-                description=(
-                    "The default model, and how many requests decode together once it is loaded."
-                ),
-                answer=INFO,
-            ),
-        )
-
+    @Endpoint(
+        method="GET",
+        path="/server_info",
+        operation="getServerInfo",
+        tag="Server",
+        summary="What a router wants to know",
+        description="The default model, and how many requests decode together once it is loaded.",
+        answer=INFO,
+    )
     async def server_info(self) -> Response:
         first = self._default_model()
         name = first.names[0]
@@ -266,23 +259,16 @@ class UsageOfKeys:
     ) -> None:
         self._key, self._accounts = key, accounts
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/v1/usage",
-                handler=self.usage,
-                operation="getUsage",
-                tag="Server",
-                summary="What this key has used since the server started",
-                description=(
-                    "Requests and tokens, by model; of all keys, for a key with the right "
-                    "`observability`."
-                ),
-                answer=USAGE,
-            ),
-        )
-
+    @Endpoint(
+        method="GET",
+        path="/v1/usage",
+        operation="getUsage",
+        tag="Server",
+        summary="What this key has used since the server started",
+        description="Requests and tokens, by model; of all keys, for a key with the right "
+                    "`observability`.",
+        answer=USAGE,
+    )
     async def usage(self) -> Response:
         key, accounts = self._key() or ANYBODY, self._accounts()
         if "observability" not in key.rights:

@@ -55,32 +55,18 @@ class AdapterOperations:
         ]
         self._directories = (*service.settings.adapters_from, *started_with)
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                path="/v1/load_lora_adapter",
-                handler=self.load,
-                operation="loadLoraAdapter",
-                summary="Load a LoRA adapter",
-                description="From the directories that --adapter and --adapters-from name. "
+    @ENDPOINT(
+        path="/v1/load_lora_adapter",
+        operation="loadLoraAdapter",
+        summary="Load a LoRA adapter",
+        description="From the directories that --adapter and --adapters-from name. "
                 "Requests that run are not disturbed. `load_inplace` exchanges an adapter of this "
                 "name for these files, when the "
                 "requests that have it have ended. One that does not fit into memory is refused "
                 "(507) before anything is loaded.",
-                request=LoadAdapterRequest,
-                examples={"One of the default model": EXAMPLE},
-            ),
-            ENDPOINT(
-                path="/v1/unload_lora_adapter",
-                handler=self.unload,
-                operation="unloadLoraAdapter",
-                summary="Unload a LoRA adapter when its requests have ended",
-                description="Further requests with it are refused at once.",
-                request=UnloadAdapterRequest,
-                examples={"One of the default model": {"lora_name": "sql"}},
-            ),
-        )
-
+        request=LoadAdapterRequest,
+        examples={"One of the default model": EXAMPLE},
+    )
     async def load(self) -> Response:
         body = await self._service.read(LoadAdapterRequest.parse)
         entry = self._entry(body.model)
@@ -99,6 +85,14 @@ class AdapterOperations:
             ) from unusable
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
+    @ENDPOINT(
+        path="/v1/unload_lora_adapter",
+        operation="unloadLoraAdapter",
+        summary="Unload a LoRA adapter when its requests have ended",
+        description="Further requests with it are refused at once.",
+        request=UnloadAdapterRequest,
+        examples={"One of the default model": {"lora_name": "sql"}},
+    )
     async def unload(self) -> Response:
         body = await self._service.read(UnloadAdapterRequest.parse)
         await self._unload(self._entry(body.model), body.lora_name)
