@@ -27,7 +27,7 @@ from trouper.engine.embeddings.pooling import embedder_of
 from trouper.engine.kv.model_body import body_of
 from trouper.engine.loading.model_loading import load
 from trouper.engine.step import StepEngine
-from trouper.web.openai.embeddings import embedding_to_generate, EmbeddingRequest
+from trouper.web.openai.embeddings import EmbeddingRequest, embedding_to_generate
 
 Json = dict[str, Any]
 Array = np.ndarray[Any, np.dtype[np.float32]]

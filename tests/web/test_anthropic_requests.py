@@ -16,10 +16,14 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_speech import cut
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.anthropic.errors import TYPES, anthropic_error, is_anthropic
-from trouper.web.anthropic.message_dialect import Blocks
+from trouper.web.anthropic.message_dialect import COMPONENTS, Blocks
 from trouper.web.anthropic.message_history import AssistantBlock, ToolResultBlock
-from trouper.web.anthropic.message_schemas import COMPONENTS
-from trouper.web.anthropic.messages import CountRequest, MessagesRequest, messages_to_generate, prompt_of
+from trouper.web.anthropic.messages import (
+    CountRequest,
+    MessagesRequest,
+    messages_to_generate,
+    prompt_of,
+)
 from trouper.web.anthropic.thinking import CARRIES, signature_of, thought
 from trouper.web.http.openapi import BEYOND_SCHEMA
 from trouper.web.http.request_schema import components_of, schema_of

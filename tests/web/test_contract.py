@@ -27,7 +27,7 @@ from tests.web.serving import (
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.plans import Plan
-from trouper.web.openai.completions import completion_to_generate, CompletionRequest
+from trouper.web.openai.completions import CompletionRequest, completion_to_generate
 
 
 async def test_routes_and_methods_that_are_not_there() -> None:

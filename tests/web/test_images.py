@@ -15,8 +15,8 @@ from trouper.protocol.model import LoadedModel
 from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, ignored_parts
 from trouper.web.anthropic.messages import CountRequest
 from trouper.web.anthropic.messages import prompt_of as prompt_of_messages
-from trouper.web.http.image_placeholder import PLACEHOLDER
-from trouper.web.openai.chat_completions import chat_to_generate, ChatRequest
+from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
+from trouper.web.openai.other_servers import PLACEHOLDER
 from trouper.web.openai.tokenize import TokenizeRequest
 from trouper.web.openai.tokenize import prompt_of as prompt_of_tokenize
 from trouper.web.responses.items import items_of, messages_of

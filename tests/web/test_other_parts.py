@@ -11,9 +11,8 @@ import pytest
 from tests.web.test_other_servers import chat, message, response
 from tests.web.test_parsing import fault
 from trouper.protocol.requests import ChatPrompt, Generate
-from trouper.web.http.image_placeholder import PLACEHOLDER
 from trouper.web.openai.chat_completions import ChatRequest
-from trouper.web.openai.other_parts import FILE
+from trouper.web.openai.other_servers import FILE, PLACEHOLDER
 from trouper.web.responses.response_request import parse_response
 
 Json = dict[str, Any]

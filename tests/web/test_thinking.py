@@ -13,7 +13,7 @@ from trouper.actors.request_intake import thinks_already, without_open_reasoning
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.requests import ChatPrompt, Generate
-from trouper.web.openai.chat_completions import chat_to_generate, ChatRequest
+from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
 
 SCHEMA = {"type": "json_object"}
 ASSISTANT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -171,8 +171,11 @@ class SchedulerStats:
         "vllm:prompt_tokens_total", "Tokens of prompts that got a row, cached ones among them."
     )
     steps: int = counter("trouper_steps_total", "Steps of the engine that had work.")
-    preemptions: int = 0
-    """For memory or a higher priority."""
+    preemptions: int = counter(
+        "vllm:num_preemptions_total",
+        "Rows that left the batch since memory was full, or for a request of a higher priority; "
+        "they go on later.",
+    )
     kv_row_bytes: int = gauge(
         "trouper_kv_row_bytes", "KV that running rows may hold after the next step."
     )

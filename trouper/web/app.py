@@ -32,22 +32,20 @@ from trouper.protocol.problems import (
 )
 from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, anthropic_status, is_anthropic
-from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
+from trouper.web.anthropic.message_dialect import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
 from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching
 from trouper.web.batches.file_routes import UploadBody
 from trouper.web.http.body_parsing import too_large
-from trouper.web.http.cors import Cors, head_of
 from trouper.web.http.endpoints import Endpoint, endpoints_of
-from trouper.web.http.error_body import http_problem
-from trouper.web.http.json_response import as_json
+from trouper.web.http.json_response import as_json, error_response, http_problem
 from trouper.web.http.loop_shares import metered
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.paced_body import PacedBody, PacedRequest
 from trouper.web.http.pages import Pages
 from trouper.web.http.plain_http import HEALTH_PATHS
-from trouper.web.http.same_origin import UPLOADS
+from trouper.web.http.same_origin import UPLOADS, Cors, head_of
 from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missing_right
 from trouper.web.keys.key_file import KeyFile
 from trouper.web.live.site import ASSETS, Site
@@ -63,11 +61,9 @@ from trouper.web.observability.health_report import (
     health_body,
     none_loaded,
 )
-from trouper.web.observability.log_once import HEADER
-from trouper.web.observability.request_log import RequestLog, RequestObserver
+from trouper.web.observability.request_log import HEADER, RequestLog, RequestObserver
 from trouper.web.openai.adapter_operations import AdapterOperations
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
-from trouper.web.openai.errors import error_response
 from trouper.web.openai.model_operations import ModelOperations
 from trouper.web.openai.rerank import Reranking
 from trouper.web.openai.routes import OpenAi

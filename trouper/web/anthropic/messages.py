@@ -12,16 +12,20 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
-from trouper.web.anthropic.client_tools import client_tools_adapted
 from trouper.web.anthropic.message_history import (
     TextContent,
     Turns,
+    blocks_adapted,
     continues,
     conversation_of,
     ignored_of,
 )
-from trouper.web.anthropic.message_tools import CustomTools, ToolChoiceObject, tools_of
-from trouper.web.anthropic.other_blocks import blocks_adapted
+from trouper.web.anthropic.message_tools import (
+    CustomTools,
+    ToolChoiceObject,
+    client_tools_adapted,
+    tools_of,
+)
 from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking_of
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
@@ -37,17 +41,21 @@ from trouper.web.http.field_types import (
 from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, Json, Refused, needs
-from trouper.web.http.request_seed import drawn_seed
-from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import (
     NOT_SKIPPED,
     length_aliases,
     sampling_adapted,
     with_thinking,
 )
-from trouper.web.openai.parameters import MAX_STOPS
+from trouper.web.openai.parameters import (
+    MAX_STOPS,
+    FurtherSampling,
+    TemplateKwargs,
+    drawn_seed,
+    template_kwargs,
+    with_further,
+)
 from trouper.web.openai.response_format import schema_grammar
-from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 
 _FORCED: Json = {

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from quart import Response
 
-from trouper.web.anthropic import message_schemas
 from trouper.web.anthropic.errors import OVERLOADED
-from trouper.web.anthropic.message_dialect import MessageDialect
-from trouper.web.anthropic.messages import messages_to_generate, CountRequest, MessagesRequest, prompt_of
+from trouper.web.anthropic.message_dialect import COUNTED, MessageDialect
+from trouper.web.anthropic.messages import (
+    CountRequest,
+    MessagesRequest,
+    messages_to_generate,
+    prompt_of,
+)
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.json_response import as_json
 from trouper.web.http.request_schema import ref
@@ -40,11 +44,10 @@ class Anthropic:
         error=ref("AnthropicError"),
         also=(*GENERATES, OVERLOADED),
         examples={
-                    "A question": QUESTION | {"max_tokens": 9},
-                    "A tool": QUESTION | FORCED | {"max_tokens": 99},
-                    "With thinking": QUESTION
-                    | {"max_tokens": 2000, "thinking": {"type": "adaptive"}},
-                },
+            "A question": QUESTION | {"max_tokens": 9},
+            "A tool": QUESTION | FORCED | {"max_tokens": 99},
+            "With thinking": QUESTION | {"max_tokens": 2000, "thinking": {"type": "adaptive"}},
+        },
     )
     async def messages(self) -> Response:
         parsed = await self._service.read(MessagesRequest.parse)
@@ -78,7 +81,7 @@ class Anthropic:
         tag="Anthropic",
         summary="How many tokens a conversation has",
         request=CountRequest,
-        answer=message_schemas.COUNTED,
+        answer=COUNTED,
         also=(*COUNTS, OVERLOADED),
         error=ref("AnthropicError"),
         examples={"A question": QUESTION, "A tool": QUESTION | FORCED},

@@ -10,12 +10,11 @@ import trio
 from quart import Response, request
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.web.batches.batch_record import Batch, BatchSpec
 from trouper.web.batches.batch_schemas import ENDPOINT, BatchRequest, list_of, page_body, window_s
 from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.batch_table import Batch, BatchSpec
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.stored_files import new_file_id
-from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.json_response import as_json
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_schema import TEXT, Json, ref
@@ -102,8 +101,7 @@ class Batches:
         method="GET",
         path="/v1/batches",
         operation="listBatches",
-        summary="The batches of this key (with the right `admin`, of all keys), the newest "
-                    "first",
+        summary="The batches of this key (with the right `admin`, of all keys), the newest first",
         query=PAGE_QUERY,
         answer=list_of("Batch"),
         also=(400, 404, 503),
@@ -139,7 +137,7 @@ class Batches:
         operation="cancelBatch",
         summary="Cancel it",
         description="What is answered until then is in its output file. A key with the right "
-                    "`admin` cancels batches of all keys.",
+        "`admin` cancels batches of all keys.",
         answer=ref("Batch"),
     )
     async def cancel(self, batch_id: str) -> Response:

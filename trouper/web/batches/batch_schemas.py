@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.web.batches.batch_record import STATUSES, TIMES
+from trouper.web.batches.batch_table import STATUSES, TIMES
 from trouper.web.batches.input_lines import BatchEndpoint
 from trouper.web.batches.stored_files import PURPOSES
 from trouper.web.http.body_faults import explains, ordered, says

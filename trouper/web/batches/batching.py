@@ -12,13 +12,12 @@ from prometheus_client.core import Metric
 
 from trouper.actors.runtime.served_models import named
 from trouper.protocol.key_options import ANYBODY
-from trouper.web.batches.batch_record import STATUSES
 from trouper.web.batches.batch_routes import Batches
 from trouper.web.batches.batch_storage import NO_ROOM, BatchStorage, KeyShares
+from trouper.web.batches.batch_table import STATUSES
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.file_routes import Files
 from trouper.web.batches.line_runner import Asgi, LineRunner
-from trouper.web.http.endpoints import Endpoint
 from trouper.web.metrics.collector import ANSWERED, BYTES, COUNT, RUNNING
 from trouper.web.serving.model_names import split_adapter
 from trouper.web.serving.service import Service

@@ -23,14 +23,13 @@ from trouper.web.batches.batch_schemas import (
 )
 from trouper.web.batches.batch_storage import BatchStorage, too_large
 from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload, on_disk
-from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.json_response import as_json
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_schema import TEXT, Json, ref
 from trouper.web.serving.service import Service, now
-from trouper.web.streaming.passive_body import PassiveBody
+from trouper.web.streaming.event_log import PassiveBody
 
 MAX_PAGE = 10_000
 CHUNK = 2**18
@@ -173,7 +172,7 @@ class Files:
         operation="deleteFile",
         summary="Delete it",
         description="The input of a batch can be deleted when the batch has ended. A key with the "
-                    "right `admin` deletes files of all keys.",
+        "right `admin` deletes files of all keys.",
         answer=FILE_DELETED,
         also=(400, 503),
     )

@@ -18,10 +18,14 @@ from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.keys.key_limits import KeyAccount, ModelUsage
-from trouper.web.metrics.metric import MetricFamily, ModelScrape
-from trouper.web.metrics.model_metrics import MODEL_METRICS, REQUEST_METRICS
+from trouper.web.metrics.model_metrics import (
+    MODEL_METRICS,
+    REQUEST_METRICS,
+    MetricFamily,
+    ModelScrape,
+)
 from trouper.web.metrics.request_metrics import RequestCounts
-from trouper.web.observability.log_once import IgnoredNames, MalformedCalls
+from trouper.web.observability.request_log import IgnoredNames, MalformedCalls
 
 LABELS = ("key", "model_name")
 KEY_METRICS = tuple(

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 import trio
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
+from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.watches import Health
 from trouper.protocol.capabilities import FEATURES
 from trouper.protocol.health import (
     SEVERITY,
@@ -28,10 +36,86 @@ from trouper.protocol.health import (
     SchedulerStats,
     SpeculationStats,
 )
-from trouper.protocol.histogram import METRIC
+from trouper.protocol.histogram import METRIC, Histogram
 from trouper.protocol.kv import BankStats
-from trouper.web.metrics.metric import Labelled, ModelMetric, ModelScrape
 from trouper.web.metrics.request_metrics import MEASURES, Measure, ModelRequestCounts
+
+Value = float | Histogram
+Kind = Literal["gauge", "counter", "histogram"]
+Labelled = tuple[tuple[str, ...], Value]
+Source = TypeVar("Source")
+
+
+@attrs.frozen
+class ModelScrape:
+    runtime: Runtime
+    health: Health
+    channels: tuple[ChannelStats, ...]
+
+
+@attrs.frozen
+class MetricFamily:
+    """A metric's kind, name, help and labels. `name` as Prometheus shows it, with `_total`."""
+
+    kind: Kind
+    name: str
+    help: str
+    labels: tuple[str, ...]
+
+    def family(self, values: Iterable[Labelled]) -> Metric:
+        match self.kind:
+            case "gauge":
+                gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    gauge.add_metric(labels, _number(value))
+                return gauge
+            case "counter":
+                counter = CounterMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    counter.add_metric(labels, _number(value))
+                return counter
+            case "histogram":
+                histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    assert isinstance(value, Histogram)
+                    buckets = [(_bound(bound), count) for bound, count in value.buckets]
+                    histogram.add_metric(labels, buckets, value.total)
+                return histogram
+
+
+@attrs.frozen
+class ModelMetric(Generic[Source]):
+    """A metric of each model with a `Source`. `labels`: those beside the model's."""
+
+    kind: Kind
+    name: str
+    help: str
+    of: Callable[[Source], Value | Iterable[Labelled]]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> MetricFamily:
+        """The metric with the model's labels. vLLM numbers engines; a model has one here."""
+        model_labels = (
+            ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
+        )
+        return MetricFamily(self.kind, self.name, self.help, model_labels + self.labels)
+
+    def values(self, model: str, source: Source) -> Iterable[Labelled]:
+        found = self.of(source)
+        model_labels = (model, "0") if self.name.startswith("vllm:") else (model,)
+        for labels, value in [((), found)] if isinstance(found, int | float | Histogram) else found:
+            yield model_labels + labels, value
+
+
+def _number(value: Value) -> float:
+    assert not isinstance(value, Histogram)
+    return value
+
+
+def _bound(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else str(float(bound))
+
 
 Statistics = Callable[[ModelScrape], Iterable[tuple[tuple[str, ...], Any]]]
 """Reads a model's statistics of one class, each with the values of the labels."""
@@ -46,9 +130,10 @@ def declared(
         return [(own, getattr(statistics, field)) for own, statistics in of(seen)]
 
     return tuple(
-        ModelMetric(*field.metadata[METRIC], partial(values, field.name), labels)
+        ModelMetric(shape, name, help, partial(values, field.name), labels)
         for field in attrs.fields(kind)
         if METRIC in field.metadata
+        for shape, name, help in [field.metadata[METRIC]]
     )
 
 
@@ -75,10 +160,14 @@ FIGURES = (
     *declared(AdapterStats, lambda seen: [((), seen.health.adapters)]),
     *declared(DirectoryStats, lambda seen: [((), seen.health.directory)]),
     *declared(
-        ActorStats, lambda seen: [((actor.name,), actor) for actor in seen.health.actors], ("actor",)
+        ActorStats,
+        lambda seen: [((actor.name,), actor) for actor in seen.health.actors],
+        ("actor",),
     ),
     *declared(
-        ChannelStats, lambda seen: [((channel.name,), channel) for channel in seen.channels], ("channel",)
+        ChannelStats,
+        lambda seen: [((channel.name,), channel) for channel in seen.channels],
+        ("channel",),
     ),
     *BANKS,
     *DRAFTS,

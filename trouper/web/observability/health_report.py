@@ -266,7 +266,7 @@ class UsageOfKeys:
         tag="Server",
         summary="What this key has used since the server started",
         description="Requests and tokens, by model; of all keys, for a key with the right "
-                    "`observability`.",
+        "`observability`.",
         answer=USAGE,
     )
     async def usage(self) -> Response:

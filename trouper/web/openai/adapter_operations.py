@@ -60,10 +60,10 @@ class AdapterOperations:
         operation="loadLoraAdapter",
         summary="Load a LoRA adapter",
         description="From the directories that --adapter and --adapters-from name. "
-                "Requests that run are not disturbed. `load_inplace` exchanges an adapter of this "
-                "name for these files, when the "
-                "requests that have it have ended. One that does not fit into memory is refused "
-                "(507) before anything is loaded.",
+        "Requests that run are not disturbed. `load_inplace` exchanges an adapter of this "
+        "name for these files, when the "
+        "requests that have it have ended. One that does not fit into memory is refused "
+        "(507) before anything is loaded.",
         request=LoadAdapterRequest,
         examples={"One of the default model": EXAMPLE},
     )

@@ -11,12 +11,12 @@ from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import says
 from trouper.web.http.body_parsing import json_type
 from trouper.web.http.field_types import MAX_MESSAGES, Ignored, Text
-from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_tools import PastCalls, past_calls
+from trouper.web.openai.other_servers import PLACEHOLDER, names_of
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
 
 NOT_TEXT = "{path} must be a string or an array of parts, not {type}"

@@ -27,7 +27,7 @@ from trouper.web.http.request_schema import (
     either,
     full,
 )
-from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
+from trouper.web.openai.completions import Prompts, prompts_meta, prompts_of
 
 MAX_INPUTS = 2048
 """OpenAI's maximum."""

@@ -13,8 +13,8 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished
 from trouper.protocol.requests import Generate, InfillPrompt
-from trouper.web.http.error_body import error_body
 from trouper.web.http.field_types import Count, Text
+from trouper.web.http.json_response import error_body
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import COUNT, FLAG, TEXT, Json, Refused, array, full

@@ -13,15 +13,13 @@ from quart import Response
 from trouper.actors.runtime.served_models import ModelControl, ModelEntry, Operation
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.error_body import error_body
 from trouper.web.http.field_types import Flag, Model
-from trouper.web.http.json_response import as_json
+from trouper.web.http.json_response import as_json, error_body
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import COUNT, TEXT, Json, either, full, ref
 from trouper.web.openai.model_listing import listed_body
 from trouper.web.serving.service import Service, as_events
-from trouper.web.streaming.event_log import named_event
-from trouper.web.streaming.passive_body import PassiveBody
+from trouper.web.streaming.event_log import PassiveBody, named_event
 
 TICK_S = 0.2
 """Interval between progress events."""
@@ -75,8 +73,8 @@ class ModelOperations:
         operation="loadModel",
         summary="Load a model, or wake it",
         description="Its memory is planned first: idle models make room, others are not "
-                "disturbed (507). With `stream` events "
-                "of progress, the last of which is the model or an error.",
+        "disturbed (507). With `stream` events "
+        "of progress, the last of which is the model or an error.",
         request=LoadRequest,
         events=EVENTS,
         examples={"The default model": {}},
@@ -107,7 +105,7 @@ class ModelOperations:
         operation="unloadModel",
         summary="Unload a model when its requests have ended",
         description="`force` ends them with an error. The next request for the model loads it "
-                    "again.",
+        "again.",
         request=UnloadRequest,
         events=EVENTS,
     )

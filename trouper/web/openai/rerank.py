@@ -7,33 +7,37 @@ probability of "yes" among "yes" and "no" as the next token.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self
 
 import attrs
 from msgspec import Meta
+from quart import Response
 
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
-from trouper.web.http.field_types import Model, Priority, Salt, Text
-from trouper.web.http.request_body import Body, Report, refuse, structure
-from trouper.web.http.request_schema import COUNT, HARMLESS, NULL, TEXT, Json, Refused, array, full
-from trouper.web.output.dialect import Choice
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-
-from quart import Response
-
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.field_types import Model, Priority, Salt, Text
 from trouper.web.http.json_response import as_json
-from trouper.web.http.request_schema import either
+from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_schema import (
+    COUNT,
+    HARMLESS,
+    NULL,
+    TEXT,
+    Json,
+    Refused,
+    array,
+    either,
+    full,
+)
 from trouper.web.output.dialect import Choice
 from trouper.web.serving.service import Served, Service, now
 from trouper.web.streaming.response_streams import collect_all
-
 
 CHARACTER_BYTES = 4
 MAX_DOCUMENTS = 2048
@@ -303,14 +307,12 @@ class Reranking:
         tag="Rerank",
         summary="Order documents by how well they answer a query",
         description="Also at /rerank and /v2/rerank. With `texts` in place of `documents` "
-                "the answer is a list, as "
-                "text-embeddings-inference gives it.",
+        "the answer is a list, as "
+        "text-embeddings-inference gives it.",
         request=RerankRequest,
         answer=either(RERANKED, RANKED_TEXTS),
         also=GENERATES,
-        examples={
-                    "Two documents": {"query": "What barks?", "documents": ["A dog.", "A spoon."]}
-                },
+        examples={"Two documents": {"query": "What barks?", "documents": ["A dog.", "A spoon."]}},
     )
     async def rerank(self) -> Response:
         parsed = await self._service.read(RerankRequest.parse)
@@ -330,9 +332,7 @@ class Reranking:
         request=ScoreRequest,
         answer=SCORED,
         also=GENERATES,
-        examples={
-                    "One against two": {"text_1": "What barks?", "text_2": ["A dog.", "A spoon."]}
-                },
+        examples={"One against two": {"text_1": "What barks?", "text_2": ["A dog.", "A spoon."]}},
     )
     async def score(self) -> Response:
         parsed = await self._service.read(ScoreRequest.parse)

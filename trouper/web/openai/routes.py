@@ -11,19 +11,26 @@ from trouper.actors.runtime.prompt_tokenizing import characters_of
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
-from trouper.web.http.error_body import http_problem
-from trouper.web.http.json_response import as_json, formatted
+from trouper.web.http.json_response import as_json, error_response, formatted, http_problem
 from trouper.web.http.request_schema import Json, either, ref
 from trouper.web.openai import answer_schemas, embeddings, infill
-from trouper.web.openai.chat_completions import chat_to_generate, ChatRequest
+from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
 from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.completion_dialect import CompletionDialect
-from trouper.web.openai.completions import completion_to_generate, CompletionRequest, picked
-from trouper.web.openai.errors import error_response
+from trouper.web.openai.completions import CompletionRequest, completion_to_generate, picked
 from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
-from trouper.web.openai.tokenize import LONG_TEXT, LONG_TOKENS, STRING_BYTES, TEXT_FACTOR, DetokenizeRequest, TokenizeRequest, prompt_of, text_bytes_of
+from trouper.web.openai.tokenize import (
+    LONG_TEXT,
+    LONG_TOKENS,
+    STRING_BYTES,
+    TEXT_FACTOR,
+    DetokenizeRequest,
+    TokenizeRequest,
+    prompt_of,
+    text_bytes_of,
+)
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.serving.model_names import split_adapter
 from trouper.web.serving.service import Served, Service, now
@@ -57,11 +64,11 @@ class OpenAi:
         answer=ref("ChatCompletion"),
         events=either(ref("ChatCompletionChunk"), ref("Error")),
         examples={
-                    "A question": {
-                        "messages": [{"role": "user", "content": "Who was Molière?"}],
-                        "max_tokens": 9,
-                    }
-                },
+            "A question": {
+                "messages": [{"role": "user", "content": "Who was Molière?"}],
+                "max_tokens": 9,
+            }
+        },
     )
     async def chat(self) -> Response:
         parsed = await self._service.read(ChatRequest.parse)
@@ -142,17 +149,17 @@ class OpenAi:
         tag="llama.cpp",
         summary="Fill a gap in a text",
         description="For models that were trained to fill in the middle, which their vocabulary "
-                    "says.",
+        "says.",
         request=infill.InfillRequest,
         answer=infill.FILLED,
         events=either(infill.FILLED_PART, infill.FILLED, ref("Error")),
         also=GENERATES,
         examples={
-                    "A function": {
-                        "input_prefix": "def add(a, b):\n",
-                        "input_suffix": "\n\nprint(add(1, 2))",
-                    }
-                },
+            "A function": {
+                "input_prefix": "def add(a, b):\n",
+                "input_suffix": "\n\nprint(add(1, 2))",
+            }
+        },
     )
     async def infill(self) -> Response:
         parsed = await self._service.read(infill.InfillRequest.parse)
@@ -174,7 +181,7 @@ class OpenAi:
         tag="OpenAI",
         summary="Texts as vectors",
         description="Hidden states, pooled as the model's own files say or else their mean; of "
-                    "length one.",
+        "length one.",
         request=embeddings.EmbeddingRequest,
         answer=embeddings.EMBEDDINGS,
         also=GENERATES,
@@ -259,7 +266,7 @@ class OpenAi:
         tag="OpenAI",
         summary="Cancel a request that runs",
         description="By the X-Request-Id of its response, or the id in its body. Whoever waits for "
-                    "it is told.",
+        "it is told.",
         answer=answer_schemas.CANCELLED,
     )
     async def cancel(self, request_id: str) -> Response:

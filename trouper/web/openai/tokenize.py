@@ -20,10 +20,9 @@ from trouper.web.openai import schemas
 from trouper.web.openai.chat_completions import about_the_end
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
 from trouper.web.openai.chat_tools import ChatTools, tools_of
-from trouper.web.openai.other_parts import chat_adapted
-from trouper.web.openai.other_tools import tools_adapted
+from trouper.web.openai.other_servers import chat_adapted, tools_adapted
+from trouper.web.openai.parameters import TemplateKwargs, template_kwargs
 from trouper.web.openai.schemas import OF_MESSAGES
-from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 
 LONG_TOKENS, LONG_TEXT = 5000, 2**17
 """Larger answers are made in a thread."""

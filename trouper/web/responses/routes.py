@@ -129,13 +129,13 @@ class Responses:
         events=ref("ResponseEvent"),
         also=GENERATES,
         examples={
-                    "A question": {"input": "Who was Molière?", "max_output_tokens": 9},
-                    "In the background": {
-                        "input": "Who was Molière?",
-                        "max_output_tokens": 9,
-                        "background": True,
-                    },
-                },
+            "A question": {"input": "Who was Molière?", "max_output_tokens": 9},
+            "In the background": {
+                "input": "Who was Molière?",
+                "max_output_tokens": 9,
+                "background": True,
+            },
+        },
     )
     async def create(self) -> Response:
         resolved = await self._service.read(parse_response)
@@ -342,7 +342,7 @@ class Responses:
         summary="A response that is stored or still runs",
         also=(400,),
         description="`stream` repeats the events of one that was created with `background` and "
-                    "`stream`.",
+        "`stream`.",
         query=REPLAY_QUERY,
         answer=ref("ResponseObject"),
         events=ref("ResponseEvent"),
@@ -375,7 +375,7 @@ class Responses:
         summary="Forget a response",
         also=(400,),
         description="One that still runs is cancelled. What later responses build on stays with "
-                    "them.",
+        "them.",
         answer=DELETED,
     )
     async def delete(self, response_id: str) -> Response:

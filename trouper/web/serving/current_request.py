@@ -34,7 +34,7 @@ from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.keys.endpoint_rights import asks_model, is_local
 from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
 from trouper.web.observability.exchange import Exchange
-from trouper.web.observability.log_once import IgnoredNames
+from trouper.web.observability.request_log import IgnoredNames
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

@@ -36,8 +36,7 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.http.json_response import formatted
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.observability.exchange import Exchange
-from trouper.web.observability.log_once import MalformedCalls
-from trouper.web.observability.request_log import RequestLog, RequestOrigin
+from trouper.web.observability.request_log import MalformedCalls, RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
