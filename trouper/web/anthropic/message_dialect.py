@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import msgspec
@@ -13,6 +13,7 @@ from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished
 from trouper.web.anthropic.errors import TYPES, anthropic_error
 from trouper.web.anthropic.thinking import signature_of
+from trouper.web.http.body_parsing import decoded_text
 from trouper.web.http.request_schema import (
     COUNT,
     OBJECT,
@@ -169,10 +170,7 @@ def _thinking(text: str, signature: str) -> Json:
 
 
 def _object(arguments: str) -> Json:
-    try:
-        value: Any = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
+    value = decoded_text(arguments)
     return value if isinstance(value, dict) else {}
 
 

@@ -4,7 +4,6 @@ Anthropic's servers are skipped."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -16,13 +15,12 @@ from trouper.web.http.field_types import Ignored, String, Text
 from trouper.web.http.leniency import Adapt, Skip, safe_name
 from trouper.web.http.request_body import Body, StrictCheck
 from trouper.web.http.request_schema import Json, Refused
-from trouper.web.openai.chat_tools import tool_name
+from trouper.web.openai.chat_tools import plain_name, tool_name
 from trouper.web.openai.other_servers import CHOICES
 from trouper.web.output.tool_calls import Tools
 from trouper.web.output.tool_forms import ToolForm, ToolOffer
 
 MAX_TOOLS = 1024
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 AN_OBJECT: Json = {
     "properties": {"type": {"const": "object"}},
     "anyOf": [{"required": ["type"]}, {"required": ["$ref"]}],
@@ -49,16 +47,6 @@ def _tool_adapted(value: Json, _: Skip) -> Json:
     return value | {"input_schema": {"type": "object", **schema}}
 
 
-def check_plain_name(value: Json, path: str) -> None:
-    """Anthropic refuses these names. Raises `RequestFailed` (400)."""
-    name = value.get("name")
-    if isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
-        path = f"{path}.name"
-        raise bad_request(
-            f"{path} must be 1 to 128 letters, digits, '_', '-' or '.'", path, "invalid_value"
-        )
-
-
 class CustomTool(Body, tag="custom", frozen=True):
     """A tool of the client. A forced call follows its schema with or without `strict`."""
 
@@ -69,7 +57,7 @@ class CustomTool(Body, tag="custom", frozen=True):
         "allowed_callers": (["direct"],),
         "input_examples": ([],),
     }
-    strict_check: ClassVar[StrictCheck | None] = check_plain_name
+    strict_check: ClassVar[StrictCheck | None] = plain_name(128)
     name: Annotated[str, tool_name(128)]
     input_schema: InputSchema
     description: Text | None = None

@@ -30,7 +30,6 @@ from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import (
-    MAX_STOP,
     Count,
     Model,
     Priority,
@@ -52,6 +51,7 @@ from trouper.web.openai.parameters import (
     FurtherSampling,
     TemplateKwargs,
     drawn_seed,
+    explain_stops,
     template_kwargs,
     with_further,
 )
@@ -101,16 +101,6 @@ ESSENTIAL = NOT_SKIPPED | {
     "prompt",
     "input",
 }
-
-
-def explain_stop_sequences(value: Any, path: str) -> None:
-    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
-        raise bad_request(f"{path} must be an array of strings", path, "invalid_type")
-    if len(value) > MAX_STOPS:
-        raise bad_request(
-            f"{path} may have {MAX_STOPS} strings, not {len(value)}", path, "invalid_value"
-        )
-    raise bad_request(f"{path}: each has 1 to {MAX_STOP} characters", path, "invalid_value")
 
 
 def explain_edit(value: Any, path: str) -> None:
@@ -174,7 +164,10 @@ class ContextManagement(Body, frozen=True):
     edits: list[Annotated[ClearThinking, explains(explain_edit)]] | None = None
 
 
-StopSequences = Annotated[list[StopString], explains(explain_stop_sequences, max_length=MAX_STOPS)]
+StopSequences = Annotated[
+    list[StopString],
+    explains(partial(explain_stops, may_be_one=False), max_length=MAX_STOPS),
+]
 
 
 def _adapted(value: Json, skip: Skip) -> Json:

@@ -10,13 +10,13 @@ import trio
 from quart import Response, request
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.web.batches.batch_schemas import ENDPOINT, BatchRequest, list_of, page_body, window_s
+from trouper.web.batches.batch_schemas import ENDPOINT, BatchRequest, window_s
 from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_table import Batch, BatchSpec
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.stored_files import new_file_id
 from trouper.web.http.json_response import as_json
-from trouper.web.http.query_parameters import Query
+from trouper.web.http.query_parameters import Query, list_of, page_body
 from trouper.web.http.request_schema import TEXT, Json, ref
 from trouper.web.serving.service import Service, now
 
@@ -103,23 +103,21 @@ class Batches:
         operation="listBatches",
         summary="The batches of this key (with the right `admin`, of all keys), the newest first",
         query=PAGE_QUERY,
-        answer=list_of("Batch"),
+        answer=list_of(ref("Batch")),
         also=(400, 404, 503),
     )
     async def list(self) -> Response:
         query = Query(request.args, tuple(PAGE_QUERY), self._service.report)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         await self._storage.open(create=False)
-        found = {
-            batch.spec.id: batch
-            for batch in reversed(self._storage.of(self._service.managed_identities))
-        }
-        labels = self._service.owner_labels(batch.spec.owner for batch in found.values())
+        batches = self._storage.of(self._service.managed_identities)[::-1]
+        labels = self._service.owner_labels(batch.spec.owner for batch in batches)
 
-        def body(name: str) -> dict[str, Any]:
-            return self._body(found[name], labels[found[name].spec.owner])
+        def body(index: int) -> Json:
+            return self._body(batches[index], labels[batches[index].spec.owner])
 
-        return as_json(page_body([*found], query.given("after"), limit, body))
+        ids = [batch.spec.id for batch in batches]
+        return as_json(page_body(ids, query.given("after"), limit, body))
 
     @ENDPOINT(
         method="GET",

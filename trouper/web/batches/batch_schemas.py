@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar
 
-from msgspec import Meta
-
-from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.protocol.problems import bad_request
 from trouper.web.batches.batch_table import STATUSES, TIMES
 from trouper.web.batches.input_lines import BatchEndpoint
 from trouper.web.batches.stored_files import PURPOSES
-from trouper.web.http.body_faults import explains, ordered, says
+from trouper.web.http.body_faults import ordered, says
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Filled
 from trouper.web.http.request_body import Body
@@ -27,14 +24,8 @@ from trouper.web.http.request_schema import (
     array,
     full,
     nullable,
-    ref,
 )
-from trouper.web.responses.response_request import (
-    MAX_METADATA,
-    MAX_METADATA_VALUE,
-    Key,
-    explain_metadata,
-)
+from trouper.web.responses.response_request import ResponseMetadata
 
 ENDPOINT = partial(Endpoint, tag="Batches", also=(503,))
 WINDOW = re.compile(r"([1-9]\d{0,2})([hd])")
@@ -50,14 +41,6 @@ Window = Annotated[
         ),
     ),
 ]
-BatchMetadata = Annotated[
-    dict[Key, Annotated[str, Meta(max_length=MAX_METADATA_VALUE)]],
-    explains(
-        explain_metadata,
-        max_length=MAX_METADATA,
-        description="Changes nothing: it is returned to the client.",
-    ),
-]
 
 
 class BatchRequest(Body, kw_only=True, frozen=True):
@@ -68,7 +51,7 @@ class BatchRequest(Body, kw_only=True, frozen=True):
     input_file_id: Filled
     endpoint: Annotated[BatchEndpoint, ordered(BatchEndpoint)]
     completion_window: Window
-    metadata: BatchMetadata | None = None
+    metadata: ResponseMetadata | None = None
 
 
 def window_s(window: str) -> int:
@@ -134,39 +117,3 @@ UPLOAD_FORM: Json = {
     "required": ["file", "purpose"],
     "additionalProperties": False,
 }
-Order = Literal["asc", "desc"]
-
-
-def list_of(name: str) -> Json:
-    return full(
-        {
-            "object": {"const": "list"},
-            "data": array(ref(name)),
-            "first_id": nullable(TEXT),
-            "last_id": nullable(TEXT),
-            "has_more": FLAG,
-        }
-    )
-
-
-def page_body(
-    ids: Sequence[str], after: str | None, limit: int, body: Callable[[str], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return the page behind the entry `after`. `body` formats an entry. Raises `RequestFailed`
-    (404)."""
-    start = 0
-    if after is not None:
-        start = next((index + 1 for index, name in enumerate(ids) if name == after), 0)
-        if not start:
-            message = f"after: nothing in this list has the id {after[:80]!r}"
-            raise RequestFailed(
-                Problem(404, message, "invalid_request_error", "after", "not_in_list")
-            )
-    page = ids[start : start + limit]
-    return {
-        "object": "list",
-        "data": [body(name) for name in page],
-        "first_id": page[0] if page else None,
-        "last_id": page[-1] if page else None,
-        "has_more": start + limit < len(ids),
-    }

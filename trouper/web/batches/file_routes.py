@@ -18,15 +18,13 @@ from trouper.web.batches.batch_schemas import (
     ENDPOINT,
     FILE_DELETED,
     UPLOAD_FORM,
-    list_of,
-    page_body,
 )
 from trouper.web.batches.batch_storage import BatchStorage, too_large
 from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload, on_disk
 from trouper.web.http.json_response import as_json
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.paced_body import PacedBody
-from trouper.web.http.query_parameters import Query
+from trouper.web.http.query_parameters import ORDERS, Query, list_of, page_body
 from trouper.web.http.request_schema import TEXT, Json, ref
 from trouper.web.serving.service import Service, now
 from trouper.web.streaming.event_log import PassiveBody
@@ -35,7 +33,7 @@ MAX_PAGE = 10_000
 CHUNK = 2**18
 PAGE_QUERY: Json = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": MAX_PAGE},
-    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "order": {"enum": [*ORDERS], "default": "desc"},
     "after": TEXT,
     "purpose": {"enum": list(PURPOSES)},
 }
@@ -106,30 +104,26 @@ class Files:
         operation="listFiles",
         summary="The files of this key; with the right `admin`, of all keys",
         query=PAGE_QUERY,
-        answer=list_of("FileObject"),
+        answer=list_of(ref("FileObject")),
         also=(400, 404, 503),
     )
     async def list(self) -> Response:
         query = Query(request.args, tuple(PAGE_QUERY), self._service.report)
         limit = query.number("limit", MAX_PAGE, 1, MAX_PAGE)
-        order, purpose = query.given("order") or "desc", query.given("purpose")
-        if order not in ("asc", "desc"):
-            raise bad_request("order must be asc or desc", "order", "invalid_value")
-        if purpose is not None and purpose not in PURPOSES:
-            raise bad_request(
-                f"purpose must be one of {', '.join(PURPOSES)}", "purpose", "invalid_value"
-            )
+        order = query.choice("order", ORDERS) or "desc"
+        purpose = query.choice("purpose", PURPOSES)
         await self._storage.open(create=False)
-        files = self._storage.files.of(self._service.managed_identities)
-        found = {file.id: file for file in files if purpose in (None, file.purpose)}
-        ids = [*found] if order == "asc" else [*reversed(found)]
+        of = self._storage.files.of(self._service.managed_identities)
+        files = [file for file in of if purpose in (None, file.purpose)]
+        if order == "desc":
+            files.reverse()
         labels = self._service.owner_labels(file.owner for file in files)
-        after = query.given("after")
-        return as_json(
-            page_body(
-                ids, after, limit, lambda name: found[name].body() | labels[found[name].owner]
-            )
-        )
+
+        def body(index: int) -> Json:
+            return files[index].body() | labels[files[index].owner]
+
+        ids = [file.id for file in files]
+        return as_json(page_body(ids, query.given("after"), limit, body))
 
     async def _file(self, file_id: str, *, managed: bool = False) -> StoredFile:
         await self._storage.open(create=False)

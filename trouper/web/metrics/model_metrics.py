@@ -130,10 +130,10 @@ def declared(
         return [(own, getattr(statistics, field)) for own, statistics in of(seen)]
 
     return tuple(
-        ModelMetric(shape, name, help, partial(values, field.name), labels)
+        ModelMetric(shape, name, description, partial(values, field.name), labels)
         for field in attrs.fields(kind)
         if METRIC in field.metadata
-        for shape, name, help in [field.metadata[METRIC]]
+        for shape, name, description in [field.metadata[METRIC]]
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate, InfillPrompt, Prompt, TextPrompt, TokenPrompt
-from trouper.web.http.body_parsing import at_most, between, combination, is_integer
+from trouper.web.http.body_parsing import at_most, between, checked_text, combination, is_integer
 from trouper.web.http.field_types import HUGE, MAX_TOKENS, Count, TokenId
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_schema import LENGTH, TEXT, TOKEN, Json, Refused, array, either
@@ -50,7 +50,7 @@ def prompts_meta(limit: int) -> Meta:
 def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
     """Return at most `limit` prompts. Raises `RequestFailed` (400)."""
     if isinstance(value, str):
-        return (_text(value, name),)
+        return (TextPrompt(checked_text(value, name)),)
     if not isinstance(value, list) or not value:
         message = f"{name} must be a string, an array of strings or token ids; not empty"
         raise bad_request(message, name, "invalid_type")
@@ -66,20 +66,12 @@ def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
 
 def _prompt(item: Any, path: str) -> Prompt:
     if isinstance(item, str):
-        return _text(item, path)
+        return TextPrompt(checked_text(item, path))
     if isinstance(item, list):
         at_most(path, item, MAX_TOKENS)
     if isinstance(item, list) and all(map(is_integer, item)):
         return _tokens(item, path)
     raise bad_request(f"{path} must be a string or an array of token ids", path, "invalid_type")
-
-
-def _text(text: str, path: str) -> TextPrompt:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request(f"{path} holds a lone surrogate", path, "invalid_text") from None
-    return TextPrompt(text)
 
 
 def _tokens(tokens: list[float], path: str) -> TokenPrompt:

@@ -87,16 +87,18 @@ MAX_BIASES = 1024
 MAX_CHOICES = 128
 
 
-def explain_stops(value: Any, path: str) -> None:
-    """Raises `RequestFailed` (400)."""
-    stops = [value] if isinstance(value, str) else value
+def explain_stops(value: Any, path: str, *, may_be_one: bool = True) -> None:
+    """`may_be_one`: whether a string stands for an array of one. Raises `RequestFailed` (400)."""
+    stops = [value] if may_be_one and isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise bad_request(f"{path} must be a string or an array of strings", path, "invalid_type")
+        expected = "a string or an array of strings" if may_be_one else "an array of strings"
+        raise bad_request(f"{path} must be {expected}", path, "invalid_type")
     if len(stops) > MAX_STOPS:
         raise bad_request(
             f"{path} may have {MAX_STOPS} strings, not {len(stops)}", path, "invalid_value"
         )
-    raise bad_request(f"a stop string has 1 to {MAX_STOP} characters", path, "invalid_value")
+    message = f"{path}: a stop string has 1 to {MAX_STOP} characters"
+    raise bad_request(message, path, "invalid_value")
 
 
 def explain_biases(value: Any, path: str) -> None:

@@ -347,24 +347,3 @@ def _extend(turn: Json, item: Json, tools: Tools) -> None:
 
 def _text(parts: Iterable[Json]) -> str:
     return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
-
-
-# -- pages ---------------------------------------------------------------------------------------
-
-
-def page_of(items: Sequence[Json], after: str | None, limit: int) -> Json:
-    """Return a page of items. Raises `RequestFailed` (404)."""
-    if after is not None:
-        found = [index for index, item in enumerate(items) if item["id"] == after]
-        if not found:
-            message = f"no item {after!r} went into this response"
-            raise RequestFailed(
-                Problem(404, message, "invalid_request_error", "after", "item_not_found")
-            )
-        items = items[found[0] + 1 :]
-    page = items[:limit]
-    ends = {
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-    }
-    return {"object": "list", "data": page, "has_more": len(items) > limit} | ends

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
+from trouper.web.http.body_parsing import decoded_text
 from trouper.web.http.field_types import Ignored, Text
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, StrictCheck
@@ -24,6 +24,7 @@ from trouper.web.openai.chat_tools import (
     MAX_TOOLS,
     FreeText,
     FunctionDefinition,
+    GrammarDefinition,
     ToolName,
     check_plain_name,
 )
@@ -93,7 +94,7 @@ def built_in_offer(kind: BuiltInKind) -> ToolOffer:
 
 def call_fields(kind: ToolKind, arguments: str) -> Json:
     """Return a call item's fields. Missing or mistyped arguments become empty."""
-    given = _object(arguments)
+    given = _object(arguments, {})
     match kind:
         case "local_shell":
             action: Json = {
@@ -147,18 +148,11 @@ def arguments_of_item(item: Json) -> Json:
         case "custom_tool_call":
             return {"input": item["input"]}
     text = item["arguments"]
-    return _decoded(text or "{}", {"arguments": text})
+    return _object(text or "{}", {"arguments": text})
 
 
-def _object(text: str) -> Json:
-    return _decoded(text, {})
-
-
-def _decoded(text: str, otherwise: Json) -> Json:
-    try:
-        value: Any = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return otherwise
+def _object(text: str, otherwise: Json) -> Json:
+    value = decoded_text(text)
     return value if isinstance(value, dict) else otherwise
 
 
@@ -197,17 +191,9 @@ class FlatTool(FunctionDefinition, tag="function", frozen=True):
     refused: ClassVar[Refused] = ALWAYS_LOADED
 
 
-class FlatGrammar(Body, tag="grammar", frozen=True):
+class FlatGrammar(GrammarDefinition, tag="grammar", frozen=True):
     """Text that matches a grammar, which is enforced where the tool is the only one that may be
     called, and described to the model elsewhere."""
-
-    syntax: Annotated[Literal["lark", "regex"], says("{path} must be lark or regex")]
-    definition: Annotated[
-        str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)
-    ]
-
-    def grammar_at(self, path: str) -> Grammar:
-        return Grammar(self.syntax, self.definition, f"{path}.definition")
 
 
 class FlatCustomTool(Body, tag="custom", frozen=True):

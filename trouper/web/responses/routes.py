@@ -17,13 +17,13 @@ from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.json_response import as_json
-from trouper.web.http.query_parameters import Query
+from trouper.web.http.query_parameters import ORDERS, Query, page_body
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.call_items import new_id
-from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of, references_of
+from trouper.web.responses.items import check_outputs, items_of, messages_of, references_of
 from trouper.web.responses.response_events import ResponseDialect, full_context_events, head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
@@ -46,7 +46,7 @@ REPLAY_QUERY: Json = {
 }
 PAGE_QUERY: Json = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
-    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "order": {"enum": [*ORDERS], "default": "desc"},
     "after": TEXT,
 }
 STOPPED = Problem(
@@ -429,8 +429,10 @@ class Responses:
     async def input_items(self, response_id: str) -> Response:
         query = Query(request.args, ("limit", "order", "after"), self._service.report)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
-        order, after = query.given("order") or "desc", query.given("after")
-        if order not in ("asc", "desc"):
-            raise bad_request("order must be asc or desc", "order", "invalid_value")
+        order = query.choice("order", ORDERS) or "desc"
         kept = await self._running(response_id) or await self.store.get(response_id)
-        return as_json(page_of(kept.input if order == "asc" else kept.input[::-1], after, limit))
+        items = kept.input if order == "asc" else kept.input[::-1]
+        ids = [item["id"] for item in items]
+        return as_json(
+            page_body(ids, query.given("after"), limit, items.__getitem__, "item_not_found")
+        )

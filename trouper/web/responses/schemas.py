@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trouper.web.http.query_parameters import list_of
 from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
@@ -19,7 +20,6 @@ from trouper.web.http.request_schema import (
     nullable,
     ref,
 )
-from trouper.web.openai import schemas
 from trouper.web.openai.answer_schemas import NUMBER
 
 STATUSES = ("completed", "incomplete", "in_progress")
@@ -41,12 +41,6 @@ TOP_NEEDS_INCLUDE = needs(
     {"type": "integer", "minimum": 1},
     "include",
     {"type": "array", "contains": {"const": LOGPROBS}},
-)
-RULES = (
-    SOMETHING,
-    TOP_NEEDS_INCLUDE,
-    schemas.OPTIONS_NEED_A_STREAM,
-    schemas.FORCED_NEEDS_TOOLS,
 )
 
 
@@ -185,15 +179,7 @@ RESPONSE = full(
 )
 DELETED = full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
 COUNTED = full({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT})
-INPUT_ITEMS = full(
-    {
-        "object": {"const": "list"},
-        "data": array(OBJECT),
-        "first_id": nullable(TEXT),
-        "last_id": nullable(TEXT),
-        "has_more": FLAG,
-    }
-)
+INPUT_ITEMS = list_of(OBJECT)
 
 
 def _events(kinds: tuple[str, ...], properties: Json) -> Iterator[Json]:
