@@ -34,7 +34,7 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, anthropic_status, is_anthropic
 from trouper.web.anthropic.message_dialect import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
-from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
+from trouper.web.batches.batch_routes import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching
 from trouper.web.batches.file_routes import UploadBody
 from trouper.web.http.body_parsing import too_large

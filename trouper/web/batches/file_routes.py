@@ -14,7 +14,7 @@ from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.web.batches.batch_schemas import (
+from trouper.web.batches.batch_routes import (
     ENDPOINT,
     FILE_DELETED,
     UPLOAD_FORM,

@@ -10,7 +10,7 @@ import attrs
 from quart import Response
 
 from trouper.web.http.request_body import Body
-from trouper.web.http.request_schema import Json, closed, nullable, ref
+from trouper.web.http.request_schema import Json, full, nullable, ref
 
 MARK = "endpoint"
 PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
@@ -88,9 +88,9 @@ def endpoints_of(group: object) -> Iterator[Endpoint]:
             yield attrs.evolve(endpoint, handler=getattr(group, name))
 
 
-ERROR = closed(
+ERROR = full(
     {
-        "error": closed(
+        "error": full(
             {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
@@ -101,12 +101,7 @@ ERROR = closed(
                     }
                 ),
                 "code": nullable({"type": "string"}),
-            },
-            "message",
-            "type",
-            "param",
-            "code",
+            }
         )
-    },
-    "error",
+    }
 )

@@ -18,7 +18,7 @@ from trouper.protocol.model import ModelCard
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.json_response import as_json
-from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, closed, full
+from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, full
 from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
@@ -191,16 +191,14 @@ def cache_stats(health: Health) -> dict[str, int | float]:
     }
 
 
-INFO = closed(
+INFO = full(
     {
         "served_model_name": TEXT,
         "model_path": TEXT,
         "version": TEXT,
         "max_running_requests": {"type": "integer"},
     },
-    "served_model_name",
-    "model_path",
-    "version",
+    optional=("max_running_requests",),
 )
 
 
@@ -234,11 +232,9 @@ class Replica:
 
 
 COUNTS: Json = dict.fromkeys((field.name for field in attrs.fields(ModelUsage)), COUNT)
-MODEL_USAGE = closed({"model": TEXT} | COUNTS, "model", *COUNTS)
-KEY_USAGE = closed(
-    {"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)}, "key", *COUNTS, "models"
-)
-USAGE = closed({"object": {"const": "list"}, "data": array(KEY_USAGE)}, "object", "data")
+MODEL_USAGE = full({"model": TEXT} | COUNTS)
+KEY_USAGE = full({"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)})
+USAGE = full({"object": {"const": "list"}, "data": array(KEY_USAGE)})
 
 
 def usage_body(account: KeyAccount) -> Json:

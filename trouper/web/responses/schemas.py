@@ -13,7 +13,6 @@ from trouper.web.http.request_schema import (
     TEXT,
     Json,
     array,
-    closed,
     either,
     full,
     needs,
@@ -63,10 +62,7 @@ TOKEN = {
     "logprob": NUMBER,
     "bytes": array({"type": "integer", "minimum": 0, "maximum": 255}),
 }
-TOKEN_LOGPROBS = array(
-    closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOKEN))}, *TOKEN, "top_logprobs")
-)
-
+TOKEN_LOGPROBS = array(full({**TOKEN, "top_logprobs": array(full(TOKEN))}))
 
 OUTPUT_TEXT = full(
     {
