@@ -11,6 +11,7 @@ from typing import Any, cast
 import attrs
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from quart import Request, Response, request
 from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio
@@ -19,8 +20,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTim
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Models, OneModel
-from trouper.protocol.api_keys import Keys
-from trouper.protocol.key_options import ApiKey
+from trouper.protocol.api_keys import ANYBODY, ApiKey, Keys
 from trouper.protocol.logs import CURRENT_REQUEST
 from trouper.protocol.problems import (
     INTERNAL,
@@ -49,17 +49,19 @@ from trouper.web.http.same_origin import UPLOADS, Cors, head_of
 from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missing_right
 from trouper.web.keys.key_file import KeyFile
 from trouper.web.live.site import ASSETS, Site
-from trouper.web.metrics.collector import Metrics, Scrapes
+from trouper.web.metrics.collector import Metrics
 from trouper.web.observability.access_log import log_record, log_response
 from trouper.web.observability.exchange import UNTRACED, Exchange, ExchangeObserver
 from trouper.web.observability.health_report import (
     HEALTH,
+    INFO,
     READY,
     STATUS,
-    Replica,
-    UsageOfKeys,
+    USAGE,
     health_body,
+    info_body,
     none_loaded,
+    usage_body,
 )
 from trouper.web.observability.request_log import HEADER, RequestLog, RequestObserver
 from trouper.web.openai.adapter_operations import AdapterOperations
@@ -211,10 +213,7 @@ def create_app(
     groups = (
         *dialects,
         *batching,
-        Replica(partial(service.listed, None)),
-        UsageOfKeys(lambda: service.key, metrics.accounts),
-        edge,
-        Scrapes(metrics),
+        Reports(service, keys, metrics),
         site,
     )
     described = [endpoint for group in groups for endpoint in endpoints_of(group)]
@@ -370,6 +369,13 @@ class HttpEdge:
         log.error("a request failed; the others go on", exc_info=error)
         return self._refused(INTERNAL)
 
+
+class Reports:
+    """What the server says of itself: health, usage, metrics."""
+
+    def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
+        self._service, self._keys, self._metrics = service, keys, metrics
+
     @Endpoint(
         method="GET",
         path="/health",
@@ -437,3 +443,45 @@ class HttpEdge:
         return as_json(
             {"status": health.status, "detail": health.detail}, 200 if health.ready else 503
         )
+
+    @Endpoint(
+        method="GET",
+        path="/server_info",
+        operation="getServerInfo",
+        tag="Server",
+        summary="What a router wants to know",
+        description="The default model, and how many requests decode together once it is loaded.",
+        answer=INFO,
+    )
+    async def server_info(self) -> Response:
+        return as_json(info_body(self._service.listed(None)))
+
+    @Endpoint(
+        method="GET",
+        path="/v1/usage",
+        operation="getUsage",
+        tag="Server",
+        summary="What this key has used since the server started",
+        description="Requests and tokens, by model; of all keys, for a key with the right "
+        "`observability`.",
+        answer=USAGE,
+    )
+    async def usage(self) -> Response:
+        key, accounts = self._service.key or ANYBODY, self._metrics.accounts()
+        if "observability" not in key.rights:
+            accounts = [account for account in accounts if account.key.identity == key.identity]
+        return as_json(usage_body(accounts))
+
+    @Endpoint(
+        method="GET",
+        path="/metrics",
+        operation="getMetrics",
+        tag="Server",
+        summary="Metrics for Prometheus",
+        description="In Prometheus' text format; docs/metrics.md says what each of them is.",
+        answer={"type": "string"},
+        content_type="text/plain",
+    )
+    async def metrics(self) -> Response:
+        data = await self._metrics.exposed()
+        return Response(data, content_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -11,7 +11,7 @@ import trio
 from prometheus_client.core import Metric
 
 from trouper.actors.runtime.served_models import named
-from trouper.protocol.key_options import ANYBODY
+from trouper.protocol.api_keys import ANYBODY
 from trouper.web.batches.batch_routes import Batches
 from trouper.web.batches.batch_storage import NO_ROOM, BatchStorage, KeyShares
 from trouper.web.batches.batch_table import STATUSES

@@ -8,15 +8,13 @@ from typing import Any, Protocol
 
 import attrs
 import trio
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from quart import Response
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
-from trouper.web.http.endpoints import Endpoint
 from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 from trouper.web.metrics.model_metrics import (
     MODEL_METRICS,
@@ -189,21 +187,3 @@ class Metrics(Collector):
 
 def _seen(runtime: Runtime) -> ModelScrape:
     return ModelScrape(runtime, runtime.health(), runtime.channels())
-
-
-class Scrapes:
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    @Endpoint(
-        method="GET",
-        path="/metrics",
-        operation="getMetrics",
-        tag="Server",
-        summary="Metrics for Prometheus",
-        description="In Prometheus' text format; docs/metrics.md says what each of them is.",
-        answer={"type": "string"},
-        content_type="text/plain",
-    )
-    async def metrics(self) -> Response:
-        return Response(await self._metrics.exposed(), content_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -16,8 +16,7 @@ import attrs
 import trio
 from quart import Request, request
 
-from trouper.protocol.api_keys import Keys
-from trouper.protocol.key_options import ANYBODY, ApiKey, Right
+from trouper.protocol.api_keys import ANYBODY, ApiKey, Keys, Right
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
 from trouper.system import heap

@@ -18,9 +18,8 @@ from trouper.actors.request_intake import thinks_already
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, Models, named
-from trouper.protocol.api_keys import NO_KEYS, Keys
+from trouper.protocol.api_keys import ANYBODY, NO_KEYS, ApiKey, Keys
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
