@@ -4,6 +4,7 @@ Anthropic's servers are skipped."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -21,6 +22,7 @@ from trouper.web.output.tool_calls import Tools
 from trouper.web.output.tool_forms import ToolForm, ToolOffer
 
 MAX_TOOLS = 1024
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 AN_OBJECT: Json = {
     "properties": {"type": {"const": "object"}},
     "anyOf": [{"required": ["type"]}, {"required": ["$ref"]}],
@@ -57,7 +59,7 @@ class CustomTool(Body, tag="custom", frozen=True):
         "allowed_callers": (["direct"],),
         "input_examples": ([],),
     }
-    strict_check: ClassVar[StrictCheck | None] = plain_name(128)
+    strict_check: ClassVar[StrictCheck | None] = plain_name(PLAIN_NAME, 128)
     name: Annotated[str, tool_name(128)]
     input_schema: InputSchema
     description: Text | None = None

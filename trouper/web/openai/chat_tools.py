@@ -39,9 +39,8 @@ Arguments = Annotated[
 ]
 
 
-def plain_name(longest: int) -> StrictCheck:
+def plain_name(plain: re.Pattern[str], longest: int) -> StrictCheck:
     """Return a check of tools' names, by which the API refuses others (400)."""
-    plain = re.compile(rf"[A-Za-z0-9_.-]{{1,{longest}}}")
 
     def check(value: Json, path: str) -> None:
         name = value.get("name")
@@ -53,7 +52,7 @@ def plain_name(longest: int) -> StrictCheck:
     return check
 
 
-check_plain_name = plain_name(64)
+check_plain_name = plain_name(re.compile(r"[A-Za-z0-9_.-]{1,64}"), 64)
 
 
 class FunctionDefinition(Body, frozen=True):
