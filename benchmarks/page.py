@@ -38,7 +38,7 @@ from tests.actors.bench import generate, running
 from tests.browser.driver import Browser, chromium
 from tests.fakes import FakeEngine
 from trouper.actors.runtime.served_models import OneModel
-from trouper.web.live.feed import TICK_S, Feed
+from trouper.web.live.site import TICK_S, Feed
 
 Row = dict[str, Any]
 LOADS = 9

@@ -18,7 +18,7 @@ from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
 
 from trouper.web.anthropic import messages
-from trouper.web.batches import batch_schemas
+from trouper.web.batches.batch_routes import BatchRequest
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import among, components_of, schema_of
 from trouper.web.openai import (
@@ -120,7 +120,7 @@ TABLES = (
     Table("/v1/embeddings", embeddings.EmbeddingRequest, Embeddings.create),
     Table("/v1/rerank", rerank.RerankRequest, None),
     Table("/v1/score", rerank.ScoreRequest, None),
-    Table("/v1/batches", batch_schemas.BatchRequest, Batches.create),
+    Table("/v1/batches", BatchRequest, Batches.create),
     Table("/v1/models/load", model_operations.LoadRequest, None),
     Table("/v1/models/wake", model_operations.WakeRequest, None),
     Table("/v1/models/unload", model_operations.UnloadRequest, None),

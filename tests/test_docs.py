@@ -14,7 +14,7 @@ from trouper.actors.graph import CHANNELS
 from trouper.actors.runtime.channels import Edge
 from trouper.actors.runtime.watches import Watches
 from trouper.protocol.watch import Watch
-from trouper.web.http.cors import EXPOSED
+from trouper.web.http.same_origin import EXPOSED
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

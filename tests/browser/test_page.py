@@ -14,7 +14,7 @@ from tests.fakes import FakeEngine
 from tests.web.serving import eventually, exchange, post, serving, serving_manager
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.plans import Plan
-from trouper.web.live import feed
+from trouper.web.live import site
 from trouper.web.live.snapshot import NewGaps, model_body
 
 PICTURE = "document.querySelector('#timeline').toDataURL()"
@@ -417,7 +417,7 @@ async def test_why_a_model_could_not_be_loaded_is_said(
         body = model_body(listed, gaps)
         return body if listed.runtime else body | {"problem": "no weights"}
 
-    monkeypatch.setattr(feed, "model_body", failed)
+    monkeypatch.setattr(site, "model_body", failed)
     async with (
         manager_of("small", "large", "middle") as (manager, _),
         serving_manager(manager) as port,

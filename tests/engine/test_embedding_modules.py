@@ -27,7 +27,7 @@ from trouper.engine.embeddings.pooling import embedder_of
 from trouper.engine.kv.model_body import body_of
 from trouper.engine.loading.model_loading import load
 from trouper.engine.step import StepEngine
-from trouper.web.openai.embeddings import embedding_to_generate, parse_embedding
+from trouper.web.openai.embeddings import EmbeddingRequest, embedding_to_generate
 
 Json = dict[str, Any]
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -215,7 +215,7 @@ def test_what_cannot_be_applied_is_refused_by_name(fault: str, tmp_path: Path) -
     found = embedder_of(build("llama"), tmp_path, lines.append)
     assert found.layout is None
     assert lines == [f"no embeddings: {found.reason}"]
-    request = parse_embedding({"input": "x"})
+    request = EmbeddingRequest.parse({"input": "x"})
     with pytest.raises(RequestFailed, match=expected) as refused:
         embedding_to_generate(
             request, "id", attrs.evolve(card(), embedding=None, no_embedding=found.reason)

@@ -29,8 +29,8 @@ from trouper.cli.agents.config_files import _masked_line
 from trouper.cli.agents.config_formats import _has_deeper_lists
 from trouper.engine.loading.call_parsers import PARSERS
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING
+from trouper.protocol.api_keys import split_options
 from trouper.protocol.hosts import Host, Origin, host_pattern
-from trouper.protocol.key_options import split_options
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.setting_fields import ByteSize
 from trouper.web.anthropic.message_dialect import Blocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trouper import Generate, Sampling, TokenPrompt
 from trouper.protocol.plans import Admit, Plan, RowId
 from trouper.protocol.wire import encode
-from trouper.web.http.request_seed import choices_of
+from trouper.web.openai.parameters import choices_of
 
 
 def test_seeds_of_all_choices_fit_into_a_message() -> None:

@@ -11,7 +11,7 @@ from tests.family_configs import LONG
 from trouper import ChatPrompt, Generate, Sampling, TokenPrompt
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import Tokenizer
-from trouper.web.http.request_seed import choices_of
+from trouper.web.openai.parameters import choices_of
 from trouper.web.output.tool_calls import Tools
 
 SCHEMA = {

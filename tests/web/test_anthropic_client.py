@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from tests.fakes import EOS, ByteTokenizer, FakeEngine, FakeRow, letters
 from tests.web.serving import Served, ask, eventually, exchange, get, pace, post, serving
 from trouper.protocol.plans import Plan
-from trouper.web.anthropic.message_schemas import COMPONENTS
+from trouper.web.anthropic.message_dialect import COMPONENTS
 from trouper.web.http.request_schema import ref
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]

@@ -16,15 +16,12 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_speech import cut
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.anthropic.errors import TYPES, anthropic_error, is_anthropic
-from trouper.web.anthropic.message_dialect import Blocks
+from trouper.web.anthropic.message_dialect import COMPONENTS, Blocks
 from trouper.web.anthropic.message_history import AssistantBlock, ToolResultBlock
-from trouper.web.anthropic.message_schemas import COMPONENTS
 from trouper.web.anthropic.messages import (
     CountRequest,
     MessagesRequest,
     messages_to_generate,
-    parse_count,
-    parse_messages,
     prompt_of,
 )
 from trouper.web.anthropic.thinking import CARRIES, signature_of, thought
@@ -209,9 +206,9 @@ def bodies(draw: st.DrawFn) -> Json:
 def refusal(kind: type[CountRequest], body: Json) -> Problem | None:
     try:
         if kind is MessagesRequest:
-            messages_to_generate(parse_messages(body), "id", None)
+            messages_to_generate(MessagesRequest.parse(body), "id", None)
         else:
-            prompt_of(parse_count(body))
+            prompt_of(CountRequest.parse(body))
     except RequestFailed as refused:
         return refused.problem
     return None
@@ -241,7 +238,7 @@ def test_a_null_says_nothing_wherever_it_stands() -> None:
                 "is_error",
             }
             holder.update(dict.fromkeys(names - holder.keys()))
-    assert prompt_of(parse_messages(body)) == prompt_of(parse_messages(RICH))
+    assert prompt_of(MessagesRequest.parse(body)) == prompt_of(MessagesRequest.parse(RICH))
 
 
 @given(bodies())

@@ -41,9 +41,8 @@ from trouper.protocol.model import AdapterCard, LoadedModel
 from trouper.protocol.problems import OutOfDeviceMemory
 from trouper.protocol.setting_fields import ByteSize
 from trouper.web.batches import batch_storage, batch_table, batch_worker, stored_files
-from trouper.web.batches.batch_record import Batch
 from trouper.web.batches.batch_storage import BatchStorage
-from trouper.web.batches.batch_table import BatchTable
+from trouper.web.batches.batch_table import Batch, BatchTable
 from trouper.web.batches.batch_worker import MAX_ATTEMPTS
 from trouper.web.batches.input_lines import validated
 from trouper.web.batches.stored_files import FileStore, Upload

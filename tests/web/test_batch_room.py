@@ -27,9 +27,8 @@ from tests.web.test_batches import END, FORM, PURPOSE, using
 from tests.web.test_key_limits import FastClock
 from tests.web.test_key_rights import key_file
 from trouper.web.batches import batch_routes, batch_storage, batch_worker
-from trouper.web.batches.batch_record import LineAnswer
 from trouper.web.batches.batch_storage import BatchStorage
-from trouper.web.batches.batch_table import BatchTable
+from trouper.web.batches.batch_table import BatchTable, LineAnswer
 from trouper.web.batches.stored_files import FileStore, StoredFile
 from trouper.web.serving.state_database import StateDatabase
 

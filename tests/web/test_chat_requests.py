@@ -15,7 +15,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
-from trouper.web.openai.chat_completions import parse_chat
+from trouper.web.openai.chat_completions import ChatRequest
 from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.openai_dialect import Envelope, Extras
 from trouper.web.openai.parameters import StreamOptions
@@ -37,7 +37,7 @@ NAMED = {"type": "function", "function": {"name": "g"}}
 def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
     """As a request asks for them."""
     asked = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
-    return parse_chat({"messages": [USER]} | asked).parsed_tools
+    return ChatRequest.parse({"messages": [USER]} | asked).parsed_tools
 
 
 def chat(**more: Any) -> ChatPrompt:

@@ -30,7 +30,7 @@ from trouper.protocol.requests import ChatPrompt
 from trouper.protocol.settings import ServerSettings, Settings
 from trouper.web.anthropic.errors import anthropic_error, anthropic_status
 from trouper.web.http.body_parsing import too_large
-from trouper.web.http.error_body import error_body
+from trouper.web.http.json_response import error_body
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 LONG = "x" * 5000

@@ -31,10 +31,16 @@ from tests.web.serving import (
 )
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
-from trouper.web import descriptors, server
-from trouper.web.descriptors import RESERVED, SPARE, connection_limit
-from trouper.web.http.connection_order import in_order_of_leaving, network_of
-from trouper.web.http.waiting_clients import answer_to
+from trouper.web import server
+from trouper.web.http import connections
+from trouper.web.http.connections import (
+    RESERVED,
+    SPARE,
+    answer_to,
+    connection_limit,
+    in_order_of_leaving,
+    network_of,
+)
 from trouper.web.server import _Server
 
 KEPT = get("/livez").replace(b"Connection: close\r\n", b"")
@@ -263,7 +269,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
     monkeypatch.setattr(resource, "setrlimit", set_limit)
-    monkeypatch.setattr(descriptors, "open_files", lambda: 10)
+    monkeypatch.setattr(connections, "open_files", lambda: 10)
     return limits
 
 

@@ -27,7 +27,7 @@ from tests.web.serving import (
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.plans import Plan
-from trouper.web.openai.completions import completion_to_generate, parse_completion
+from trouper.web.openai.completions import CompletionRequest, completion_to_generate
 
 
 async def test_routes_and_methods_that_are_not_there() -> None:
@@ -232,7 +232,7 @@ async def test_tokens_without_text_are_silence_too() -> None:
 async def test_each_prompt_draws_its_own_seed() -> None:
     """Unless one was given: the same prompt twice asks for two answers."""
     for asked, seeds in (({}, 2), ({"seed": 1}, 1)):
-        parsed = parse_completion({"prompt": ["a", "a"]} | asked)
+        parsed = CompletionRequest.parse({"prompt": ["a", "a"]} | asked)
         assert (
             len({wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", None)})
             == seeds

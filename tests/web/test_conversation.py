@@ -9,7 +9,7 @@ import pytest
 from tests.web.test_parsing import fault
 from trouper.web.anthropic import message_history
 from trouper.web.anthropic.message_history import continues
-from trouper.web.anthropic.messages import parse_count
+from trouper.web.anthropic.messages import CountRequest
 from trouper.web.anthropic.thinking import CARRIES, Thinking, signature_of
 
 Json = dict[str, Any]
@@ -17,14 +17,14 @@ Json = dict[str, Any]
 
 def conversation_of(system: Any, messages: Any) -> tuple[Json, ...]:
     """As a request has it."""
-    parsed = parse_count({"system": system, "messages": messages})
+    parsed = CountRequest.parse({"system": system, "messages": messages})
     return message_history.conversation_of(parsed.system, parsed.messages)
 
 
 def thinking_of(asked: Any, max_tokens: int) -> Thinking:
     """As a request asks for it."""
     body = {"messages": [user("a")], "thinking": asked, "max_tokens": max_tokens}
-    return parse_count(body).parsed_thinking
+    return CountRequest.parse(body).parsed_thinking
 
 
 def user(content: Any) -> Json:

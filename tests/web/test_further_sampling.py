@@ -8,7 +8,7 @@ import attrs
 import pytest
 
 from trouper.protocol.sampling import Sampling
-from trouper.web.openai.further_sampling import FurtherSampling, with_further
+from trouper.web.openai.parameters import FurtherSampling, with_further
 
 
 def test_defaults_of_requests_are_those_of_rows() -> None:

@@ -13,11 +13,11 @@ from tests.fakes import ByteTokenizer, FakeEngine, card
 from tests.web.serving import Served, ask, exchange, get, pace, post, serving
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, ignored_parts
-from trouper.web.anthropic.messages import parse_count
+from trouper.web.anthropic.messages import CountRequest
 from trouper.web.anthropic.messages import prompt_of as prompt_of_messages
-from trouper.web.http.image_placeholder import PLACEHOLDER
-from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
-from trouper.web.openai.tokenize import parse_tokenize
+from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
+from trouper.web.openai.other_servers import PLACEHOLDER
+from trouper.web.openai.tokenize import TokenizeRequest
 from trouper.web.openai.tokenize import prompt_of as prompt_of_tokenize
 from trouper.web.responses.items import items_of, messages_of
 from trouper.web.responses.response_request import parse_response, response_to_generate
@@ -33,13 +33,13 @@ IN_INPUT = {"type": "input_image", "image_url": DATA, "detail": "auto"}
 
 
 def chat(messages: list[Json]) -> ChatPrompt:
-    [generate] = chat_to_generate(parse_chat({"messages": messages}), "id", None)
+    [generate] = chat_to_generate(ChatRequest.parse({"messages": messages}), "id", None)
     assert isinstance(generate.prompt, ChatPrompt)
     return generate.prompt
 
 
 def messages(turns: list[Json]) -> ChatPrompt:
-    return prompt_of_messages(parse_count({"messages": turns}))
+    return prompt_of_messages(CountRequest.parse({"messages": turns}))
 
 
 def response(items: list[Json]) -> ChatPrompt:
@@ -112,12 +112,12 @@ def test_where_no_image_is_nothing_is_ignored() -> None:
     assert response([written, {"role": "user", "content": "image"}]).ignored == ()
     call = {"type": "function_call", "call_id": "c", "name": "see", "arguments": "{}"}
     assert response([call, output]).ignored == ()
-    assert prompt_of_tokenize(parse_tokenize({"messages": [text]})) == chat([text])
+    assert prompt_of_tokenize(TokenizeRequest.parse({"messages": [text]})) == chat([text])
 
 
 def test_an_image_counts_as_its_placeholder() -> None:
     turn = {"role": "user", "content": [IN_CHAT]}
-    assert prompt_of_tokenize(parse_tokenize({"messages": [turn]})) == chat([turn])
+    assert prompt_of_tokenize(TokenizeRequest.parse({"messages": [turn]})) == chat([turn])
 
 
 def test_requests_name_what_is_ignored_once_each() -> None:

@@ -18,7 +18,7 @@ from tests.fakes import FakeEngine
 from tests.web.serving import Served, exchange, get, pace, post, serving
 from tests.web.test_key_rights import CHAT, bearer, key_file
 from trouper import RequestFailed
-from trouper.protocol.key_options import ApiKey
+from trouper.protocol.api_keys import ApiKey
 from trouper.protocol.record import RequestRecord
 from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts, SlidingWindow
 

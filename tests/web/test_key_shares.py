@@ -16,8 +16,7 @@ from tests.web.serving import STREAM, exchange, get, post, serving
 from tests.web.test_key_limits import FastClock, record
 from tests.web.test_key_rights import bearer, key_file
 from trouper import RequestFailed, Runtime, ServerSettings
-from trouper.protocol.api_keys import Keys
-from trouper.protocol.key_options import ApiKey
+from trouper.protocol.api_keys import ApiKey, Keys
 from trouper.protocol.requests import Generate
 from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts, SlidingWindow
 from trouper.web.metrics.collector import key_metrics

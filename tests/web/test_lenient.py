@@ -17,7 +17,7 @@ from tests.web.test_openapi import described, request_of, validator
 from trouper.web.anthropic import messages
 from trouper.web.http.leniency import MAX_NAMES, MORE, ReadPast
 from trouper.web.http.request_body import Body
-from trouper.web.observability.log_once import MAX_SERIES, OTHER, IgnoredNames
+from trouper.web.observability.request_log import MAX_SERIES, OTHER, IgnoredNames
 from trouper.web.openai import chat_completions, completions, embeddings
 from trouper.web.responses import response_request as responses
 

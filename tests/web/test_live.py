@@ -24,7 +24,7 @@ from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.setting_fields import ByteSize
-from trouper.web.live.feed import QUIET_S, RECENT, TICK_S, Feed, Viewer
+from trouper.web.live.site import QUIET_S, RECENT, TICK_S, Feed, Viewer
 
 Json = dict[str, Any]
 WATCH = get("/v1/live", "Accept: text/event-stream\r\n").replace(b"Connection: close\r\n", b"")

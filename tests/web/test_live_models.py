@@ -11,7 +11,7 @@ from tests.actors.test_model_manager import manager_of
 from tests.web.serving import serving_manager
 from tests.web.test_live import WATCH, told, until
 from trouper import ModelFiles, ServerSettings
-from trouper.web.live.feed import Feed
+from trouper.web.live.site import Feed
 
 KEYS = (
     "name-of-boss-key name=boss observability=true admin=true\nname-of-viewer-key name=viewer "

@@ -29,9 +29,8 @@ from trouper.protocol.health import RanksStats, RankStats
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
 from trouper.web.metrics.collector import ALL, LOADED, Metrics
-from trouper.web.metrics.metric import ModelScrape
+from trouper.web.metrics.model_metrics import RANKS, ModelScrape
 from trouper.web.metrics.request_metrics import EXPECTED
-from trouper.web.metrics.trouper_metrics import RANKS
 
 MODEL = "fake"
 LEAVING = 200

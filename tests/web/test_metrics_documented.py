@@ -18,9 +18,8 @@ from tests.web.scraping import scrape
 from tests.web.serving import ask, serving
 from trouper.protocol.problems import queue_full
 from trouper.web.metrics.collector import ALL
-from trouper.web.metrics.metric import MetricFamily
+from trouper.web.metrics.model_metrics import BANKS, DRAFTS, RANKS, MetricFamily
 from trouper.web.metrics.request_metrics import EXPECTED, ModelRequestCounts
-from trouper.web.metrics.trouper_metrics import BANKS, DRAFTS, RANKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

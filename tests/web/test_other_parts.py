@@ -11,9 +11,8 @@ import pytest
 from tests.web.test_other_servers import chat, message, response
 from tests.web.test_parsing import fault
 from trouper.protocol.requests import ChatPrompt, Generate
-from trouper.web.http.image_placeholder import PLACEHOLDER
-from trouper.web.openai.chat_completions import parse_chat
-from trouper.web.openai.other_parts import FILE
+from trouper.web.openai.chat_completions import ChatRequest
+from trouper.web.openai.other_servers import FILE, PLACEHOLDER
 from trouper.web.responses.response_request import parse_response
 
 Json = dict[str, Any]
@@ -115,7 +114,7 @@ def test_a_strict_server_refuses_them() -> None:
     for part in [*(each[0] for each in ASKED), *(each[0] for each in ANSWERS)]:
         if part["type"] not in ("text", "image_url"):
             assert (
-                fault(partial(parse_chat, {"messages": [said("user", part)]}))[1]
+                fault(partial(ChatRequest.parse, {"messages": [said("user", part)]}))[1]
                 == "unsupported_content"
             )
         if part["type"] not in ("input_text", "output_text", "input_image", "refusal"):

@@ -8,11 +8,11 @@ import pytest
 
 from tests.web.test_parsing import fault
 from trouper.protocol.requests import ChatPrompt, Generate
-from trouper.web.anthropic.messages import messages_to_generate, parse_messages
+from trouper.web.anthropic.messages import MessagesRequest, messages_to_generate
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.leniency import ReadPast
-from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
-from trouper.web.openai.completions import completion_to_generate, parse_completion
+from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
+from trouper.web.openai.completions import CompletionRequest, completion_to_generate
 from trouper.web.responses.items import items_of, messages_of
 from trouper.web.responses.response_request import parse_response, response_to_generate
 
@@ -22,13 +22,15 @@ SAID: list[Json] = [{"role": "user", "content": "x"}]
 
 def chat(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
-    [generate, *_] = chat_to_generate(parse_chat({"messages": SAID, **body}, past), "id", 1)
+    [generate, *_] = chat_to_generate(ChatRequest.parse({"messages": SAID, **body}, past), "id", 1)
     return generate, [*past.names]
 
 
 def completion(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
-    [generate] = completion_to_generate(parse_completion({"prompt": "x", **body}, past), "id", 1)
+    [generate] = completion_to_generate(
+        CompletionRequest.parse({"prompt": "x", **body}, past), "id", 1
+    )
     return generate, [*past.names]
 
 
@@ -42,7 +44,7 @@ def response(body: Json) -> tuple[Generate, list[str]]:
 def message(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
     return messages_to_generate(
-        parse_messages({"messages": SAID, "max_tokens": 9, **body}, past), "id", 1
+        MessagesRequest.parse({"messages": SAID, "max_tokens": 9, **body}, past), "id", 1
     ), [*past.names]
 
 
@@ -230,7 +232,9 @@ def test_a_strict_reading_knows_no_other_servers() -> None:
         "reasoning": {},
     }.items():
         assert (
-            fault(lambda name=name, value=value: parse_chat({"messages": SAID, name: value}))[0]
+            fault(
+                lambda name=name, value=value: ChatRequest.parse({"messages": SAID, name: value})
+            )[0]
             == name
         )
 
@@ -254,7 +258,9 @@ FURTHER: Json = {
 def test_llama_cpps_samplers(kind: str, given: Json) -> None:
     if kind == "messages":
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **given}
-        sampling = messages_to_generate(parse_messages(body, ReadPast()), "id", None).sampling
+        sampling = messages_to_generate(
+            MessagesRequest.parse(body, ReadPast()), "id", None
+        ).sampling
     else:
         generate, ignored = READERS[kind](given)
         sampling = generate.sampling

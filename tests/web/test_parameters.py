@@ -14,13 +14,13 @@ from tests.web.test_parsing import fault
 from trouper.protocol.replies import Finished, TokenLogprobs
 from trouper.protocol.requests import Generate, TextPrompt
 from trouper.web.http.field_types import MAX_STOP
-from trouper.web.http.request_seed import choices_of
-from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
+from trouper.web.openai.completions import CompletionRequest, completion_to_generate, picked
 from trouper.web.openai.openai_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
 from trouper.web.openai.parameters import (
     MAX_STOPS,
     Parameters,
     StreamOptions,
+    choices_of,
     sampling_of,
     stream_options,
 )
@@ -28,7 +28,7 @@ from trouper.web.output.dialect import Choice, Usage
 
 
 def completion(**fields: Any) -> tuple[Generate, ...]:
-    return completion_to_generate(parse_completion({"prompt": "a", **fields}), "id", None)
+    return completion_to_generate(CompletionRequest.parse({"prompt": "a", **fields}), "id", None)
 
 
 @given(st.integers(-(2**70), 2**70))
@@ -40,7 +40,9 @@ def test_a_seed_counts_to_its_64th_bit(seed: int) -> None:
 def test_without_a_seed_each_prompt_draws_its_own_or_takes_the_servers() -> None:
     first, second = completion(prompt=["a", "b"])
     assert first.sampling.seed != second.sampling.seed
-    given_by_server = completion_to_generate(parse_completion({"prompt": ["a", "b"]}), "id", 7)
+    given_by_server = completion_to_generate(
+        CompletionRequest.parse({"prompt": ["a", "b"]}), "id", 7
+    )
     assert [one.sampling.seed for one in given_by_server] == [7, 7]
     assert [one.sampling.seed for one in completion(prompt="a", seed=0)] == [0]
 
@@ -157,12 +159,12 @@ def test_the_best_are_those_of_the_highest_mean_of_each_prompt() -> None:
         choice("best", -0.1),
     ]
     other = [choice("empty"), choice("x", -9.0), choice("y", -8.0), choice("z", -7.0)]
-    request = parse_completion({"prompt": ["a", "b"], "n": 2, "best_of": 4})
+    request = CompletionRequest.parse({"prompt": ["a", "b"], "n": 2, "best_of": 4})
     assert [one.text for one in picked(request, [*own, *other])] == ["long", "best", "y", "z"]
     assert all(one.logprobs == () for one in picked(request, [*own, *other])), (
         "nobody asked for them"
     )
-    assert picked(parse_completion({"prompt": "a", "n": 4}), own) == own
+    assert picked(CompletionRequest.parse({"prompt": "a", "n": 4}), own) == own
 
 
 def shape(**options: bool) -> OpenAiDialect:

@@ -9,8 +9,7 @@ import pytest
 
 from tests.web.serving import exchange, post, serving
 from trouper import Answer, Generate, Runtime, ServerSettings, SettingsInvalid
-from trouper.protocol.api_keys import Keys, keys_in
-from trouper.protocol.key_options import ApiKey
+from trouper.protocol.api_keys import ApiKey, Keys, keys_in
 from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY
 
 MESSAGES = [{"role": "user", "content": "a"}]

@@ -17,9 +17,9 @@ from trouper.web.openai.rerank import (
     SYSTEM,
     Pair,
     ScoringParameters,
+    equal_parts,
     pairs_to_generate,
 )
-from trouper.web.openai.rerank_routes import equal_parts
 
 ASKED: dict[str, Any] = {
     "query": "barks?",

@@ -27,7 +27,7 @@ from tests.web.test_key_rights import bearer, key_file
 from trouper.protocol.private_files import make_private
 from trouper.web import app
 from trouper.web.batches import batch_table
-from trouper.web.batches.batch_record import Batch, BatchSpec, BatchState, LineAnswer
+from trouper.web.batches.batch_table import Batch, BatchSpec, BatchState, LineAnswer
 from trouper.web.serving import state_database
 from trouper.web.serving.state_database import FORMAT, NAME, StateDatabase, StateRefused
 

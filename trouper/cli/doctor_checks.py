@@ -25,7 +25,7 @@ from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
 from trouper.storage.file_operations import Disk
-from trouper.web.descriptors import other_files
+from trouper.web.http.connections import other_files
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
 SLOW_GFLOPS = 10.0

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import attrs
 
+from trouper.protocol.histogram import gauge
+
 # Maximum tokens of a row in the bank of level 0; each level has twice as many.
 FIRST_BANK = 512
 # Maximum level of shared banks, in tokens; a longer row has a bank alone. Rows of different lengths
@@ -50,14 +52,15 @@ def lowest_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
 class BankStats:
     max_tokens: int | None = None
     """Length beyond which a row moves to another bank; None: no limit."""
-    capacity_tokens: int = 0
-    """Tokens of room in a slot: the mean over the layers. 0: no buffers yet, or states without
-    length."""
-    rows: int = 0
-    slots: int = 0
-    """Rows that the buffers have room for."""
-    bytes: int = 0
-    """Bytes of the whole buffers, and of recurrent states."""
+    capacity_tokens: int = gauge(
+        "trouper_bank_capacity_tokens", "Tokens that each of these has room for."
+    )
+    """The mean over the layers. 0: no buffers yet, or states without length."""
+    rows: int = gauge(
+        "trouper_bank_rows", "Rows in a bank, by the length in tokens beyond which they leave it."
+    )
+    slots: int = gauge("trouper_bank_slots", "Rows that the bank's buffers have room for.")
+    bytes: int = gauge("trouper_bank_bytes", "Memory of the bank's buffers, used or not.")
 
 
 class KvUsage(NamedTuple):

@@ -3,14 +3,34 @@ switch would delay the step."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from types import TracebackType
+from typing import Self
 
 import attrs
 import trio
 
-from trouper.protocol.closing import ClosesAtEnd
 from trouper.protocol.plans import Plan
+
+
+class ClosesAtEnd(ABC):
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 @attrs.define(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
@@ -236,3 +236,12 @@ def adapter_unknown(name: str) -> RequestFailed:
             "adapter_not_found",
         )
     )
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions inside nested groups, in order; a plain exception yields itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error

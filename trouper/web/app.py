@@ -11,6 +11,7 @@ from typing import Any, cast
 import attrs
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from quart import Request, Response, request
 from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio
@@ -19,8 +20,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTim
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Models, OneModel
-from trouper.protocol.api_keys import Keys
-from trouper.protocol.key_options import ApiKey
+from trouper.protocol.api_keys import ANYBODY, ApiKey, Keys
 from trouper.protocol.logs import CURRENT_REQUEST
 from trouper.protocol.problems import (
     INTERNAL,
@@ -32,43 +32,42 @@ from trouper.protocol.problems import (
 )
 from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, anthropic_status, is_anthropic
-from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
+from trouper.web.anthropic.message_dialect import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
-from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
+from trouper.web.batches.batch_routes import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching
 from trouper.web.batches.file_routes import UploadBody
 from trouper.web.http.body_parsing import too_large
-from trouper.web.http.cors import Cors, head_of
-from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.error_body import http_problem
-from trouper.web.http.json_response import as_json
+from trouper.web.http.endpoints import Endpoint, endpoints_of
+from trouper.web.http.json_response import as_json, error_response, http_problem
 from trouper.web.http.loop_shares import metered
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.paced_body import PacedBody, PacedRequest
 from trouper.web.http.pages import Pages
 from trouper.web.http.plain_http import HEALTH_PATHS
-from trouper.web.http.same_origin import UPLOADS
+from trouper.web.http.same_origin import UPLOADS, Cors, head_of
 from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missing_right
 from trouper.web.keys.key_file import KeyFile
 from trouper.web.live.site import ASSETS, Site
-from trouper.web.metrics.collector import Metrics, Scrapes
+from trouper.web.metrics.collector import Metrics
 from trouper.web.observability.access_log import log_record, log_response
 from trouper.web.observability.exchange import UNTRACED, Exchange, ExchangeObserver
 from trouper.web.observability.health_report import (
     HEALTH,
+    INFO,
     READY,
     STATUS,
-    Replica,
-    UsageOfKeys,
+    USAGE,
     health_body,
+    info_body,
     none_loaded,
+    usage_body,
 )
-from trouper.web.observability.log_once import HEADER
-from trouper.web.observability.request_log import RequestLog, RequestObserver
+from trouper.web.observability.request_log import HEADER, RequestLog, RequestObserver
+from trouper.web.openai.adapter_operations import AdapterOperations
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
-from trouper.web.openai.errors import error_response
 from trouper.web.openai.model_operations import ModelOperations
-from trouper.web.openai.rerank_routes import Reranking
+from trouper.web.openai.rerank import Reranking
 from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import ResponseId, Responses
@@ -200,6 +199,7 @@ def create_app(
         OpenAi(service),
         Reranking(service),
         ModelOperations(service),
+        AdapterOperations(service),
         responses,
         Anthropic(service),
     )
@@ -209,17 +209,14 @@ def create_app(
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
     site = Site(service, keys)
-    batching = () if app.batching is None else (app.batching,)
+    batching = () if app.batching is None else app.batching.groups
     groups = (
         *dialects,
         *batching,
-        Replica(partial(service.listed, None)),
-        UsageOfKeys(lambda: service.key, metrics.accounts),
-        edge,
-        Scrapes(metrics),
+        Reports(service, keys, metrics),
         site,
     )
-    described = [endpoint for group in groups for endpoint in group.endpoints()]
+    described = [endpoint for group in groups for endpoint in endpoints_of(group)]
     for endpoint in _make_pages(service, keys, described).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     app.add_url_rule(f"{ASSETS}<digest>/<name>", "site_file", site.file, methods=["GET"])
@@ -266,41 +263,6 @@ class HttpEdge:
         self._service, self._keys, self._metrics = service, keys, metrics
         self._key_file = KeyFile(keys)
         self._cors = Cors(service.settings)
-
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, method="GET", tag="Server")
-        return (
-            endpoint(
-                path="/health",
-                handler=self.health,
-                operation="getHealth",
-                summary="What every actor knows",
-                answer=HEALTH,
-            ),
-            endpoint(
-                path="/livez",
-                handler=self.livez,
-                operation="getLiveness",
-                summary="Whether the process answers",
-                answer=STATUS,
-            ),
-            endpoint(
-                path="/api/hello",
-                handler=self.hello,
-                operation="getHello",
-                summary="The same, where Anthropic's clients look",
-                answer=STATUS,
-            ),
-            endpoint(
-                path="/readyz",
-                handler=self.readyz,
-                operation="getReadiness",
-                summary="Whether requests are served now",
-                answer=READY,
-                error=READY,
-                also=(503,),
-            ),
-        )
 
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
@@ -407,6 +369,21 @@ class HttpEdge:
         log.error("a request failed; the others go on", exc_info=error)
         return self._refused(INTERNAL)
 
+
+class Reports:
+    """What the server says of itself: health, usage, metrics."""
+
+    def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
+        self._service, self._keys, self._metrics = service, keys, metrics
+
+    @Endpoint(
+        method="GET",
+        path="/health",
+        operation="getHealth",
+        tag="Server",
+        summary="What every actor knows",
+        answer=HEALTH,
+    )
     async def health(self) -> Response:
         batching = self._metrics.batching
         batches = {} if batching is None else {"batches": batching.health()}
@@ -419,12 +396,38 @@ class HttpEdge:
             body["api_key_file"] = self._keys.stale
         return as_json(body if detailed else {"status": body["status"]})
 
+    @Endpoint(
+        method="GET",
+        path="/livez",
+        operation="getLiveness",
+        tag="Server",
+        summary="Whether the process answers",
+        answer=STATUS,
+    )
     async def livez(self) -> Response:
         return as_json({"status": "alive"})
 
+    @Endpoint(
+        method="GET",
+        path="/api/hello",
+        operation="getHello",
+        tag="Server",
+        summary="The same, where Anthropic's clients look",
+        answer=STATUS,
+    )
     async def hello(self) -> Response:
         return await self.livez()
 
+    @Endpoint(
+        method="GET",
+        path="/readyz",
+        operation="getReadiness",
+        tag="Server",
+        summary="Whether requests are served now",
+        answer=READY,
+        error=READY,
+        also=(503,),
+    )
     async def readyz(self) -> Response:
         """Ready if every loaded model makes progress, except models that are being unloaded."""
         listed = self._service.models.entries()
@@ -440,3 +443,45 @@ class HttpEdge:
         return as_json(
             {"status": health.status, "detail": health.detail}, 200 if health.ready else 503
         )
+
+    @Endpoint(
+        method="GET",
+        path="/server_info",
+        operation="getServerInfo",
+        tag="Server",
+        summary="What a router wants to know",
+        description="The default model, and how many requests decode together once it is loaded.",
+        answer=INFO,
+    )
+    async def server_info(self) -> Response:
+        return as_json(info_body(self._service.listed(None)))
+
+    @Endpoint(
+        method="GET",
+        path="/v1/usage",
+        operation="getUsage",
+        tag="Server",
+        summary="What this key has used since the server started",
+        description="Requests and tokens, by model; of all keys, for a key with the right "
+        "`observability`.",
+        answer=USAGE,
+    )
+    async def usage(self) -> Response:
+        key, accounts = self._service.key or ANYBODY, self._metrics.accounts()
+        if "observability" not in key.rights:
+            accounts = [account for account in accounts if account.key.identity == key.identity]
+        return as_json(usage_body(accounts))
+
+    @Endpoint(
+        method="GET",
+        path="/metrics",
+        operation="getMetrics",
+        tag="Server",
+        summary="Metrics for Prometheus",
+        description="In Prometheus' text format; docs/metrics.md says what each of them is.",
+        answer={"type": "string"},
+        content_type="text/plain",
+    )
+    async def metrics(self) -> Response:
+        data = await self._metrics.exposed()
+        return Response(data, content_type=CONTENT_TYPE_PLAIN_0_0_4)

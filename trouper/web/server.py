@@ -21,10 +21,15 @@ from trouper.actors.runtime.served_models import Models
 from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
-from trouper.web.descriptors import RESERVED, connection_limit, is_spare
-from trouper.web.http.connection_order import in_order_of_leaving
+from trouper.web.http.connections import (
+    RESERVED,
+    accept_waiting,
+    answer_probe,
+    connection_limit,
+    in_order_of_leaving,
+    is_spare,
+)
 from trouper.web.http.guard import Connection
-from trouper.web.http.waiting_clients import accept_waiting, answer_probe
 from trouper.web.observability.exchange import ExchangeObserver
 from trouper.web.observability.request_log import RequestObserver
 

@@ -19,7 +19,7 @@ import trio
 
 from trouper.cli.client import Where, problem_of, read_as_trouper
 from trouper.cli.streamed_answer import AnswerFailed, count
-from trouper.protocol.exception_groups import leaves
+from trouper.protocol.problems import leaves
 
 VOCABULARY = [
     "river",

@@ -12,7 +12,7 @@ import trio
 
 from trouper.actors.runtime.submission import Arrivals
 from trouper.actors.runtime.time_limits import TimeLimits
-from trouper.protocol.closing import ClosesAtEnd
+from trouper.protocol.plan_channel import ClosesAtEnd
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.replies import (

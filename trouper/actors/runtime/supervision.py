@@ -10,9 +10,8 @@ import attrs
 import trio
 
 from trouper.actors.scheduling.crash_attribution import UNEXPLAINED, Content, Verdict
-from trouper.protocol.exception_groups import leaves
 from trouper.protocol.health import ActorStats, DirectoryStats
-from trouper.protocol.problems import ActorFailed
+from trouper.protocol.problems import ActorFailed, leaves
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder, OrdersForgotten
 

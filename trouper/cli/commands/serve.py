@@ -21,9 +21,8 @@ from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.trace_export import tracing
 from trouper.cli.usage_errors import settings_error
-from trouper.protocol.exception_groups import leaves
 from trouper.protocol.model_options import ModelOptions
-from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
+from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid, leaves
 from trouper.protocol.settings import ServerSettings, Settings, default_cache_dir
 from trouper.system.lifeline import watch_launcher
 from trouper.system.waking_time import WakingClock

@@ -1,9 +1,9 @@
-"""Answers as messages, complete and as events."""
+"""Answers as messages, complete and as events, and their JSON Schema."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import msgspec
@@ -11,9 +11,20 @@ import msgspec
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished
-from trouper.web.anthropic.errors import anthropic_error
+from trouper.web.anthropic.errors import TYPES, anthropic_error
 from trouper.web.anthropic.thinking import signature_of
-from trouper.web.http.request_schema import Json
+from trouper.web.http.body_parsing import decoded_text
+from trouper.web.http.request_schema import (
+    COUNT,
+    OBJECT,
+    TEXT,
+    Json,
+    array,
+    either,
+    full,
+    nullable,
+    ref,
+)
 from trouper.web.output.dialect import Choice, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import (
@@ -159,10 +170,7 @@ def _thinking(text: str, signature: str) -> Json:
 
 
 def _object(arguments: str) -> Json:
-    try:
-        value: Any = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
+    value = decoded_text(arguments)
     return value if isinstance(value, dict) else {}
 
 
@@ -258,3 +266,93 @@ class MessageDialect:
         if isinstance(matched, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": matched}
         return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+REASON: Json = {
+    "type": "string",
+    "enum": [
+        "end_turn",
+        "max_tokens",
+        "stop_sequence",
+        "tool_use",
+        "model_context_window_exceeded",
+    ],
+}
+USAGE = full(
+    {
+        "input_tokens": COUNT | {"description": "Without those that came from the cache."},
+        "cache_creation_input_tokens": COUNT,
+        "cache_read_input_tokens": COUNT,
+        "output_tokens": COUNT,
+        "output_tokens_details": full({"thinking_tokens": COUNT}),
+    }
+)
+
+
+def _typed(kind: str, properties: Json) -> Json:
+    return full({"type": {"const": kind}, **properties})
+
+
+BLOCK = either(
+    _typed("text", {"text": TEXT}),
+    _typed("thinking", {"thinking": TEXT, "signature": TEXT}),
+    _typed("tool_use", {"id": TEXT, "name": TEXT, "input": OBJECT}),
+)
+MESSAGE = _typed(
+    "message",
+    {
+        "id": TEXT,
+        "role": {"const": "assistant"},
+        "model": TEXT,
+        "content": array(ref("AnthropicBlock")),
+        "stop_reason": nullable(REASON),
+        "stop_sequence": nullable(TEXT),
+        "usage": ref("AnthropicUsage"),
+    },
+)
+ERROR = _typed(
+    "error",
+    {
+        "error": full(
+            {
+                "type": {"enum": sorted({*TYPES.values(), "api_error", "invalid_request_error"})},
+                "message": TEXT,
+                "details": full({"error_code": TEXT}),
+            },
+            optional=("details",),
+        ),
+        "request_id": TEXT,
+    },
+)
+DELTA = either(
+    _typed("text_delta", {"text": TEXT}),
+    _typed("thinking_delta", {"thinking": TEXT}),
+    _typed("signature_delta", {"signature": TEXT}),
+    _typed("input_json_delta", {"partial_json": TEXT}),
+)
+_EVENTS = (
+    _typed("message_start", {"message": ref("AnthropicMessage")}),
+    _typed("content_block_start", {"index": COUNT, "content_block": ref("AnthropicBlock")}),
+    _typed("content_block_delta", {"index": COUNT, "delta": DELTA}),
+    _typed("content_block_stop", {"index": COUNT}),
+    _typed(
+        "message_delta",
+        {
+            "delta": full({"stop_reason": REASON, "stop_sequence": nullable(TEXT)}),
+            "usage": ref("AnthropicUsage"),
+        },
+    ),
+    _typed("message_stop", {}),
+    _typed("ping", {}),
+    ref("AnthropicError"),
+)
+EVENT = either(*_EVENTS)
+COUNTED = full({"input_tokens": COUNT})
+
+COMPONENTS: Json = {
+    "AnthropicBlock": BLOCK,
+    "AnthropicUsage": USAGE,
+    "AnthropicMessage": MESSAGE,
+    "AnthropicEvent": EVENT,
+    "AnthropicError": ERROR,
+}

@@ -12,21 +12,24 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
-from trouper.web.anthropic.client_tools import client_tools_adapted
 from trouper.web.anthropic.message_history import (
     TextContent,
     Turns,
+    blocks_adapted,
     continues,
     conversation_of,
     ignored_of,
 )
-from trouper.web.anthropic.message_tools import CustomTools, ToolChoiceObject, tools_of
-from trouper.web.anthropic.other_blocks import blocks_adapted
+from trouper.web.anthropic.message_tools import (
+    CustomTools,
+    ToolChoiceObject,
+    client_tools_adapted,
+    tools_of,
+)
 from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking_of
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import (
-    MAX_STOP,
     Count,
     Model,
     Priority,
@@ -35,19 +38,24 @@ from trouper.web.http.field_types import (
     StopString,
 )
 from trouper.web.http.leniency import Adapt, Skip, known_value
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, Json, Refused, needs
-from trouper.web.http.request_seed import drawn_seed
-from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import (
     NOT_SKIPPED,
     length_aliases,
     sampling_adapted,
     with_thinking,
 )
-from trouper.web.openai.parameters import MAX_STOPS
+from trouper.web.openai.parameters import (
+    MAX_STOPS,
+    FurtherSampling,
+    TemplateKwargs,
+    drawn_seed,
+    explain_stops,
+    template_kwargs,
+    with_further,
+)
 from trouper.web.openai.response_format import schema_grammar
-from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 
 _FORCED: Json = {
@@ -93,16 +101,6 @@ ESSENTIAL = NOT_SKIPPED | {
     "prompt",
     "input",
 }
-
-
-def explain_stop_sequences(value: Any, path: str) -> None:
-    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
-        raise bad_request(f"{path} must be an array of strings", path, "invalid_type")
-    if len(value) > MAX_STOPS:
-        raise bad_request(
-            f"{path} may have {MAX_STOPS} strings, not {len(value)}", path, "invalid_value"
-        )
-    raise bad_request(f"{path}: each has 1 to {MAX_STOP} characters", path, "invalid_value")
 
 
 def explain_edit(value: Any, path: str) -> None:
@@ -166,7 +164,10 @@ class ContextManagement(Body, frozen=True):
     edits: list[Annotated[ClearThinking, explains(explain_edit)]] | None = None
 
 
-StopSequences = Annotated[list[StopString], explains(explain_stop_sequences, max_length=MAX_STOPS)]
+StopSequences = Annotated[
+    list[StopString],
+    explains(partial(explain_stops, may_be_one=False), max_length=MAX_STOPS),
+]
 
 
 def _adapted(value: Json, skip: Skip) -> Json:
@@ -243,14 +244,6 @@ class MessagesRequest(CountRequest, kw_only=True, frozen=True):
 class Output:
     effort: str | None = None
     grammar: Grammar | None = None
-
-
-def parse_messages(body: Json, report: Report = refuse) -> MessagesRequest:
-    return structure(body, MessagesRequest, report)
-
-
-def parse_count(body: Json, report: Report = refuse) -> CountRequest:
-    return structure(body, CountRequest, report)
 
 
 def _sampling(request: MessagesRequest, default_seed: int | None) -> Sampling:

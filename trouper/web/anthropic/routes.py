@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from quart import Response
 
-from trouper.web.anthropic import message_schemas, messages
 from trouper.web.anthropic.errors import OVERLOADED
-from trouper.web.anthropic.message_dialect import MessageDialect
+from trouper.web.anthropic.message_dialect import COUNTED, MessageDialect
 from trouper.web.anthropic.messages import (
+    CountRequest,
+    MessagesRequest,
     messages_to_generate,
-    parse_count,
-    parse_messages,
     prompt_of,
 )
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
@@ -23,52 +20,37 @@ from trouper.web.output.output_parser import OutputParser
 from trouper.web.serving.service import Service
 from trouper.web.serving.tool_support import without_tools
 
+QUESTION = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
+TOOL = {
+    "name": "look_up",
+    "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}},
+}
+FORCED = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look_up"}}
+
 
 class Anthropic:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, method="POST", tag="Anthropic")
-        question = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
-        tool = {
-            "name": "look_up",
-            "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}},
-        }
-        forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "look_up"}}
-        return (
-            endpoint(
-                path="/v1/messages",
-                handler=self.messages,
-                operation="createMessage",
-                summary="Answer a conversation",
-                request=messages.MessagesRequest,
-                answer=ref("AnthropicMessage"),
-                events=ref("AnthropicEvent"),
-                error=ref("AnthropicError"),
-                also=(*GENERATES, OVERLOADED),
-                examples={
-                    "A question": question | {"max_tokens": 9},
-                    "A tool": question | forced | {"max_tokens": 99},
-                    "With thinking": question
-                    | {"max_tokens": 2000, "thinking": {"type": "adaptive"}},
-                },
-            ),
-            endpoint(
-                path="/v1/messages/count_tokens",
-                handler=self.count_tokens,
-                operation="countMessageTokens",
-                summary="How many tokens a conversation has",
-                request=messages.CountRequest,
-                answer=message_schemas.COUNTED,
-                also=(*COUNTS, OVERLOADED),
-                error=ref("AnthropicError"),
-                examples={"A question": question, "A tool": question | forced},
-            ),
-        )
-
+    @Endpoint(
+        method="POST",
+        path="/v1/messages",
+        operation="createMessage",
+        tag="Anthropic",
+        summary="Answer a conversation",
+        request=MessagesRequest,
+        answer=ref("AnthropicMessage"),
+        events=ref("AnthropicEvent"),
+        error=ref("AnthropicError"),
+        also=(*GENERATES, OVERLOADED),
+        examples={
+            "A question": QUESTION | {"max_tokens": 9},
+            "A tool": QUESTION | FORCED | {"max_tokens": 99},
+            "With thinking": QUESTION | {"max_tokens": 2000, "thinking": {"type": "adaptive"}},
+        },
+    )
     async def messages(self) -> Response:
-        parsed = await self._service.read(parse_messages)
+        parsed = await self._service.read(MessagesRequest.parse)
         served = await self._service.served(parsed.model)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
@@ -92,8 +74,20 @@ class Anthropic:
         )
         return await self._service.respond(dialect, [answer], stream=parsed.stream)
 
+    @Endpoint(
+        method="POST",
+        path="/v1/messages/count_tokens",
+        operation="countMessageTokens",
+        tag="Anthropic",
+        summary="How many tokens a conversation has",
+        request=CountRequest,
+        answer=COUNTED,
+        also=(*COUNTS, OVERLOADED),
+        error=ref("AnthropicError"),
+        examples={"A question": QUESTION, "A tool": QUESTION | FORCED},
+    )
     async def count_tokens(self) -> Response:
-        parsed = await self._service.read(parse_count)
+        parsed = await self._service.read(CountRequest.parse)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         if self._service.omits_tools(parsed.parsed_tools, served):

@@ -3,30 +3,132 @@ cancels all batches, without text from other clients."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from functools import partial
+from typing import Annotated, Any, ClassVar
 from uuid import uuid4
 
 import trio
 from quart import Response, request
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.web.batches.batch_record import Batch, BatchSpec
-from trouper.web.batches.batch_schemas import (
-    ENDPOINT,
-    BatchRequest,
-    list_of,
-    page_body,
-    parse_batch,
-    window_s,
-)
 from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.batch_table import STATUSES, TIMES, Batch, BatchSpec
 from trouper.web.batches.batch_worker import BatchWorker
-from trouper.web.batches.stored_files import new_file_id
+from trouper.web.batches.input_lines import BatchEndpoint
+from trouper.web.batches.stored_files import PURPOSES, new_file_id
+from trouper.web.http.body_faults import ordered, says
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.field_types import Filled
 from trouper.web.http.json_response import as_json
-from trouper.web.http.query_parameters import Query
-from trouper.web.http.request_schema import TEXT, Json, ref
+from trouper.web.http.query_parameters import Query, list_of, page_body
+from trouper.web.http.request_body import Body
+from trouper.web.http.request_schema import (
+    COUNT,
+    FLAG,
+    NULL,
+    TEXT,
+    Json,
+    Refused,
+    array,
+    full,
+    nullable,
+    ref,
+)
+from trouper.web.responses.response_request import ResponseMetadata
 from trouper.web.serving.service import Service, now
+
+ENDPOINT = partial(Endpoint, tag="Batches", also=(503,))
+WINDOW = re.compile(r"([1-9]\d{0,2})([hd])")
+SECONDS = {"h": 3600, "d": 86400}
+Window = Annotated[
+    str,
+    says(
+        "{path} must be hours or days, as in 24h or 7d, not {value!r}",
+        pattern=rf"^{WINDOW.pattern}$",
+        description=(
+            "Within this time it is done, or expires: 24h, as in OpenAI's API, or other hours or "
+            "days, as in 7d."
+        ),
+    ),
+]
+
+
+class BatchRequest(Body, kw_only=True, frozen=True):
+    """The body of POST /v1/batches."""
+
+    refused: ClassVar[Refused] = {"output_expires_after": ()}
+    essential: ClassVar[frozenset[str]] = frozenset(refused)
+    input_file_id: Filled
+    endpoint: Annotated[BatchEndpoint, ordered(BatchEndpoint)]
+    completion_window: Window
+    metadata: ResponseMetadata | None = None
+
+
+def window_s(window: str) -> int:
+    """Return the seconds of a completion window. Raises `RequestFailed` (400)."""
+    match = WINDOW.fullmatch(window)
+    if match is None:
+        raise bad_request(
+            "completion_window must be hours or days, as in 24h",
+            "completion_window",
+            "invalid_value",
+        )
+    return int(match[1]) * SECONDS[match[2]]
+
+
+OWNER: Json = {
+    "type": "string",
+    "description": "The key that made it, in answers to a key with `admin`.",
+}
+FILE = full(
+    {
+        "id": TEXT,
+        "object": {"const": "file"},
+        "bytes": COUNT,
+        "created_at": COUNT,
+        "expires_at": NULL,
+        "filename": TEXT,
+        "purpose": {"enum": list(PURPOSES)},
+        "status": {"const": "processed"},
+        "status_details": NULL,
+        "owner": OWNER,
+    },
+    optional=("owner",),
+)
+FILE_DELETED = full({"id": TEXT, "object": {"const": "file"}, "deleted": FLAG})
+LINE_ERROR = full({"code": TEXT, "message": TEXT, "param": nullable(TEXT), "line": nullable(COUNT)})
+BATCH = full(
+    {
+        "id": TEXT,
+        "object": {"const": "batch"},
+        "endpoint": TEXT,
+        "errors": nullable(full({"object": {"const": "list"}, "data": array(LINE_ERROR)})),
+        "input_file_id": TEXT,
+        "completion_window": TEXT,
+        "status": {"enum": list(STATUSES)},
+        "output_file_id": nullable(TEXT),
+        "error_file_id": nullable(TEXT),
+        "created_at": COUNT,
+        "expires_at": COUNT,
+        **{f"{name}_at": nullable(COUNT) for name in TIMES},
+        "request_counts": full({"total": COUNT, "completed": COUNT, "failed": COUNT}),
+        "metadata": nullable({"type": "object", "additionalProperties": TEXT}),
+        "owner": OWNER,
+    },
+    optional=("owner",),
+)
+COMPONENTS: Json = {"FileObject": FILE, "Batch": BATCH}
+UPLOAD_FORM: Json = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary", "description": "A JSON object a line."},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+
 
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 MAX_UNFINISHED = 1000
@@ -41,55 +143,17 @@ class Batches:
     def __init__(self, service: Service, storage: BatchStorage, worker: BatchWorker) -> None:
         self._service, self._storage, self._worker = service, storage, worker
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                method="POST",
-                path="/v1/batches",
-                handler=self.create,
-                operation="createBatch",
-                summary="Answer the requests of a file, when nobody else asks",
-                request=BatchRequest,
-                answer=ref("Batch"),
-                also=(429, 503),
-            ),
-            ENDPOINT(
-                method="GET",
-                path="/v1/batches",
-                handler=self.list,
-                operation="listBatches",
-                summary=(
-                    "The batches of this key (with the right `admin`, of all keys), the newest "
-                    "first"
-                ),
-                query=PAGE_QUERY,
-                answer=list_of("Batch"),
-                also=(400, 404, 503),
-            ),
-            ENDPOINT(
-                method="GET",
-                path="/v1/batches/<batch_id>",
-                handler=self.get,
-                operation="retrieveBatch",
-                summary="One of them",
-                answer=ref("Batch"),
-            ),
-            ENDPOINT(
-                method="POST",
-                path="/v1/batches/<batch_id>/cancel",
-                handler=self.cancel,
-                operation="cancelBatch",
-                summary="Cancel it",
-                description=(
-                    "What is answered until then is in its output file. A key with the right "
-                    "`admin` cancels batches of all keys."
-                ),
-                answer=ref("Batch"),
-            ),
-        )
-
+    @ENDPOINT(
+        method="POST",
+        path="/v1/batches",
+        operation="createBatch",
+        summary="Answer the requests of a file, when nobody else asks",
+        request=BatchRequest,
+        answer=ref("Batch"),
+        also=(429, 503),
+    )
     async def create(self) -> Response:
-        parsed = await self._service.read(parse_batch)
+        parsed = await self._service.read(BatchRequest.parse)
         if not self._worker.runs:
             message = (
                 "this server runs no batches: the program that it is part of gave `create_app` no "
@@ -143,24 +207,47 @@ class Batches:
         own = batch.spec.owner in self._service.key_identities
         return batch.body() | label | ({} if own else {"metadata": None, "errors": None})
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/batches",
+        operation="listBatches",
+        summary="The batches of this key (with the right `admin`, of all keys), the newest first",
+        query=PAGE_QUERY,
+        answer=list_of(ref("Batch")),
+        also=(400, 404, 503),
+    )
     async def list(self) -> Response:
         query = Query(request.args, tuple(PAGE_QUERY), self._service.report)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         await self._storage.open(create=False)
-        found = {
-            batch.spec.id: batch
-            for batch in reversed(self._storage.of(self._service.managed_identities))
-        }
-        labels = self._service.owner_labels(batch.spec.owner for batch in found.values())
+        batches = self._storage.of(self._service.managed_identities)[::-1]
+        labels = self._service.owner_labels(batch.spec.owner for batch in batches)
 
-        def body(name: str) -> dict[str, Any]:
-            return self._body(found[name], labels[found[name].spec.owner])
+        def body(index: int) -> Json:
+            return self._body(batches[index], labels[batches[index].spec.owner])
 
-        return as_json(page_body([*found], query.given("after"), limit, body))
+        ids = [batch.spec.id for batch in batches]
+        return as_json(page_body(ids, query.given("after"), limit, body))
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/batches/<batch_id>",
+        operation="retrieveBatch",
+        summary="One of them",
+        answer=ref("Batch"),
+    )
     async def get(self, batch_id: str) -> Response:
         return as_json((await self._batch(batch_id)).body())
 
+    @ENDPOINT(
+        method="POST",
+        path="/v1/batches/<batch_id>/cancel",
+        operation="cancelBatch",
+        summary="Cancel it",
+        description="What is answered until then is in its output file. A key with the right "
+        "`admin` cancels batches of all keys.",
+        answer=ref("Batch"),
+    )
     async def cancel(self, batch_id: str) -> Response:
         batch = await self._batch(batch_id, managed=True)
         with self._storage.written_for_client():

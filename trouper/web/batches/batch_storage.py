@@ -13,8 +13,7 @@ import trio
 
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.problems import Problem, RequestFailed
-from trouper.web.batches.batch_record import Batch, BatchSpec
-from trouper.web.batches.batch_table import BatchTable
+from trouper.web.batches.batch_table import Batch, BatchSpec, BatchTable
 from trouper.web.batches.old_directory import import_old
 from trouper.web.batches.stored_files import FileStore, Upload
 from trouper.web.serving.state_database import StateDatabase

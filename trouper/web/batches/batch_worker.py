@@ -28,9 +28,8 @@ import trio
 
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.problems import Problem, RequestFailed
-from trouper.web.batches.batch_record import Batch, BatchState, LineAnswer
 from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
-from trouper.web.batches.batch_table import Attempts
+from trouper.web.batches.batch_table import Attempts, Batch, BatchState, LineAnswer
 from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, RunLine, validated
 from trouper.web.batches.line_runner import (
     LineResponse,

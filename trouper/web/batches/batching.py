@@ -11,14 +11,13 @@ import trio
 from prometheus_client.core import Metric
 
 from trouper.actors.runtime.served_models import named
-from trouper.protocol.key_options import ANYBODY
-from trouper.web.batches.batch_record import STATUSES
+from trouper.protocol.api_keys import ANYBODY
 from trouper.web.batches.batch_routes import Batches
 from trouper.web.batches.batch_storage import NO_ROOM, BatchStorage, KeyShares
+from trouper.web.batches.batch_table import STATUSES
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.file_routes import Files
 from trouper.web.batches.line_runner import Asgi, LineRunner
-from trouper.web.http.endpoints import Endpoint
 from trouper.web.metrics.collector import ANSWERED, BYTES, COUNT, RUNNING
 from trouper.web.serving.model_names import split_adapter
 from trouper.web.serving.service import Service
@@ -44,7 +43,7 @@ class Batching:
             budget=service.budget,
         )
         self._finished = service.models.finished
-        self._groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
+        self.groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
 
     def _check_model(self, name: str, owner: str) -> None:
         """Raises `RequestFailed` (404) unless the batch's key may use the model."""
@@ -62,9 +61,6 @@ class Batching:
                 async with self.worker.all_slots():
                     pass
             nursery.cancel_scope.cancel()
-
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return tuple(endpoint for group in self._groups for endpoint in group.endpoints())
 
     def health(self) -> dict[str, Any]:
         return {

@@ -14,29 +14,26 @@ from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
 from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.web.batches.batch_schemas import (
+from trouper.web.batches.batch_routes import (
     ENDPOINT,
     FILE_DELETED,
     UPLOAD_FORM,
-    list_of,
-    page_body,
 )
 from trouper.web.batches.batch_storage import BatchStorage, too_large
 from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload, on_disk
-from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.json_response import as_json
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.paced_body import PacedBody
-from trouper.web.http.query_parameters import Query
+from trouper.web.http.query_parameters import ORDERS, Query, list_of, page_body
 from trouper.web.http.request_schema import TEXT, Json, ref
 from trouper.web.serving.service import Service, now
-from trouper.web.streaming.passive_body import PassiveBody
+from trouper.web.streaming.event_log import PassiveBody
 
 MAX_PAGE = 10_000
 CHUNK = 2**18
 PAGE_QUERY: Json = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": MAX_PAGE},
-    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "order": {"enum": [*ORDERS], "default": "desc"},
     "after": TEXT,
     "purpose": {"enum": list(PURPOSES)},
 }
@@ -47,64 +44,14 @@ class Files:
     def __init__(self, service: Service, storage: BatchStorage) -> None:
         self._service, self._storage = service, storage
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                method="POST",
-                path="/v1/files",
-                handler=self.upload,
-                operation="createFile",
-                summary="Store a file of requests for a batch",
-                form=UPLOAD_FORM,
-                answer=ref("FileObject"),
-            ),
-            ENDPOINT(
-                method="GET",
-                path="/v1/files",
-                handler=self.list,
-                operation="listFiles",
-                summary="The files of this key; with the right `admin`, of all keys",
-                query=PAGE_QUERY,
-                answer=list_of("FileObject"),
-                also=(400, 404, 503),
-            ),
-            *self._of_one(),
-        )
-
-    def _of_one(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                method="GET",
-                path="/v1/files/<file_id>",
-                handler=self.get,
-                operation="retrieveFile",
-                summary="One of them",
-                answer=ref("FileObject"),
-            ),
-            ENDPOINT(
-                method="GET",
-                path="/v1/files/<file_id>/content",
-                handler=self.content,
-                operation="downloadFile",
-                summary="What is in it",
-                answer={"type": "string", "format": "binary"},
-                content_type="application/octet-stream",
-            ),
-            ENDPOINT(
-                method="DELETE",
-                path="/v1/files/<file_id>",
-                handler=self.delete,
-                operation="deleteFile",
-                summary="Delete it",
-                description=(
-                    "The input of a batch can be deleted when the batch has ended. A key with the "
-                    "right `admin` deletes files of all keys."
-                ),
-                answer=FILE_DELETED,
-                also=(400, 503),
-            ),
-        )
-
+    @ENDPOINT(
+        method="POST",
+        path="/v1/files",
+        operation="createFile",
+        summary="Store a file of requests for a batch",
+        form=UPLOAD_FORM,
+        answer=ref("FileObject"),
+    )
     async def upload(self) -> Response:
         boundary = request.mimetype_params.get("boundary", "")
         if request.mimetype != FORM or not boundary:
@@ -151,27 +98,32 @@ class Files:
             raise bad_request("file is required", "file", "missing_required_parameter")
         return form.upload
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/files",
+        operation="listFiles",
+        summary="The files of this key; with the right `admin`, of all keys",
+        query=PAGE_QUERY,
+        answer=list_of(ref("FileObject")),
+        also=(400, 404, 503),
+    )
     async def list(self) -> Response:
         query = Query(request.args, tuple(PAGE_QUERY), self._service.report)
         limit = query.number("limit", MAX_PAGE, 1, MAX_PAGE)
-        order, purpose = query.given("order") or "desc", query.given("purpose")
-        if order not in ("asc", "desc"):
-            raise bad_request("order must be asc or desc", "order", "invalid_value")
-        if purpose is not None and purpose not in PURPOSES:
-            raise bad_request(
-                f"purpose must be one of {', '.join(PURPOSES)}", "purpose", "invalid_value"
-            )
+        order = query.choice("order", ORDERS) or "desc"
+        purpose = query.choice("purpose", PURPOSES)
         await self._storage.open(create=False)
-        files = self._storage.files.of(self._service.managed_identities)
-        found = {file.id: file for file in files if purpose in (None, file.purpose)}
-        ids = [*found] if order == "asc" else [*reversed(found)]
+        of = self._storage.files.of(self._service.managed_identities)
+        files = [file for file in of if purpose in (None, file.purpose)]
+        if order == "desc":
+            files.reverse()
         labels = self._service.owner_labels(file.owner for file in files)
-        after = query.given("after")
-        return as_json(
-            page_body(
-                ids, after, limit, lambda name: found[name].body() | labels[found[name].owner]
-            )
-        )
+
+        def body(index: int) -> Json:
+            return files[index].body() | labels[files[index].owner]
+
+        ids = [file.id for file in files]
+        return as_json(page_body(ids, query.given("after"), limit, body))
 
     async def _file(self, file_id: str, *, managed: bool = False) -> StoredFile:
         await self._storage.open(create=False)
@@ -180,9 +132,24 @@ class Files:
             file_id, service.managed_identities if managed else service.key_identities
         )
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/files/<file_id>",
+        operation="retrieveFile",
+        summary="One of them",
+        answer=ref("FileObject"),
+    )
     async def get(self, file_id: str) -> Response:
         return as_json((await self._file(file_id)).body())
 
+    @ENDPOINT(
+        method="GET",
+        path="/v1/files/<file_id>/content",
+        operation="downloadFile",
+        summary="What is in it",
+        answer={"type": "string", "format": "binary"},
+        content_type="application/octet-stream",
+    )
     async def content(self, file_id: str) -> Response:
         file = await self._file(file_id)
         path = self._storage.files.path(file.id)
@@ -193,6 +160,16 @@ class Files:
         response.timeout = None
         return response
 
+    @ENDPOINT(
+        method="DELETE",
+        path="/v1/files/<file_id>",
+        operation="deleteFile",
+        summary="Delete it",
+        description="The input of a batch can be deleted when the batch has ended. A key with the "
+        "right `admin` deletes files of all keys.",
+        answer=FILE_DELETED,
+        also=(400, 503),
+    )
     async def delete(self, file_id: str) -> Response:
         file = await self._file(file_id, managed=True)
         if self._storage.reads(file.id):

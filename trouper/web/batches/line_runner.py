@@ -11,7 +11,7 @@ import msgspec
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 
-from trouper.web.http.error_body import error_body, http_problem
+from trouper.web.http.json_response import error_body, http_problem
 from trouper.web.serving.current_request import BATCH_BEGIN, BATCH_OWNER
 
 Begin = Callable[[], Awaitable[None]]

@@ -14,7 +14,7 @@ import msgspec
 
 from trouper.protocol.problems import is_shortage
 from trouper.web.batches import batch_table
-from trouper.web.batches.batch_record import BatchSpec, BatchState, LineAnswer
+from trouper.web.batches.batch_table import BatchSpec, BatchState, LineAnswer
 from trouper.web.batches.stored_files import StoredFile, insert_file, on_disk
 from trouper.web.serving.state_database import StateDatabase
 

@@ -76,6 +76,23 @@ def parse_json(body: bytes, past: ReadPast | None = None) -> dict[str, Any]:
     return value
 
 
+def checked_text(text: str, path: str) -> str:
+    """Raises `RequestFailed` (400) for a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request(f"{path} holds a lone surrogate", path, "invalid_text") from None
+    return text
+
+
+def decoded_text(text: str) -> Any:
+    """Decode a model's or client's JSON; None if the text is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return None
+
+
 def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | None) -> Any:
     mended = with_replacements(body)
     if mended == body:

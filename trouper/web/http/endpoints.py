@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Literal, TypeVar
 
 import attrs
 from quart import Response
 
 from trouper.web.http.request_body import Body
-from trouper.web.http.request_schema import Json, closed, nullable, ref
+from trouper.web.http.request_schema import Json, full, nullable, ref
 
+MARK = "endpoint"
 PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 OPENAI_ERROR = ref("Error")
 GENERATES = (422, 429, 499, 500, 503, 504)
 """Error statuses of a request that waits for a row and for tokens."""
 COUNTS = (429, 500, 503)
 """Error statuses of a request that needs a model to count, make or read tokens."""
+Handler = Callable[..., Awaitable[Response]]
+HandlerT = TypeVar("HandlerT", bound=Handler)
+
+
+async def no_handler() -> Response:
+    raise NotImplementedError
 
 
 @attrs.frozen(kw_only=True)
 class Endpoint:
-    """`path` is the router's: "/v1/models/<path:model>". `answer` is the schema of a body with
-    status 200, `events` of each streamed event's data."""
+    """Decorates the handler, a method. `path` is the router's: "/v1/models/<path:model>". `answer`
+    is the schema of a body with status 200, `events` of each streamed event's data."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
-    handler: Callable[..., Awaitable[Response]]
+    handler: Handler = no_handler
     operation: str
     """The operation's unique id, which generated clients take for the name of a method."""
     summary: str
@@ -45,6 +52,10 @@ class Endpoint:
     also: tuple[int, ...] = ()
     """Error statuses besides 403, and besides 400, 404, 408, 413 and 415 of bodies."""
     examples: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def __call__(self, handler: HandlerT) -> HandlerT:
+        vars(handler)[MARK] = self
+        return handler
 
     @property
     def name(self) -> str:
@@ -70,9 +81,16 @@ class Endpoint:
         return tuple(sorted(codes))
 
 
-ERROR = closed(
+def endpoints_of(group: object) -> Iterator[Endpoint]:
+    """Yield the endpoints whose handlers are methods of `group`, in order."""
+    for name, method in vars(type(group)).items():
+        if isinstance(endpoint := getattr(method, MARK, None), Endpoint):
+            yield attrs.evolve(endpoint, handler=getattr(group, name))
+
+
+ERROR = full(
     {
-        "error": closed(
+        "error": full(
             {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
@@ -83,12 +101,7 @@ ERROR = closed(
                     }
                 ),
                 "code": nullable({"type": "string"}),
-            },
-            "message",
-            "type",
-            "param",
-            "code",
+            }
         )
-    },
-    "error",
+    }
 )

@@ -20,7 +20,7 @@ from hypercorn.utils import parse_socket_addr
 
 from trouper.protocol.problems import Problem
 from trouper.protocol.settings import ServerSettings
-from trouper.web.http.connection_order import network_of
+from trouper.web.http.connections import network_of
 from trouper.web.http.plain_http import WRITER, PlainHttp
 from trouper.web.http.socket_writer import SocketWriter
 

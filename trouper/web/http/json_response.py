@@ -1,4 +1,4 @@
-"""Answers in JSON; long ones are written on a thread."""
+"""Answers in JSON, of which long ones are written on a thread, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -8,6 +8,27 @@ from typing import Any
 import msgspec
 import trio
 from quart import Response
+
+from trouper.protocol.problems import Problem
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
+    return {
+        "error": {
+            "message": problem.message,
+            "type": problem.type,
+            "param": problem.param,
+            "code": problem.code,
+        }
+    }
+
+
+def http_problem(status: int, message: str, code: str | None = None) -> Problem:
+    """Return the problem of a request that the HTTP layer refuses."""
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return Problem(status, message, kind, None, code)
 
 
 def as_json(body: Any, status: int = 200) -> Response:
@@ -22,3 +43,14 @@ async def formatted(body: Callable[[], Any], *, is_long: bool) -> Response:
 
 def encoded(data: bytes, status: int = 200) -> Response:
     return Response(data, status, content_type="application/json")
+
+
+def error_response(problem: Problem, body: Any = None) -> Response:
+    """`body` replaces OpenAI's format."""
+    body = error_body(problem) if body is None else body
+    response = Response(msgspec.json.encode(body), problem.status, content_type="application/json")
+    if problem.retry_after_s is not None:
+        response.headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response

@@ -12,7 +12,7 @@ from quart import Response, request
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.version import VERSION
-from trouper.web.http.endpoints import ERROR, Endpoint
+from trouper.web.http.endpoints import ERROR, Endpoint, endpoints_of
 from trouper.web.http.json_response import as_json
 from trouper.web.http.openapi import DocumentContext, document
 from trouper.web.http.request_schema import Json
@@ -52,32 +52,17 @@ class Pages:
         self._keys, self._components = keys, components
         self._entries, self._has_aliases, self._strict = entries, has_aliases, strict
         self._page = files("trouper.web.http").joinpath("docs.html").read_text("utf-8")
-        self.endpoints = (*described, *self._endpoints())
+        self.endpoints = (*described, *endpoints_of(self))
 
-    def _endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/openapi.json",
-                handler=self.openapi,
-                operation="getOpenApi",
-                tag="Server",
-                summary="This description of the API",
-                description="Names the models only to whoever sends a key, if keys are needed.",
-                answer={"type": "object", "required": ["openapi", "info", "paths", "components"]},
-            ),
-            Endpoint(
-                method="GET",
-                path="/docs",
-                handler=self.docs,
-                operation="getDocs",
-                tag="Server",
-                summary="A page that shows it",
-                answer={"type": "string"},
-                content_type="text/html",
-            ),
-        )
-
+    @Endpoint(
+        method="GET",
+        path="/openapi.json",
+        operation="getOpenApi",
+        tag="Server",
+        summary="This description of the API",
+        description="Names the models only to whoever sends a key, if keys are needed.",
+        answer={"type": "object", "required": ["openapi", "info", "paths", "components"]},
+    )
     async def openapi(self) -> Response:
         components = {"Error": ERROR, **self._components}
         # The schemas of all requests take 0.1 s the first time.
@@ -120,5 +105,14 @@ class Pages:
         headers = request.headers
         return self._keys.let_in(headers.get("Authorization"), headers.get("X-Api-Key"))
 
+    @Endpoint(
+        method="GET",
+        path="/docs",
+        operation="getDocs",
+        tag="Server",
+        summary="A page that shows it",
+        answer={"type": "string"},
+        content_type="text/html",
+    )
     async def docs(self) -> Response:
         return Response(self._page, content_type="text/html; charset=utf-8", headers=HEADERS)

@@ -16,7 +16,7 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import ConnectionState, H11SendableEvent
 
 from trouper.protocol.problems import Problem
-from trouper.web.http.error_body import error_body, http_problem
+from trouper.web.http.json_response import error_body, http_problem
 from trouper.web.http.socket_writer import SocketWriter
 
 CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")

@@ -1,12 +1,16 @@
+"""Queries of GET requests, and lists in pages."""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from trouper.protocol.problems import RequestFailed, bad_request
+from trouper.protocol.problems import Problem, RequestFailed, bad_request, quoted
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.request_body import Report
+from trouper.web.http.request_schema import FLAG, TEXT, Json, array, full, nullable
 
+ORDERS = ("asc", "desc")
 PAGES = frozenset({"before", "before_id", "after_id", "ending_before", "offset", "page", "cursor"})
 """Names without which a list would be another page."""
 
@@ -33,6 +37,13 @@ class Query:
         else:
             self._report.skip(name)
 
+    def choice(self, name: str, choices: Sequence[str]) -> str | None:
+        value = self._arguments.get(name)
+        if value is not None and value not in choices:
+            message = f"{name} must be {' or '.join(choices)}"
+            raise bad_request(message, name, "invalid_value")
+        return value
+
     def given(self, name: str) -> str | None:
         return self._arguments.get(name)
 
@@ -57,3 +68,41 @@ class Query:
             if value.isascii() and low <= int(value) <= high:
                 return int(value)
         raise bad_request(f"{name} must be a number from {low} to {high}", name, "invalid_value")
+
+
+def list_of(item: Json) -> Json:
+    """Return the schema of a page."""
+    return full(
+        {
+            "object": {"const": "list"},
+            "data": array(item),
+            "first_id": nullable(TEXT),
+            "last_id": nullable(TEXT),
+            "has_more": FLAG,
+        }
+    )
+
+
+def page_body(
+    ids: Sequence[str],
+    after: str | None,
+    limit: int,
+    body: Callable[[int], Json],
+    code: str = "not_in_list",
+) -> Json:
+    """Return the page behind the entry `after`. `body` formats the entry of that index. Raises
+    `RequestFailed` (404)."""
+    start = 0
+    if after is not None:
+        start = next((index + 1 for index, name in enumerate(ids) if name == after), 0)
+        if not start:
+            message = f"after: nothing in this list has the id {quoted(after)}"
+            raise RequestFailed(Problem(404, message, "invalid_request_error", "after", code))
+    page = range(start, min(start + limit, len(ids)))
+    return {
+        "object": "list",
+        "data": [body(index) for index in page],
+        "first_id": ids[page[0]] if page else None,
+        "last_id": ids[page[-1]] if page else None,
+        "has_more": start + limit < len(ids),
+    }

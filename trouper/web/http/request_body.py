@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import attrs
 import msgspec
@@ -33,6 +33,10 @@ class Unread:
     """Refusals of the first `MAX_UNREAD` names that are not read past."""
 
 
+def refuse(failed: RequestFailed) -> None:
+    raise failed
+
+
 Read = Callable[[Any, Path, Unread], Any]
 """Prepares a value at a path for the type."""
 PLAIN = {str, int, bool}
@@ -58,6 +62,11 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and the path; raises `RequestFailed` (400)."""
 
     @classmethod
+    def parse(cls, body: Mapping[str, Any], report: Report = refuse) -> Self:
+        """As `structure`."""
+        return structure(body, cls, report)
+
+    @classmethod
     def may_skip(cls, name: str) -> bool:
         return name not in cls.essential if cls.harmless is None else name in cls.harmless
 
@@ -66,10 +75,6 @@ class SentBack(Body, frozen=True):
     """An object that clients send back as received: unknown names may be null."""
 
     unknown_may_be_null: ClassVar[bool] = True
-
-
-def refuse(failed: RequestFailed) -> None:
-    raise failed
 
 
 def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -> T:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import attrs
 
+from trouper.protocol.api_keys import ApiKey, Right
 from trouper.protocol.hosts import Host, is_loopback
-from trouper.protocol.key_options import ApiKey, Right
 from trouper.protocol.problems import Problem
 
 Access = Right | Literal["key", "open"]

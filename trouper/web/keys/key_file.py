@@ -7,8 +7,7 @@ from math import inf
 
 import trio
 
-from trouper.protocol.api_keys import Keys
-from trouper.protocol.key_options import FILE_FLAG
+from trouper.protocol.api_keys import FILE_FLAG, Keys
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 

@@ -12,8 +12,7 @@ from math import ceil
 
 import attrs
 
-from trouper.protocol.api_keys import Keys
-from trouper.protocol.key_options import ApiKey
+from trouper.protocol.api_keys import ApiKey, Keys
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.protocol.record import RequestRecord
 

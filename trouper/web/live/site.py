@@ -6,19 +6,132 @@ cache them for ever.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib.resources import files
+from math import inf
+from typing import Any
 
+import msgspec
+import trio
 from quart import Response, request
 
+from trouper.actors.runtime.served_models import Models
 from trouper.protocol.api_keys import Keys
+from trouper.protocol.record import RequestRecord
+from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.json_response import as_json
 from trouper.web.http.pages import page_headers
 from trouper.web.http.query_parameters import Query
-from trouper.web.live.feed import Feed, Viewer
-from trouper.web.live.snapshot import SNAPSHOT
+from trouper.web.live.snapshot import SNAPSHOT, NewGaps, found_body, model_body
 from trouper.web.serving.service import Service, as_events
+from trouper.web.streaming.event_log import PassiveBody, named_event
+
+TICK_S = 1.0
+"""A frame takes 10 ms of CPU in a browser without a GPU, on the machine of the model."""
+QUIET_S = 2.0
+RECENT = 50
+
+
+class Feed:
+    def __init__(self, models: Models, recent: Sequence[RequestRecord]) -> None:
+        self._models, self._recent = models, recent
+        self._server = {"version": VERSION, "started": time.time()}
+        """Constant fields. `started` also tells servers at the same address apart."""
+        self._gaps: dict[str, NewGaps] = {}
+        self._tick = -1
+        self._last: RequestRecord | None = None
+        """The newest request of the last snapshot."""
+        self.number = 0
+        self._sent_at = -inf
+        self._last_models = b"", b""
+        self._body: dict[str, Any] = {}
+        self._latest = b""
+
+    @property
+    def over(self) -> trio.Event:
+        """Set when nothing will change any more."""
+        return self._models.finished
+
+    def snapshot(self) -> tuple[int, bytes]:
+        """Return the number of the latest snapshot, and the snapshot as an event. A changed
+        snapshot gets a new number."""
+        tick = int(trio.current_time() / TICK_S)
+        if tick != self._tick:
+            self._tick = tick
+            entries = self._models.entries()
+            models = [
+                model_body(entry, self._gaps.setdefault(entry.names[0], NewGaps()))
+                for entry in entries
+                if not entry.is_unused
+            ]
+            found = [found_body(entry) for entry in entries if entry.is_unused]
+            self._tell(msgspec.json.encode(models), msgspec.json.encode(found), self._ended())
+        return self.number, self._latest
+
+    def _tell(self, models: bytes, found: bytes, ended: list[RequestRecord]) -> None:
+        now = trio.current_time()
+        if (models, found) == self._last_models and not ended and now - self._sent_at < QUIET_S:
+            return
+        self.number += 1
+        self._last_models, self._sent_at = (models, found), now
+        raw = {"models": msgspec.Raw(models), "found": msgspec.Raw(found)}
+        self._body = self._server | {"number": self.number, "at": now, "ended": ended} | raw
+        self._latest = named_event("snapshot", self._body)
+
+    async def once(self) -> dict[str, Any]:
+        """Return the number of the latest snapshot, and the snapshot as an event."""
+        self.snapshot()
+        await trio.sleep_until(next_tick())
+        self.snapshot()
+        return self._body | {"recent": self.recent()}
+
+    def recent(self) -> list[RequestRecord]:
+        return list(self._recent)[-RECENT:]
+
+    def _ended(self) -> list[RequestRecord]:
+        ended: list[RequestRecord] = []
+        for record in reversed(self._recent):
+            if record is self._last or len(ended) == RECENT:
+                break
+            ended.append(record)
+        if ended:
+            self._last = ended[0]
+        return ended[::-1]
+
+
+def next_tick() -> float:
+    return (int(trio.current_time() / TICK_S) + 1) * TICK_S
+
+
+class Viewer(PassiveBody):
+    """One viewer's stream. The first event, `viewer`, has the viewer's rights. A slow viewer misses
+    snapshots, and gets the recent requests again."""
+
+    def __init__(self, feed: Feed, *, manages_models: bool = False) -> None:
+        self._feed = feed
+        self._first = named_event("viewer", {"manages_models": manages_models})
+        self._seen = -1
+
+    async def __anext__(self) -> bytes:
+        number = self._seen
+        while number == self._seen:
+            if await self._over():
+                raise StopAsyncIteration
+            number, data = self._feed.snapshot()
+        missed, self._seen = number != self._seen + 1, number
+        first, self._first = self._first, b""
+        return first + (named_event("recent", self._feed.recent()) if missed else b"") + data
+
+    async def _over(self) -> bool:
+        """Wait for the next tick, except for the first snapshot. Returns whether the server has
+        ended."""
+        with trio.move_on_at(-inf if self._seen < 0 else next_tick()):
+            await self._feed.over.wait()
+        return self._feed.over.is_set()
+
 
 TYPES = {
     "css": "text/css; charset=utf-8",
@@ -48,37 +161,22 @@ class Site:
         self._page = page.replace("{keyed}", "true" if keys.needed else "false").encode()
         self._etag = sha256(self._page).hexdigest()[:16]
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/v1/live",
-                handler=self.live,
-                operation="watchLive",
-                tag="Server",
-                summary="What the actors do now",
-                description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a "
-                "second while "
-                "anything changes, else every two; when it begins also an event `viewer`, which "
-                "says whether the key may manage models, and an event `recent` with the last "
-                "requests. Nothing is "
-                "computed while nobody looks.",
-                answer=SNAPSHOT,
-                events=SNAPSHOT,
-                also=(400,),
-            ),
-            Endpoint(
-                method="GET",
-                path="/",
-                handler=self.page,
-                operation="getLivePage",
-                tag="Server",
-                summary="A page that shows it",
-                answer={"type": "string"},
-                content_type="text/html",
-            ),
-        )
-
+    @Endpoint(
+        method="GET",
+        path="/v1/live",
+        operation="watchLive",
+        tag="Server",
+        summary="What the actors do now",
+        description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a "
+        "second while "
+        "anything changes, else every two; when it begins also an event `viewer`, which "
+        "says whether the key may manage models, and an event `recent` with the last "
+        "requests. Nothing is "
+        "computed while nobody looks.",
+        answer=SNAPSHOT,
+        events=SNAPSHOT,
+        also=(400,),
+    )
     async def live(self) -> Response:
         Query(request.args, (), self._service.report)
         if "text/event-stream" in request.headers.get("Accept", ""):
@@ -88,6 +186,15 @@ class Site:
     def _manages_models(self) -> bool:
         return self._service.models.control is not None and self._service.has_right("admin")
 
+    @Endpoint(
+        method="GET",
+        path="/",
+        operation="getLivePage",
+        tag="Server",
+        summary="A page that shows it",
+        answer={"type": "string"},
+        content_type="text/html",
+    )
     async def page(self) -> Response:
         response = Response(self._page, content_type="text/html; charset=utf-8", headers=HEADERS)
         response.headers["Cache-Control"] = "no-cache"

@@ -8,21 +8,22 @@ from typing import Any, Protocol
 
 import attrs
 import trio
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from quart import Response
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
-from trouper.web.http.endpoints import Endpoint
 from trouper.web.keys.key_limits import KeyAccount, ModelUsage
-from trouper.web.metrics.metric import MetricFamily, ModelScrape
+from trouper.web.metrics.model_metrics import (
+    MODEL_METRICS,
+    REQUEST_METRICS,
+    MetricFamily,
+    ModelScrape,
+)
 from trouper.web.metrics.request_metrics import RequestCounts
-from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
-from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
-from trouper.web.observability.log_once import IgnoredNames, MalformedCalls
+from trouper.web.observability.request_log import IgnoredNames, MalformedCalls
 
 LABELS = ("key", "model_name")
 KEY_METRICS = tuple(
@@ -63,9 +64,6 @@ ANSWERED = MetricFamily(
 BYTES = MetricFamily("gauge", "trouper_batch_bytes", "Bytes of files and batches on disk.", ())
 BATCH_METRICS = (COUNT, RUNNING, ANSWERED, BYTES)
 
-MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
-REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
-"""Counted from the request log: they survive unloading a model."""
 LOADED = MetricFamily(
     "gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",)
 )
@@ -189,28 +187,3 @@ class Metrics(Collector):
 
 def _seen(runtime: Runtime) -> ModelScrape:
     return ModelScrape(runtime, runtime.health(), runtime.channels())
-
-
-class Scrapes:
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/metrics",
-                handler=self.metrics,
-                operation="getMetrics",
-                tag="Server",
-                summary="Metrics for Prometheus",
-                description=(
-                    "In Prometheus' text format; docs/metrics.md says what each of them is."
-                ),
-                answer={"type": "string"},
-                content_type="text/plain",
-            ),
-        )
-
-    async def metrics(self) -> Response:
-        return Response(await self._metrics.exposed(), content_type=CONTENT_TYPE_PLAIN_0_0_4)

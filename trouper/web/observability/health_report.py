@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import trio
-from quart import Response
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats, SchedulerStats
-from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.model import ModelCard
 from trouper.protocol.version import VERSION
-from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.json_response import as_json
-from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, closed, full
+from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, full
 from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
@@ -191,64 +187,37 @@ def cache_stats(health: Health) -> dict[str, int | float]:
     }
 
 
-INFO = closed(
+INFO = full(
     {
         "served_model_name": TEXT,
         "model_path": TEXT,
         "version": TEXT,
         "max_running_requests": {"type": "integer"},
     },
-    "served_model_name",
-    "model_path",
-    "version",
+    optional=("max_running_requests",),
 )
 
 
-class Replica:
-    """GET /server_info, with the names of SGLang's servers, for its router. `default_model`: its
-    entry, for the request's key."""
-
-    def __init__(self, default_model: Callable[[], ModelEntry]) -> None:
-        self._default_model = default_model
-
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/server_info",
-                handler=self.server_info,
-                operation="getServerInfo",
-                tag="Server",
-                summary="What a router wants to know",
-                description=(
-                    "The default model, and how many requests decode together once it is loaded."
-                ),
-                answer=INFO,
-            ),
-        )
-
-    async def server_info(self) -> Response:
-        first = self._default_model()
-        name = first.names[0]
-        body: dict[str, str | int] = {
-            "served_model_name": name,
-            "model_path": name,
-            "version": VERSION,
-        }
-        if first.runtime is not None:
-            body["max_running_requests"] = first.runtime.settings.rows
-        return as_json(body)
+def info_body(model: ModelEntry) -> dict[str, str | int]:
+    """Describe a replica by the names of SGLang's servers, for SGLang's router."""
+    name = model.names[0]
+    body: dict[str, str | int] = {"served_model_name": name, "model_path": name, "version": VERSION}
+    if model.runtime is not None:
+        body["max_running_requests"] = model.runtime.settings.rows
+    return body
 
 
 COUNTS: Json = dict.fromkeys((field.name for field in attrs.fields(ModelUsage)), COUNT)
-MODEL_USAGE = closed({"model": TEXT} | COUNTS, "model", *COUNTS)
-KEY_USAGE = closed(
-    {"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)}, "key", *COUNTS, "models"
-)
-USAGE = closed({"object": {"const": "list"}, "data": array(KEY_USAGE)}, "object", "data")
+MODEL_USAGE = full({"model": TEXT} | COUNTS)
+KEY_USAGE = full({"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)})
+USAGE = full({"object": {"const": "list"}, "data": array(KEY_USAGE)})
 
 
-def usage_body(account: KeyAccount) -> Json:
+def usage_body(accounts: Sequence[KeyAccount]) -> Json:
+    return {"object": "list", "data": [_account_body(account) for account in accounts]}
+
+
+def _account_body(account: KeyAccount) -> Json:
     models = {name: attrs.asdict(used) for name, used in sorted(account.usage.items())}
     total = {name: sum(used[name] for used in models.values()) for name in COUNTS}
     return (
@@ -256,35 +225,3 @@ def usage_body(account: KeyAccount) -> Json:
         | total
         | {"models": [{"model": name} | used for name, used in models.items()]}
     )
-
-
-class UsageOfKeys:
-    """`key`: that of the request. `accounts`: those of all keys."""
-
-    def __init__(
-        self, key: Callable[[], ApiKey | None], accounts: Callable[[], Sequence[KeyAccount]]
-    ) -> None:
-        self._key, self._accounts = key, accounts
-
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                method="GET",
-                path="/v1/usage",
-                handler=self.usage,
-                operation="getUsage",
-                tag="Server",
-                summary="What this key has used since the server started",
-                description=(
-                    "Requests and tokens, by model; of all keys, for a key with the right "
-                    "`observability`."
-                ),
-                answer=USAGE,
-            ),
-        )
-
-    async def usage(self) -> Response:
-        key, accounts = self._key() or ANYBODY, self._accounts()
-        if "observability" not in key.rights:
-            accounts = [account for account in accounts if account.key.identity == key.identity]
-        return as_json({"object": "list", "data": [usage_body(account) for account in accounts]})

@@ -14,7 +14,7 @@ from trouper.protocol.paths import within
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable, Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import TEXT, Json
 from trouper.web.serving.service import Service
 
@@ -55,34 +55,20 @@ class AdapterOperations:
         ]
         self._directories = (*service.settings.adapters_from, *started_with)
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                path="/v1/load_lora_adapter",
-                handler=self.load,
-                operation="loadLoraAdapter",
-                summary="Load a LoRA adapter",
-                description="From the directories that --adapter and --adapters-from name. "
-                "Requests that run are not disturbed. `load_inplace` exchanges an adapter of this "
-                "name for these files, when the "
-                "requests that have it have ended. One that does not fit into memory is refused "
-                "(507) before anything is loaded.",
-                request=LoadAdapterRequest,
-                examples={"One of the default model": EXAMPLE},
-            ),
-            ENDPOINT(
-                path="/v1/unload_lora_adapter",
-                handler=self.unload,
-                operation="unloadLoraAdapter",
-                summary="Unload a LoRA adapter when its requests have ended",
-                description="Further requests with it are refused at once.",
-                request=UnloadAdapterRequest,
-                examples={"One of the default model": {"lora_name": "sql"}},
-            ),
-        )
-
+    @ENDPOINT(
+        path="/v1/load_lora_adapter",
+        operation="loadLoraAdapter",
+        summary="Load a LoRA adapter",
+        description="From the directories that --adapter and --adapters-from name. "
+        "Requests that run are not disturbed. `load_inplace` exchanges an adapter of this "
+        "name for these files, when the "
+        "requests that have it have ended. One that does not fit into memory is refused "
+        "(507) before anything is loaded.",
+        request=LoadAdapterRequest,
+        examples={"One of the default model": EXAMPLE},
+    )
     async def load(self) -> Response:
-        body = await self._service.read(_parse_load)
+        body = await self._service.read(LoadAdapterRequest.parse)
         entry = self._entry(body.model)
         self._require_name(body.lora_name)
         directory = await self._directory(body.lora_path)
@@ -99,8 +85,16 @@ class AdapterOperations:
             ) from unusable
         return _text(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
+    @ENDPOINT(
+        path="/v1/unload_lora_adapter",
+        operation="unloadLoraAdapter",
+        summary="Unload a LoRA adapter when its requests have ended",
+        description="Further requests with it are refused at once.",
+        request=UnloadAdapterRequest,
+        examples={"One of the default model": {"lora_name": "sql"}},
+    )
     async def unload(self) -> Response:
-        body = await self._service.read(_parse_unload)
+        body = await self._service.read(UnloadAdapterRequest.parse)
         await self._unload(self._entry(body.model), body.lora_name)
         return _text(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -152,11 +146,3 @@ class AdapterOperations:
 
 def _text(message: str) -> Response:
     return Response(message, content_type="text/plain; charset=utf-8")
-
-
-def _parse_load(body: Json, report: Report = refuse) -> LoadAdapterRequest:
-    return structure(body, LoadAdapterRequest, report)
-
-
-def _parse_unload(body: Json, report: Report = refuse) -> UnloadAdapterRequest:
-    return structure(body, UnloadAdapterRequest, report)

@@ -39,44 +39,31 @@ AT: Json = {
     "logprob": NUMBER,
     "bytes": nullable(array({"type": "integer", "minimum": 0, "maximum": 255})),
 }
-CHAT_LOGPROBS = closed(
-    {
-        "content": array(
-            closed({**AT, "top_logprobs": array(closed(AT, *AT))}, *AT, "top_logprobs")
-        ),
-        "refusal": NULL,
-    },
-    "content",
-    "refusal",
+CHAT_LOGPROBS = full(
+    {"content": array(full({**AT, "top_logprobs": array(full(AT))})), "refusal": NULL}
 )
-COMPLETION_LOGPROBS = closed(
+COMPLETION_LOGPROBS = full(
     {
         "tokens": array(TEXT),
         "token_logprobs": array(nullable(NUMBER)),
         "top_logprobs": array(nullable({"type": "object", "additionalProperties": NUMBER})),
         "text_offset": TOKENS,
-    },
-    "tokens",
-    "token_logprobs",
-    "top_logprobs",
-    "text_offset",
+    }
 )
 
-FUNCTION = closed({"name": TEXT, "arguments": TEXT}, "name", "arguments")
+FUNCTION = full({"name": TEXT, "arguments": TEXT})
 CALL: Json = {"id": TEXT, "type": {"const": "function"}, "function": FUNCTION}
 CALL_PART = closed({"name": TEXT, "arguments": TEXT}, "arguments")
 """A call's first chunk has id, type and name; later chunks have arguments."""
-MESSAGE = closed(
+MESSAGE = full(
     {
         "role": {"const": "assistant"},
         "content": nullable(TEXT),
         "refusal": NULL,
         "reasoning_content": TEXT,
-        "tool_calls": array(closed(CALL, *CALL)),
+        "tool_calls": array(full(CALL)),
     },
-    "role",
-    "content",
-    "refusal",
+    optional=("reasoning_content", "tool_calls"),
 )
 DELTA = closed(
     {

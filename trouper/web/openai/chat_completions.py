@@ -13,33 +13,34 @@ from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Count, Length
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_body import Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
-from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
 from trouper.web.openai.chat_tools import ChatTools, ToolChoice, tools_of
-from trouper.web.openai.other_parts import chat_adapted
 from trouper.web.openai.other_servers import (
     BUDGETS,
     SAMPLING,
     STRUCTURES,
+    chat_adapted,
+    choice_adapted,
     format_adapted,
     length_aliases,
     reasoning_adapted,
     sampling_adapted,
     thinking_adapted,
+    tools_adapted,
 )
-from trouper.web.openai.other_tools import choice_adapted, tools_adapted
 from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
+    TemplateKwargs,
+    choices_of,
     min_tokens_of,
     sampling_of,
     stops_of,
+    template_kwargs,
 )
 from trouper.web.openai.response_format import grammar_of
-from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 
 REFUSED: Refused = {
@@ -103,10 +104,6 @@ class ChatRequest(Parameters, kw_only=True, frozen=True):
     def parsed_tools(self) -> Tools:
         """Raises `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
-
-
-def parse_chat(body: dict[str, Any], report: Report = refuse) -> ChatRequest:
-    return structure(body, ChatRequest, report)
 
 
 def chat_to_generate(

@@ -9,14 +9,14 @@ from msgspec import Meta
 
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import says
-from trouper.web.http.body_parsing import json_type
+from trouper.web.http.body_parsing import checked_text, json_type
 from trouper.web.http.field_types import MAX_MESSAGES, Ignored, Text
-from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_tools import PastCalls, past_calls
+from trouper.web.openai.other_servers import PLACEHOLDER, names_of
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
 
 NOT_TEXT = "{path} must be a string or an array of parts, not {type}"
@@ -127,9 +127,9 @@ def _plain(message: ChatMessage, path: str, tools: Tools) -> Json:
         return _answer(message, path, tools)
     plain: Json = {"role": ROLES[type(message)], "content": _text(message.content, path)}
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
-        plain["tool_call_id"] = checked_text(message.tool_call_id, path, "tool_call_id")
+        plain["tool_call_id"] = checked_text(message.tool_call_id, f"{path}.tool_call_id")
     if message.name is not None:
-        plain["name"] = checked_text(message.name, path, "name")
+        plain["name"] = checked_text(message.name, f"{path}.name")
     return plain
 
 
@@ -142,7 +142,7 @@ def _answer(message: AssistantMessage, path: str, tools: Tools) -> Json:
         plain["tool_calls"] = past_calls(message.tool_calls, f"{path}.tool_calls", tools)
     for name, value in (("reasoning_content", message.reasoning_content), ("name", message.name)):
         if value is not None:
-            plain[name] = checked_text(value, path, name)
+            plain[name] = checked_text(value, f"{path}.{name}")
     return plain
 
 
@@ -154,21 +154,10 @@ def ignored_of(messages: Sequence[ChatMessage]) -> tuple[str, ...]:
 
 def _text(content: str | Sequence[TextPart | ImagePart], path: str) -> str:
     if isinstance(content, str):
-        return checked_text(content, path, "content")
+        return checked_text(content, f"{path}.content")
     return "".join(
         PLACEHOLDER
         if isinstance(part, ImagePart)
-        else checked_text(part.text, path, f"content.{index}.text")
+        else checked_text(part.text, f"{path}.content.{index}.text")
         for index, part in enumerate(content)
     )
-
-
-def checked_text(text: str, path: str, name: str) -> str:
-    """Raises `RequestFailed` (400) for a lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request(
-            f"{path}.{name} holds a lone surrogate", f"{path}.{name}", "invalid_text"
-        ) from None
-    return text

@@ -12,6 +12,7 @@ from msgspec import Meta
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
+from trouper.web.http.body_parsing import decoded_text
 from trouper.web.http.field_types import Flag, Ignored, JsonText, Text
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, StrictCheck
@@ -30,7 +31,6 @@ def tool_name(longest: int) -> Meta:
 
 
 ToolName = Annotated[str, tool_name(64)]
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Arguments = Annotated[
     dict[str, Any],
     says(
@@ -39,14 +39,20 @@ Arguments = Annotated[
 ]
 
 
-def check_plain_name(value: Json, path: str) -> None:
-    """OpenAI refuses these names. Raises `RequestFailed` (400)."""
-    name = value.get("name")
-    if isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
-        path = f"{path}.name"
-        raise bad_request(
-            f"{path} must be 1 to 64 letters, digits, '_', '-' or '.'", path, "invalid_value"
-        )
+def plain_name(plain: re.Pattern[str], longest: int) -> StrictCheck:
+    """Return a check of tools' names, by which the API refuses others (400)."""
+
+    def check(value: Json, path: str) -> None:
+        name = value.get("name")
+        if isinstance(name, str) and not plain.fullmatch(name):
+            path = f"{path}.name"
+            message = f"{path} must be 1 to {longest} letters, digits, '_', '-' or '.'"
+            raise bad_request(message, path, "invalid_value")
+
+    return check
+
+
+check_plain_name = plain_name(re.compile(r"[A-Za-z0-9_.-]{1,64}"), 64)
 
 
 class FunctionDefinition(Body, frozen=True):
@@ -155,7 +161,7 @@ class NamedTool(Body, tag="function", frozen=True):
 def arguments_adapted(value: Json, skip: Skip) -> Json:
     """One malformed call must not fail every later request of a conversation."""
     given = value.get("arguments")
-    if not isinstance(given, str) or not given or isinstance(_decoded(given), dict):
+    if not isinstance(given, str) or not given or isinstance(decoded_text(given), dict):
         return value
     try:
         text = msgspec.json.encode({"arguments": given}).decode()
@@ -163,13 +169,6 @@ def arguments_adapted(value: Json, skip: Skip) -> Json:
         return value
     skip("arguments")
     return value | {"arguments": text}
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return None
 
 
 class CalledFunction(Body, frozen=True):
@@ -319,7 +318,7 @@ def arguments_of(value: str | Json | None, path: str) -> Json:
     """Raises `RequestFailed` (400)."""
     if not isinstance(value, str):
         return value or {}
-    parsed = _decoded(value or "{}")
+    parsed = decoded_text(value or "{}")
     if not isinstance(parsed, dict):
         raise bad_request(f"{path} must be the JSON of an object", path, "invalid_json_text")
     return parsed

@@ -1,4 +1,4 @@
-"""POST /v1/completions: the request."""
+"""POST /v1/completions: the request; and prompts: text, token ids, or arrays of either."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Annotated, Any, ClassVar
 import attrs
 from msgspec import Meta
 
+from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate, InfillPrompt, Prompt, TextPrompt, TokenPrompt
-from trouper.web.http.body_parsing import between, combination
-from trouper.web.http.field_types import HUGE, Count
+from trouper.web.http.body_parsing import at_most, between, checked_text, combination, is_integer
+from trouper.web.http.field_types import HUGE, MAX_TOKENS, Count, TokenId
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_body import Report, refuse, structure
-from trouper.web.http.request_schema import LENGTH, Json, Refused, either
-from trouper.web.http.request_seed import choices_of
+from trouper.web.http.request_schema import LENGTH, TEXT, TOKEN, Json, Refused, array, either
 from trouper.web.openai import schemas
 from trouper.web.openai.other_servers import (
     SAMPLING,
@@ -28,13 +27,58 @@ from trouper.web.openai.parameters import (
     MAX_CHOICES,
     NOT_SUPPORTED,
     Parameters,
+    choices_of,
     min_tokens_of,
     sampling_of,
     stops_of,
 )
-from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
 from trouper.web.openai.response_format import grammar_of
 from trouper.web.output.dialect import Choice
+
+Prompts = str | list[TokenId | str | list[TokenId]]
+"""msgspec has no union of two array types; `prompts_of` refuses mixed ones."""
+
+
+def prompts_meta(limit: int) -> Meta:
+    ids = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
+    schema = either(TEXT, ids, array(either(TEXT, ids), minItems=1, maxItems=limit))
+    return Meta(
+        extra={"schema": schema, "explains": lambda value, path: prompts_of(value, path, limit)}
+    )
+
+
+def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
+    """Return at most `limit` prompts. Raises `RequestFailed` (400)."""
+    if isinstance(value, str):
+        return (TextPrompt(checked_text(value, name)),)
+    if not isinstance(value, list) or not value:
+        message = f"{name} must be a string, an array of strings or token ids; not empty"
+        raise bad_request(message, name, "invalid_type")
+    at_most(name, value, MAX_TOKENS)
+    if all(map(is_integer, value)):
+        return (_tokens(value, name),)
+    if len(value) > limit:
+        raise bad_request(
+            f"{name} may hold {limit} of them, not {len(value)}", name, "invalid_value"
+        )
+    return tuple(_prompt(item, f"{name}.{index}") for index, item in enumerate(value))
+
+
+def _prompt(item: Any, path: str) -> Prompt:
+    if isinstance(item, str):
+        return TextPrompt(checked_text(item, path))
+    if isinstance(item, list):
+        at_most(path, item, MAX_TOKENS)
+    if isinstance(item, list) and all(map(is_integer, item)):
+        return _tokens(item, path)
+    raise bad_request(f"{path} must be a string or an array of token ids", path, "invalid_type")
+
+
+def _tokens(tokens: list[float], path: str) -> TokenPrompt:
+    if any(not 0 <= token < 2**31 for token in tokens):
+        raise bad_request("token ids must be between 0 and 2^31 - 1", path, "invalid_token")
+    return TokenPrompt(tuple(map(int, tokens)))
+
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
@@ -69,10 +113,6 @@ class CompletionRequest(Parameters, kw_only=True, frozen=True):
     @property
     def candidates(self) -> int:
         return self.n if self.best_of is None else self.best_of
-
-
-def parse_completion(body: dict[str, Any], report: Report = refuse) -> CompletionRequest:
-    return structure(body, CompletionRequest, report)
 
 
 def completion_to_generate(

@@ -16,7 +16,7 @@ from trouper.protocol.sampling import Sampling
 from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import between
 from trouper.web.http.field_types import Dimensions, Model, Priority
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import (
     COUNT,
     HARMLESS,
@@ -27,7 +27,7 @@ from trouper.web.http.request_schema import (
     either,
     full,
 )
-from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
+from trouper.web.openai.completions import Prompts, prompts_meta, prompts_of
 
 MAX_INPUTS = 2048
 """OpenAI's maximum."""
@@ -54,10 +54,6 @@ class EmbeddingRequest(Body, kw_only=True, frozen=True):
     dimensions: Dimensions | None = None
     user: Annotated[str, HARMLESS] | None = None
     priority: Priority | None = None
-
-
-def parse_embedding(body: Json, report: Report = refuse) -> EmbeddingRequest:
-    return structure(body, EmbeddingRequest, report)
 
 
 def embedding_to_generate(

@@ -13,10 +13,10 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished
 from trouper.protocol.requests import Generate, InfillPrompt
-from trouper.web.http.error_body import error_body
 from trouper.web.http.field_types import Count, Text
+from trouper.web.http.json_response import error_body
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import COUNT, FLAG, TEXT, Json, Refused, array, full
 from trouper.web.openai.other_servers import NOT_SKIPPED, SAMPLING, length_aliases, sampling_adapted
 from trouper.web.openai.parameters import SamplingParameters, min_tokens_of, sampling_of, stops_of
@@ -45,10 +45,6 @@ class InfillRequest(SamplingParameters, kw_only=True, frozen=True):
     input_extra: Annotated[list[OtherFile], Meta(max_length=MAX_FILES)] | None = None
     prompt: Text = ""
     max_tokens: Count | None = None
-
-
-def parse_infill(body: Json, report: Report = refuse) -> InfillRequest:
-    return structure(body, InfillRequest, report)
 
 
 def infill_to_generate(

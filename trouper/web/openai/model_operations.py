@@ -13,16 +13,13 @@ from quart import Response
 from trouper.actors.runtime.served_models import ModelControl, ModelEntry, Operation
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.error_body import error_body
 from trouper.web.http.field_types import Flag, Model
-from trouper.web.http.json_response import as_json
-from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.json_response import as_json, error_body
+from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import COUNT, TEXT, Json, either, full, ref
-from trouper.web.openai.adapter_operations import AdapterOperations
 from trouper.web.openai.model_listing import listed_body
 from trouper.web.serving.service import Service, as_events
-from trouper.web.streaming.event_log import named_event
-from trouper.web.streaming.passive_body import PassiveBody
+from trouper.web.streaming.event_log import PassiveBody, named_event
 
 TICK_S = 0.2
 """Interval between progress events."""
@@ -71,90 +68,72 @@ class ModelOperations:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (*self._loading(), *self._unloading(), *AdapterOperations(self._service).endpoints())
-
-    def _loading(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                path="/v1/models/load",
-                handler=self.load,
-                operation="loadModel",
-                summary="Load a model, or wake it",
-                description="Its memory is planned first: idle models make room, others are not "
-                "disturbed (507). With `stream` events "
-                "of progress, the last of which is the model or an error.",
-                request=LoadRequest,
-                events=EVENTS,
-                examples={"The default model": {}},
-            ),
-            ENDPOINT(
-                path="/v1/models/wake",
-                handler=self.wake,
-                operation="wakeModel",
-                summary="Load a model that sleeps",
-                request=WakeRequest,
-                events=EVENTS,
-                examples={"The default model": {}},
-            ),
-        )
-
-    def _unloading(self) -> tuple[Endpoint, ...]:
-        return (
-            ENDPOINT(
-                path="/v1/models/unload",
-                handler=self.unload,
-                operation="unloadModel",
-                summary="Unload a model when its requests have ended",
-                description=(
-                    "`force` ends them with an error. The next request for the model loads it "
-                    "again."
-                ),
-                request=UnloadRequest,
-                events=EVENTS,
-            ),
-            ENDPOINT(
-                path="/v1/models/sleep",
-                handler=self.sleep,
-                operation="sleepModel",
-                summary="Free a model's memory; its cached blocks stay on disk",
-                request=SleepRequest,
-                events=EVENTS,
-            ),
-            ENDPOINT(
-                path="/v1/models/pin",
-                handler=self.pin,
-                operation="pinModel",
-                summary="Keep a model from being unloaded, or release it",
-                request=PinRequest,
-            ),
-        )
-
+    @ENDPOINT(
+        path="/v1/models/load",
+        operation="loadModel",
+        summary="Load a model, or wake it",
+        description="Its memory is planned first: idle models make room, others are not "
+        "disturbed (507). With `stream` events "
+        "of progress, the last of which is the model or an error.",
+        request=LoadRequest,
+        events=EVENTS,
+        examples={"The default model": {}},
+    )
     async def load(self) -> Response:
-        body = await self._service.read(_parse_load)
+        body = await self._service.read(LoadRequest.parse)
         if self._service.models.control is None and body.pinned is None and body.ttl_s is None:
             return await self._already_loaded(body)
         operation = self._control().load(self._name(body), pinned=body.pinned, ttl_s=body.ttl_s)
         return await self._respond(operation, stream=body.stream)
 
+    @ENDPOINT(
+        path="/v1/models/wake",
+        operation="wakeModel",
+        summary="Load a model that sleeps",
+        request=WakeRequest,
+        events=EVENTS,
+        examples={"The default model": {}},
+    )
     async def wake(self) -> Response:
-        body = await self._service.read(_parse_wake)
+        body = await self._service.read(WakeRequest.parse)
         if self._service.models.control is None:
             return await self._already_loaded(body)
         return await self._respond(self._control().load(self._name(body)), stream=body.stream)
 
+    @ENDPOINT(
+        path="/v1/models/unload",
+        operation="unloadModel",
+        summary="Unload a model when its requests have ended",
+        description="`force` ends them with an error. The next request for the model loads it "
+        "again.",
+        request=UnloadRequest,
+        events=EVENTS,
+    )
     async def unload(self) -> Response:
-        body = await self._service.read(_parse_unload)
+        body = await self._service.read(UnloadRequest.parse)
         operation = self._control().unload(self._name(body), force=body.force)
         return await self._respond(operation, stream=body.stream)
 
+    @ENDPOINT(
+        path="/v1/models/sleep",
+        operation="sleepModel",
+        summary="Free a model's memory; its cached blocks stay on disk",
+        request=SleepRequest,
+        events=EVENTS,
+    )
     async def sleep(self) -> Response:
-        body = await self._service.read(_parse_sleep)
+        body = await self._service.read(SleepRequest.parse)
         operation = self._control().unload(self._name(body), force=body.force, sleep=True)
         return await self._respond(operation, stream=body.stream)
 
+    @ENDPOINT(
+        path="/v1/models/pin",
+        operation="pinModel",
+        summary="Keep a model from being unloaded, or release it",
+        request=PinRequest,
+    )
     async def pin(self) -> Response:
-        body = await self._service.read(_parse_pin)
+        body = await self._service.read(PinRequest.parse)
         name = self._control().pin(self._name(body), pinned=body.pinned)
         return as_json(listed_body(self._service.listed(name)))
 
@@ -227,23 +206,3 @@ def progress_body(entry: ModelEntry) -> dict[str, Any]:
         return body
     amounts = {"done": loading.done_bytes, "total": loading.total_bytes, "unit": loading.unit}
     return body | {"stage": loading.stage} | amounts
-
-
-def _parse_load(body: Json, report: Report = refuse) -> LoadRequest:
-    return structure(body, LoadRequest, report)
-
-
-def _parse_wake(body: Json, report: Report = refuse) -> WakeRequest:
-    return structure(body, WakeRequest, report)
-
-
-def _parse_unload(body: Json, report: Report = refuse) -> UnloadRequest:
-    return structure(body, UnloadRequest, report)
-
-
-def _parse_sleep(body: Json, report: Report = refuse) -> SleepRequest:
-    return structure(body, SleepRequest, report)
-
-
-def _parse_pin(body: Json, report: Report = refuse) -> PinRequest:
-    return structure(body, PinRequest, report)

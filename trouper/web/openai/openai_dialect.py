@@ -11,7 +11,7 @@ import msgspec
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
-from trouper.web.http.error_body import error_body
+from trouper.web.http.json_response import error_body
 from trouper.web.openai.parameters import Parameters, StreamOptions
 from trouper.web.output.dialect import COMMENT, Json, Usage, event, total, usage_of
 

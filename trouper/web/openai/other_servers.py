@@ -1,12 +1,40 @@
-"""Parameters of vLLM, SGLang, llama.cpp, Ollama, OpenRouter and DashScope, converted in lenient
-readings. `NOT_SKIPPED` has the names whose loss would make an answer wrong."""
+"""Parameters, tools and content parts of other servers (vLLM, SGLang, llama.cpp, Ollama,
+OpenRouter, DashScope), converted in lenient readings.
+
+`NOT_SKIPPED` has the names whose loss would make an answer wrong. Tools that a server would run are
+left out and named. A placeholder stands for each part but text: an error would fail every later
+request of a conversation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import attrs
+import msgspec
 
 from trouper.web.http.field_types import HUGE
-from trouper.web.http.leniency import Json, Skip, known_value, put, renamed
+from trouper.web.http.leniency import (
+    Json,
+    Skip,
+    known_value,
+    messages_adapted,
+    put,
+    renamed,
+    safe_name,
+)
+
+PLACEHOLDER = "[An image was sent here. This model reads text only.]"
+"""The same for every image and turn: the prefix stays cached."""
+
+
+def names_of(parts: Iterable[Any], kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """Return the API's name of `kind` if one of these parts has that kind."""
+    return (
+        (str(kind.__struct_config__.tag),) if any(isinstance(part, kind) for part in parts) else ()
+    )
+
 
 LENGTHS = ("max_new_tokens", "n_predict", "num_predict", "max_gen_len", "max_tokens_to_sample")
 SAMPLING = {
@@ -231,3 +259,143 @@ def _schema_fields(value: Json) -> Json:
     given = {name: inner for name, inner in value.items() if inner is not None}
     strict = given.get("strict")
     return given | {"strict": strict == "true"} if strict in ("true", "false") else given
+
+
+CHOICES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+
+
+def tools_adapted(value: Json, known: Collection[str], skip: Skip) -> Json:
+    """A choice that requires a tool is dropped if no tool remains."""
+    tools = value.get("tools")
+    if not isinstance(tools, list):
+        return value
+    kept = known_tools(tools, known, skip)
+    if kept or not tools:
+        return value | {"tools": kept}
+    value = {name: given for name, given in value.items() if name != "tools"}
+    if value.get("tool_choice") in ("auto", "none"):
+        del value["tool_choice"]
+    return value
+
+
+def known_tools(
+    tools: list[Any], known: Collection[str], skip: Skip, name: str = "tools"
+) -> list[Any]:
+    """A function may lack the type."""
+    kept: list[Any] = []
+    for tool in tools:
+        if not isinstance(tool, dict):
+            kept.append(tool)
+            continue
+        kind = tool.get("type")
+        if kind is None and ("function" in tool or "name" in tool or not tool):
+            kept.append(tool | {"type": "function"})
+        elif kind in known or not isinstance(kind, str | None):
+            kept.append(tool)
+        else:
+            skip(f"{name}.{safe_name(kind or next(iter(tool)))}")
+    return kept
+
+
+def choice_adapted(value: Json, *, nested: bool) -> Json:
+    """`nested`: whether the dialect has the name within an object."""
+    choice = value.get("tool_choice")
+    if isinstance(choice, str):
+        return value | {"tool_choice": CHOICES.get(choice, choice)}
+    if not isinstance(choice, dict):
+        return value
+    kind, name = choice.get("type"), choice.get("name")
+    if isinstance(kind, str) and kind in CHOICES:
+        return value | {"tool_choice": CHOICES[kind]}
+    if kind in (None, "tool"):
+        kind = "function"
+    if kind not in ("function", "custom"):
+        return value
+    inner = choice.get(kind)
+    if name is None and isinstance(inner, dict):
+        name = inner.get("name")
+    if not isinstance(name, str):
+        return value
+    rest = {
+        key: given
+        for key, given in choice.items()
+        if key not in ("type", "name", "function", "custom")
+    }
+    return value | {
+        "tool_choice": rest
+        | {"type": kind, **({kind: {"name": name}} if nested else {"name": name})}
+    }
+
+
+FILE = "[A file was sent here. This model reads text only.]"
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Fields of the text, by type."""
+IMAGES = ("image_url", "input_image", "image")
+READ_ROLES = ("user", "tool", None)
+"""None: the result of a call."""
+
+
+PLACES = {
+    "message": "content",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+}
+
+
+@attrs.frozen
+class PartTypes:
+    known: Collection[str]
+    """Types that messages of any role may have."""
+    text: str
+    image: str
+
+
+CHAT = PartTypes(("text", "image_url"), "text", "image_url")
+RESPONSES = PartTypes(
+    ("input_text", "output_text", "refusal", "input_image"), "input_text", "input_image"
+)
+RESULTS = PartTypes(("input_text", "input_image"), "input_text", "input_image")
+
+
+def parts_adapted(parts: Any, role: object, types: PartTypes, path: str, skip: Skip) -> Any:
+    if not isinstance(parts, list) or all(_is_plain(part, types) for part in parts):
+        return parts
+    return [adapted for part in parts for adapted in _read(part, role, types, path, skip)]
+
+
+def chat_adapted(value: Json, skip: Skip) -> Json:
+    return messages_adapted(value, lambda message: _message(message, skip))
+
+
+def _message(message: Any, skip: Skip) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message
+    adapted = parts_adapted(content, message.get("role"), CHAT, "messages.content", skip)
+    return message if adapted is content else message | {"content": adapted}
+
+
+def item_adapted(item: Any, skip: Skip) -> Any:
+    name = PLACES.get(str(item.get("type"))) if isinstance(item, dict) else None
+    if name is None or name not in item:
+        return item
+    role, types = (item.get("role"), RESPONSES) if name == "content" else (None, RESULTS)
+    return item | {name: parts_adapted(item[name], role, types, f"input.{name}", skip)}
+
+
+def _is_plain(part: Any, types: PartTypes) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return not isinstance(kind, str) or kind in types.known
+
+
+def _read(part: Any, role: object, types: PartTypes, path: str, skip: Skip) -> list[Any]:
+    if _is_plain(part, types):
+        return [part]
+    kind: str = part["type"]
+    text = part.get(TEXTS[kind]) if kind in TEXTS else None
+    if isinstance(text, str):
+        return [{"type": types.text, "text": text}]
+    if kind in IMAGES and role in READ_ROLES:
+        return [{"type": types.image}]
+    skip(f"{path}.{safe_name(kind)}")
+    return [{"type": types.text, "text": FILE}] if role in READ_ROLES else []

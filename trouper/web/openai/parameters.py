@@ -1,16 +1,20 @@
-"""Request parameters that the endpoints share."""
+"""Request parameters that the endpoints share, with llama.cpp's samplers, seeds and arguments of
+the chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from msgspec import Meta
+import attrs
+from msgspec import Meta, structs
 
 from trouper.protocol.problems import bad_request
-from trouper.protocol.requests import Speculation
-from trouper.protocol.sampling import Sampling
-from trouper.web.http.body_faults import explains
+from trouper.protocol.requests import Generate, Speculation
+from trouper.protocol.sampling import SEQUENCE_BREAKERS, Sampling
+from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import at_most, between, combination, json_type
 from trouper.web.http.field_types import (
     HUGE,
@@ -25,8 +29,6 @@ from trouper.web.http.field_types import (
 )
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
-from trouper.web.http.request_seed import drawn_seed
-from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import NOT_SKIPPED
 from trouper.web.openai.response_format import (
     Choices,
@@ -37,22 +39,66 @@ from trouper.web.openai.response_format import (
     StructuredOutputs,
 )
 
+MAX_BREAKERS = 16
+Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
+"""Maximum length of llama.cpp."""
+
+
+class FurtherSampling(Body, kw_only=True, frozen=True):
+    typical_p: Share = 1.0
+    xtc_probability: Share = 0.0
+    xtc_threshold: Share = 0.1
+    dry_multiplier: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    dry_base: Annotated[float, Meta(ge=1, le=100)] = 1.75
+    dry_allowed_length: Annotated[int, Meta(ge=1, le=2**20)] = 2
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=HUGE)] = -1
+    dry_sequence_breakers: Annotated[tuple[Breaker, ...], Meta(max_length=MAX_BREAKERS)] | None = (
+        None
+    )
+
+
+OFF = tuple((field.name, field.default) for field in structs.fields(FurtherSampling))
+"""Values of a request without these samplers."""
+
+
+def with_further(sampling: Sampling, request: FurtherSampling) -> Sampling:
+    if all(getattr(request, name) == default for name, default in OFF):
+        return sampling
+    return attrs.evolve(
+        sampling,
+        typical_p=request.typical_p,
+        xtc_probability=request.xtc_probability,
+        xtc_threshold=request.xtc_threshold,
+        dry_multiplier=request.dry_multiplier,
+        dry_base=request.dry_base,
+        dry_allowed_length=request.dry_allowed_length,
+        dry_penalty_last_n=min(request.dry_penalty_last_n, 2**30),
+        dry_sequence_breakers=_breakers(request.dry_sequence_breakers),
+    )
+
+
+def _breakers(given: Sequence[str] | None) -> tuple[str, ...]:
+    return SEQUENCE_BREAKERS if given is None else tuple(dict.fromkeys(given))
+
+
 MAX_STOPS = 64
 """Editors send one for each keyword or character."""
 MAX_BIASES = 1024
 MAX_CHOICES = 128
 
 
-def explain_stops(value: Any, path: str) -> None:
-    """Raises `RequestFailed` (400)."""
-    stops = [value] if isinstance(value, str) else value
+def explain_stops(value: Any, path: str, *, may_be_one: bool = True) -> None:
+    """`may_be_one`: whether a string stands for an array of one. Raises `RequestFailed` (400)."""
+    stops = [value] if may_be_one and isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise bad_request(f"{path} must be a string or an array of strings", path, "invalid_type")
+        expected = "a string or an array of strings" if may_be_one else "an array of strings"
+        raise bad_request(f"{path} must be {expected}", path, "invalid_type")
     if len(stops) > MAX_STOPS:
         raise bad_request(
             f"{path} may have {MAX_STOPS} strings, not {len(stops)}", path, "invalid_value"
         )
-    raise bad_request(f"a stop string has 1 to {MAX_STOP} characters", path, "invalid_value")
+    message = f"{path}: a stop string has 1 to {MAX_STOP} characters"
+    raise bad_request(message, path, "invalid_value")
 
 
 def explain_biases(value: Any, path: str) -> None:
@@ -192,3 +238,79 @@ NOT_SUPPORTED: Refused = {
 }
 """Unsupported parameters, and the values that request nothing. SGLang's router always sends the
 last two."""
+
+
+SEED_STRIDE = 0x9E3779B97F4A7C15
+"""Difference of two choices' seeds: odd, for many different seeds; 2^64 over the golden ratio."""
+
+
+def drawn_seed(requested: int | None, default: int | None) -> int:
+    if requested is not None:
+        return requested
+    return default if default is not None else secrets.randbits(63)
+
+
+def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
+    """Repeat the request with the seed and derived seeds. The common prompt is prefilled once."""
+    if count == 1 and 0 <= generate.sampling.seed < 2**64:
+        return (generate,)
+    return tuple(
+        attrs.evolve(
+            generate,
+            request_id=f"{generate.request_id}-{index}" if index else generate.request_id,
+            sampling=attrs.evolve(
+                generate.sampling, seed=(generate.sampling.seed + index * SEED_STRIDE) % 2**64
+            ),
+        )
+        for index in range(count)
+    )
+
+
+NOT_FOR_TEMPLATES = frozenset(
+    {
+        "self",
+        "messages",
+        "conversation",
+        "chat_template",
+        "tokenize",
+        "tokenizer_kwargs",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+    }
+)
+"""Arguments of the tokenizer's call, not of templates: padding to 10^9 tokens would exhaust
+memory."""
+ARRAYS = ("tools", "documents")
+TEMPLATE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NAMES = {"pattern": f"^{TEMPLATE_KEY.pattern}$", "not": {"enum": sorted(NOT_FOR_TEMPLATES)}}
+OBJECTS = {"type": ["array", "null"], "items": {"type": "object"}}
+TemplateKwargs = Annotated[
+    dict[str, Any],
+    says(
+        "{path} must be an object, not {type}",
+        "invalid_type",
+        extra_json_schema={"propertyNames": NAMES, "properties": dict.fromkeys(ARRAYS, OBJECTS)},
+    ),
+]
+
+
+def template_kwargs(value: TemplateKwargs | None) -> dict[str, Any]:
+    """Raises `RequestFailed` (400), also for malformed tools or documents."""
+    name = "chat_template_kwargs"
+    for key, given in (value or {}).items():
+        if not TEMPLATE_KEY.fullmatch(key) or key in NOT_FOR_TEMPLATES:
+            raise bad_request(f"{name}.{key} cannot be set", f"{name}.{key}", "invalid_value")
+        if key in ARRAYS and given is not None and not _are_objects(given):
+            raise bad_request(
+                f"{name}.{key} must be an array of objects", f"{name}.{key}", "invalid_type"
+            )
+    return value or {}
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)

@@ -7,20 +7,37 @@ probability of "yes" among "yes" and "no" as the next token.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Self
 
 import attrs
 from msgspec import Meta
+from quart import Response
 
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
+from trouper.web.http.body_parsing import called
+from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.field_types import Model, Priority, Salt, Text
+from trouper.web.http.json_response import as_json
 from trouper.web.http.request_body import Body, Report, refuse, structure
-from trouper.web.http.request_schema import COUNT, HARMLESS, NULL, TEXT, Json, Refused, array, full
+from trouper.web.http.request_schema import (
+    COUNT,
+    HARMLESS,
+    NULL,
+    TEXT,
+    Json,
+    Refused,
+    array,
+    either,
+    full,
+)
 from trouper.web.output.dialect import Choice
+from trouper.web.serving.service import Served, Service, now
+from trouper.web.streaming.response_streams import collect_all
 
 CHARACTER_BYTES = 4
 MAX_DOCUMENTS = 2048
@@ -78,6 +95,13 @@ class RerankRequest(ScoringParameters, kw_only=True, frozen=True):
     raw_scores: bool = False
     return_text: bool = False
 
+    @classmethod
+    def parse(cls, body: Mapping[str, Any], report: Report = refuse) -> Self:
+        if (body.get("documents") is None) == (body.get("texts") is None):
+            message = "give either documents or texts"
+            raise bad_request(message, "documents", "missing_required_parameter")
+        return structure(body, cls, report)
+
     @property
     def offered(self) -> Sequence[str | Document]:
         return self.texts or self.documents or ()
@@ -86,18 +110,6 @@ class RerankRequest(ScoringParameters, kw_only=True, frozen=True):
 class ScoreRequest(ScoringParameters, kw_only=True, frozen=True):
     text_1: Texts
     text_2: Texts
-
-
-def parse_rerank(body: Json, report: Report = refuse) -> RerankRequest:
-    if (body.get("documents") is None) == (body.get("texts") is None):
-        raise bad_request(
-            "give either documents or texts", "documents", "missing_required_parameter"
-        )
-    return structure(body, RerankRequest, report)
-
-
-def parse_score(body: Json, report: Report = refuse) -> ScoreRequest:
-    return structure(body, ScoreRequest, report)
 
 
 @attrs.frozen
@@ -282,3 +294,79 @@ SCORED = full(
         "usage": USAGE,
     }
 )
+
+
+class Reranking:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @Endpoint(
+        method="POST",
+        path="/v1/rerank",
+        operation="createRerank",
+        tag="Rerank",
+        summary="Order documents by how well they answer a query",
+        description="Also at /rerank and /v2/rerank. With `texts` in place of `documents` "
+        "the answer is a list, as "
+        "text-embeddings-inference gives it.",
+        request=RerankRequest,
+        answer=either(RERANKED, RANKED_TEXTS),
+        also=GENERATES,
+        examples={"Two documents": {"query": "What barks?", "documents": ["A dog.", "A spoon."]}},
+    )
+    async def rerank(self) -> Response:
+        parsed = await self._service.read(RerankRequest.parse)
+        served = await self._service.served(parsed.model)
+        choices = await self._choices(served, pairs_to_rerank(parsed), parsed, "documents")
+        if parsed.texts is not None:
+            return as_json(ranked_texts(parsed, choices))
+        return as_json(rerank_body(parsed, self._service.request_id, served.name, choices))
+
+    @Endpoint(
+        method="POST",
+        path="/v1/score",
+        operation="createScore",
+        tag="Rerank",
+        summary="How well texts answer others",
+        description="Also at /score.",
+        request=ScoreRequest,
+        answer=SCORED,
+        also=GENERATES,
+        examples={"One against two": {"text_1": "What barks?", "text_2": ["A dog.", "A spoon."]}},
+    )
+    async def score(self) -> Response:
+        parsed = await self._service.read(ScoreRequest.parse)
+        served = await self._service.served(parsed.model)
+        choices = await self._choices(served, pairs_to_score(parsed), parsed, "text_2")
+        return as_json(score_body(self._service.request_id, served.name, now(), choices))
+
+    async def _choices(
+        self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
+    ) -> list[Choice]:
+        """As many pairs at a time as decode together: clients share the queue. Pairs of like length
+        are prefilled together."""
+        tokens = answer_tokens(served.runtime.tokenizer)
+        request_id = self._service.request_id
+        # Each pair has the whole query, and the instruction.
+        words = len(request.instruction or "")
+        self._service.hold(CHARACTER_BYTES * sum(words + pair.length for pair in pairs))
+        generates = await self._service.run_off_loop(
+            pairs_to_generate, pairs, request, request_id, tokens
+        )
+        order = sorted(range(len(pairs)), key=lambda index: pairs[index].length)
+        choices: dict[int, Choice] = {}
+        for part in equal_parts(order, served.runtime.settings.rows):
+            with called({"messages": param}):
+                some = [generates[index] for index in part]
+                answers = await self._service.submit(served, some, request.priority)
+            choices |= zip(
+                part, await collect_all(answers, self._service.holding.grow), strict=True
+            )
+        return [choices[index] for index in range(len(pairs))]
+
+
+def equal_parts(items: Sequence[int], at_most: int) -> Iterator[Sequence[int]]:
+    """Cut into the fewest parts, with lengths that differ by at most one."""
+    count = -(-len(items) // at_most)
+    ends = [len(items) * part // count for part in range(count + 1)]
+    return (items[start:end] for start, end in pairwise(ends))

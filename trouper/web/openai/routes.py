@@ -11,22 +11,13 @@ from trouper.actors.runtime.prompt_tokenizing import characters_of
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
-from trouper.web.http.error_body import http_problem
-from trouper.web.http.json_response import as_json, formatted
+from trouper.web.http.json_response import as_json, error_response, formatted, http_problem
 from trouper.web.http.request_schema import Json, either, ref
-from trouper.web.openai import (
-    answer_schemas,
-    chat_completions,
-    completions,
-    embeddings,
-    infill,
-    tokenize,
-)
-from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
+from trouper.web.openai import answer_schemas, embeddings, infill
+from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
 from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.completion_dialect import CompletionDialect
-from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
-from trouper.web.openai.errors import error_response
+from trouper.web.openai.completions import CompletionRequest, completion_to_generate, picked
 from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
@@ -35,8 +26,8 @@ from trouper.web.openai.tokenize import (
     LONG_TOKENS,
     STRING_BYTES,
     TEXT_FACTOR,
-    parse_detokenize,
-    parse_tokenize,
+    DetokenizeRequest,
+    TokenizeRequest,
     prompt_of,
     text_bytes_of,
 )
@@ -61,151 +52,26 @@ class OpenAi:
             tokenizer=served.runtime.tokenizer,
         )
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (
-            *self._generating(),
-            *self._infilling(),
-            *self._embedding(),
-            *self._about_models(),
-            *self._about_tokens(),
-        )
-
-    def _generating(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="OpenAI", last_event="[DONE]", also=GENERATES)
-        return (
-            endpoint(
-                method="POST",
-                path="/v1/chat/completions",
-                handler=self.chat,
-                operation="createChatCompletion",
-                summary="Answer a conversation",
-                request=chat_completions.ChatRequest,
-                answer=ref("ChatCompletion"),
-                events=either(ref("ChatCompletionChunk"), ref("Error")),
-                examples={
-                    "A question": {
-                        "messages": [{"role": "user", "content": "Who was Molière?"}],
-                        "max_tokens": 9,
-                    }
-                },
-            ),
-            endpoint(
-                method="POST",
-                path="/v1/completions",
-                handler=self.completions,
-                operation="createCompletion",
-                summary="Continue a text",
-                request=completions.CompletionRequest,
-                answer=ref("Completion"),
-                events=either(ref("CompletionChunk"), ref("Error")),
-                examples={"A beginning": {"prompt": "Once upon a time", "max_tokens": 9}},
-            ),
-        )
-
-    def _infilling(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                tag="llama.cpp",
-                method="POST",
-                path="/infill",
-                handler=self.infill,
-                operation="createInfill",
-                summary="Fill a gap in a text",
-                description=(
-                    "For models that were trained to fill in the middle, which their vocabulary "
-                    "says."
-                ),
-                request=infill.InfillRequest,
-                answer=infill.FILLED,
-                events=either(infill.FILLED_PART, infill.FILLED, ref("Error")),
-                also=GENERATES,
-                examples={
-                    "A function": {
-                        "input_prefix": "def add(a, b):\n",
-                        "input_suffix": "\n\nprint(add(1, 2))",
-                    }
-                },
-            ),
-        )
-
-    def _embedding(self) -> tuple[Endpoint, ...]:
-        return (
-            Endpoint(
-                tag="OpenAI",
-                method="POST",
-                path="/v1/embeddings",
-                handler=self.embeddings,
-                operation="createEmbedding",
-                summary="Texts as vectors",
-                description=(
-                    "Hidden states, pooled as the model's own files say or else their mean; of "
-                    "length one."
-                ),
-                request=embeddings.EmbeddingRequest,
-                answer=embeddings.EMBEDDINGS,
-                also=GENERATES,
-                examples={"Two texts": {"input": ["a cat", "a dog"]}},
-            ),
-        )
-
-    def _about_models(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="OpenAI")
-        return (
-            endpoint(
-                method="GET",
-                path="/v1/models",
-                handler=self.models,
-                operation="listModels",
-                summary="The models that are served",
-                answer=answer_schemas.MODELS,
-            ),
-            endpoint(
-                method="GET",
-                path="/v1/models/<path:model>",
-                handler=self.model,
-                operation="retrieveModel",
-                summary="One of them",
-                answer=ref("ModelBody"),
-            ),
-            endpoint(
-                method="POST",
-                path="/v1/requests/<request_id>/cancel",
-                handler=self.cancel,
-                operation="cancelRequest",
-                summary="Cancel a request that runs",
-                description=(
-                    "By the X-Request-Id of its response, or the id in its body. Whoever waits for "
-                    "it is told."
-                ),
-                answer=answer_schemas.CANCELLED,
-            ),
-        )
-
-    def _about_tokens(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="Tokens", method="POST", also=COUNTS)
-        return (
-            endpoint(
-                path="/tokenize",
-                handler=self.tokenize,
-                operation="tokenize",
-                summary="The tokens of a text or a conversation",
-                request=tokenize.TokenizeRequest,
-                answer=answer_schemas.TOKENIZED,
-                examples={"A text": {"prompt": "Once upon a time"}},
-            ),
-            endpoint(
-                path="/detokenize",
-                handler=self.detokenize,
-                operation="detokenize",
-                summary="The text of tokens",
-                request=tokenize.DetokenizeRequest,
-                answer=answer_schemas.DETOKENIZED,
-                examples={"Two tokens": {"tokens": [72, 105]}},
-            ),
-        )
-
+    @Endpoint(
+        method="POST",
+        path="/v1/chat/completions",
+        operation="createChatCompletion",
+        tag="OpenAI",
+        summary="Answer a conversation",
+        last_event="[DONE]",
+        also=GENERATES,
+        request=ChatRequest,
+        answer=ref("ChatCompletion"),
+        events=either(ref("ChatCompletionChunk"), ref("Error")),
+        examples={
+            "A question": {
+                "messages": [{"role": "user", "content": "Who was Molière?"}],
+                "max_tokens": 9,
+            }
+        },
+    )
     async def chat(self) -> Response:
-        parsed = await self._service.read(parse_chat)
+        parsed = await self._service.read(ChatRequest.parse)
         served = await self._service.served(parsed.model, parsed.adapters)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
@@ -225,8 +91,21 @@ class OpenAi:
         dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, parsers)
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
+    @Endpoint(
+        method="POST",
+        path="/v1/completions",
+        operation="createCompletion",
+        tag="OpenAI",
+        summary="Continue a text",
+        last_event="[DONE]",
+        also=GENERATES,
+        request=CompletionRequest,
+        answer=ref("Completion"),
+        events=either(ref("CompletionChunk"), ref("Error")),
+        examples={"A beginning": {"prompt": "Once upon a time", "max_tokens": 9}},
+    )
     async def completions(self) -> Response:
-        parsed = await self._service.read(parse_completion)
+        parsed = await self._service.read(CompletionRequest.parse)
         served = await self._service.served(parsed.model, parsed.adapters)
         seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(
@@ -263,8 +142,27 @@ class OpenAi:
         )
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
+    @Endpoint(
+        method="POST",
+        path="/infill",
+        operation="createInfill",
+        tag="llama.cpp",
+        summary="Fill a gap in a text",
+        description="For models that were trained to fill in the middle, which their vocabulary "
+        "says.",
+        request=infill.InfillRequest,
+        answer=infill.FILLED,
+        events=either(infill.FILLED_PART, infill.FILLED, ref("Error")),
+        also=GENERATES,
+        examples={
+            "A function": {
+                "input_prefix": "def add(a, b):\n",
+                "input_suffix": "\n\nprint(add(1, 2))",
+            }
+        },
+    )
     async def infill(self) -> Response:
-        parsed = await self._service.read(infill.parse_infill)
+        parsed = await self._service.read(infill.InfillRequest.parse)
         served = await self._service.served(parsed.model, parsed.adapters)
         seed = served.runtime.settings.seed
         generate = infill.infill_to_generate(parsed, self._service.request_id, seed)
@@ -276,8 +174,21 @@ class OpenAi:
             stream=parsed.stream,
         )
 
+    @Endpoint(
+        method="POST",
+        path="/v1/embeddings",
+        operation="createEmbedding",
+        tag="OpenAI",
+        summary="Texts as vectors",
+        description="Hidden states, pooled as the model's own files say or else their mean; of "
+        "length one.",
+        request=embeddings.EmbeddingRequest,
+        answer=embeddings.EMBEDDINGS,
+        also=GENERATES,
+        examples={"Two texts": {"input": ["a cat", "a dog"]}},
+    )
     async def embeddings(self) -> Response:
-        parsed = await self._service.read(embeddings.parse_embedding)
+        parsed = await self._service.read(embeddings.EmbeddingRequest.parse)
         served = await self._service.served(parsed.model)
         card = served.runtime.model
         generates = await self._service.run_off_loop(
@@ -298,8 +209,19 @@ class OpenAi:
         body = partial(embeddings.embeddings_body, parsed, served.name, vectors, prompt_tokens)
         return await formatted(body, is_long=sum(map(len, vectors)) > embeddings.LONG_VECTORS)
 
+    @Endpoint(
+        method="POST",
+        path="/tokenize",
+        operation="tokenize",
+        tag="Tokens",
+        summary="The tokens of a text or a conversation",
+        also=COUNTS,
+        request=TokenizeRequest,
+        answer=answer_schemas.TOKENIZED,
+        examples={"A text": {"prompt": "Once upon a time"}},
+    )
     async def tokenize(self) -> Response:
-        parsed = await self._service.read(parse_tokenize)
+        parsed = await self._service.read(TokenizeRequest.parse)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
@@ -314,8 +236,19 @@ class OpenAi:
 
         return await formatted(body, is_long=len(tokens) > LONG_TOKENS)
 
+    @Endpoint(
+        method="POST",
+        path="/detokenize",
+        operation="detokenize",
+        tag="Tokens",
+        summary="The text of tokens",
+        also=COUNTS,
+        request=DetokenizeRequest,
+        answer=answer_schemas.DETOKENIZED,
+        examples={"Two tokens": {"tokens": [72, 105]}},
+    )
     async def detokenize(self) -> Response:
-        parsed = await self._service.read(parse_detokenize)
+        parsed = await self._service.read(DetokenizeRequest.parse)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
         tokenizer, vocabulary = served.runtime.tokenizer, served.runtime.model.vocab_size
@@ -326,6 +259,16 @@ class OpenAi:
         text = await self._service.run_off_loop(token_text_of, parsed.tokens, tokenizer)
         return await formatted(lambda: {"prompt": text}, is_long=size > LONG_TEXT)
 
+    @Endpoint(
+        method="POST",
+        path="/v1/requests/<request_id>/cancel",
+        operation="cancelRequest",
+        tag="OpenAI",
+        summary="Cancel a request that runs",
+        description="By the X-Request-Id of its response, or the id in its body. Whoever waits for "
+        "it is told.",
+        answer=answer_schemas.CANCELLED,
+    )
     async def cancel(self, request_id: str) -> Response:
         if not self._service.cancel(request_id):
             problem = http_problem(
@@ -334,9 +277,25 @@ class OpenAi:
             return error_response(problem)
         return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 
+    @Endpoint(
+        method="GET",
+        path="/v1/models",
+        operation="listModels",
+        tag="OpenAI",
+        summary="The models that are served",
+        answer=answer_schemas.MODELS,
+    )
     async def models(self) -> Response:
         return as_json(listing_body(self._service.entries()))
 
+    @Endpoint(
+        method="GET",
+        path="/v1/models/<path:model>",
+        operation="retrieveModel",
+        tag="OpenAI",
+        summary="One of them",
+        answer=ref("ModelBody"),
+    )
     async def model(self, model: str) -> Response:
         base, adapter = split_adapter(model, self._service.entries())
         return as_json(listed_body(self._service.listed(base or model), adapter))

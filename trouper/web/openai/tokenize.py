@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta
 
@@ -19,10 +20,9 @@ from trouper.web.openai import schemas
 from trouper.web.openai.chat_completions import about_the_end
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
 from trouper.web.openai.chat_tools import ChatTools, tools_of
-from trouper.web.openai.other_parts import chat_adapted
-from trouper.web.openai.other_tools import tools_adapted
+from trouper.web.openai.other_servers import chat_adapted, tools_adapted
+from trouper.web.openai.parameters import TemplateKwargs, template_kwargs
 from trouper.web.openai.schemas import OF_MESSAGES
-from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 
 LONG_TOKENS, LONG_TEXT = 5000, 2**17
 """Larger answers are made in a thread."""
@@ -52,20 +52,17 @@ class TokenizeRequest(Body, kw_only=True, frozen=True):
     """Of a prompt; a chat template has its own."""
     return_token_strs: bool = False
 
+    @classmethod
+    def parse(cls, body: Mapping[str, Any], report: Report = refuse) -> Self:
+        if (body.get("prompt") is None) == (body.get("messages") is None):
+            message = "give either prompt or messages"
+            raise bad_request(message, "prompt", "missing_required_parameter")
+        return structure(body, cls, report)
+
 
 class DetokenizeRequest(Body, kw_only=True, frozen=True):
     model: Model | None = None
     tokens: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
-
-
-def parse_tokenize(body: dict[str, Any], report: Report = refuse) -> TokenizeRequest:
-    if (body.get("prompt") is None) == (body.get("messages") is None):
-        raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
-    return structure(body, TokenizeRequest, report)
-
-
-def parse_detokenize(body: dict[str, Any], report: Report = refuse) -> DetokenizeRequest:
-    return structure(body, DetokenizeRequest, report)
 
 
 def prompt_of(request: TokenizeRequest) -> Prompt:

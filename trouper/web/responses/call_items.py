@@ -11,9 +11,9 @@ from msgspec import Meta
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import says
 from trouper.web.http.field_types import Ignored
-from trouper.web.http.image_placeholder import PLACEHOLDER
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import SentBack
+from trouper.web.openai.other_servers import PLACEHOLDER
 from trouper.web.output.tool_forms import Json, ToolForm, ToolKind
 from trouper.web.responses.schemas import STATUSES
 

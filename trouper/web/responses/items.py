@@ -1,16 +1,246 @@
-"""Adds ids to items and converts items to messages for the chat template."""
+"""Items of a responses conversation: types, the stored form with ids, and messages for the chat
+template."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from trouper.protocol.problems import Problem, RequestFailed, quoted
-from trouper.web.http.body_parsing import combination
+from msgspec import Meta
+
+from trouper.protocol.problems import Problem, RequestFailed, bad_request, quoted
+from trouper.web.http.body_faults import explains, says
+from trouper.web.http.body_parsing import combination, json_type
+from trouper.web.http.field_types import Ignored, JsonText
+from trouper.web.http.leniency import Adapt, Skip, known_value, safe_name
+from trouper.web.http.request_body import SentBack
+from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
+from trouper.web.openai.other_servers import PLACEHOLDER, item_adapted, names_of
 from trouper.web.output.dialect import Json
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
-from trouper.web.responses.built_in_tools import arguments_of_item
-from trouper.web.responses.call_items import CALLS, OUTPUTS, output_text, tool_of
-from trouper.web.responses.item_types import InputMessage, Item, ItemReference
+from trouper.web.responses.call_items import (
+    CALLS,
+    INPUT_PARTS,
+    OUTPUTS,
+    PARTS,
+    CallItem,
+    CallOutputItem,
+    ConversationItem,
+    CustomToolCallOutputItem,
+    InputImage,
+    InputText,
+    LocalShellCallOutputItem,
+    Output,
+    OutputText,
+    ReasoningText,
+    RefusalText,
+    SummaryText,
+    input_text,
+    not_a_part,
+    output_text,
+    plain_output,
+    refuse_part,
+    text_part,
+    tool_of,
+)
+from trouper.web.responses.response_tools import arguments_of_item
+from trouper.web.responses.schemas import PARTS_OF_ROLES, STATUSES
+
+MAX_ITEMS = 10_000
+
+
+class InputMessage(ConversationItem, tag="message", kw_only=True, frozen=True):
+    """A message. `phase` holds nothing that a model could use."""
+
+    may_lack_tag: ClassVar[bool] = True
+    rules: ClassVar[tuple[Json, ...]] = (PARTS_OF_ROLES,)
+    role: Annotated[
+        Literal["user", "assistant", "system", "developer"],
+        says("{path} must be one of user, assistant, system, developer, not {value!r}"),
+    ]
+    content: Annotated[
+        str | list[InputText | OutputText | RefusalText | InputImage],
+        says("{path} must be a string or an array of parts, not {type}", "invalid_type"),
+    ]
+    phase: Ignored = None
+
+    def stored(self, path: str) -> Json:
+        """Return the stored form. Raises `RequestFailed` (400), as in the other item types."""
+        parts: Sequence[InputText | OutputText | RefusalText | InputImage]
+        parts = [InputText(self.content)] if isinstance(self.content, str) else self.content
+        content = [self._part(part, f"{path}.content.{index}") for index, part in enumerate(parts)]
+        return self.head("message", "msg_") | {"role": self.role, "content": content}
+
+    def _part(self, part: InputText | OutputText | RefusalText | InputImage, path: str) -> Json:
+        if isinstance(part, InputImage):
+            if self.role == "assistant":
+                refuse_part((*PARTS, "refusal"), "input_image", path)
+            return input_text(PLACEHOLDER)
+        if not isinstance(part, RefusalText):
+            return text_part(part.text) if self.role == "assistant" else input_text(part.text)
+        if self.role != "assistant":
+            refuse_part(INPUT_PARTS, "refusal", path)
+        return {"type": "refusal", "refusal": part.refusal}
+
+
+class FunctionCallItem(ConversationItem, tag="function_call", kw_only=True, frozen=True):
+    """A call of an earlier answer."""
+
+    adapt: ClassVar[Adapt | None] = arguments_adapted
+    call_id: str
+    name: str
+    arguments: JsonText
+    namespace: str | None = None
+
+    def stored(self, path: str) -> Json:
+        arguments_of(self.arguments, f"{path}.arguments")
+        call = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+        within = {} if self.namespace is None else {"namespace": self.namespace}
+        return self.head("function_call", "fc_") | call | within
+
+
+class FunctionCallOutputItem(
+    ConversationItem, tag="function_call_output", kw_only=True, frozen=True
+):
+    """The result of a call."""
+
+    call_id: str
+    output: Output
+    name: Ignored = None
+    namespace: Ignored = None
+
+    def stored(self, _: str) -> Json:
+        output = plain_output(self.output)
+        return self.head("function_call_output", "fco_") | {
+            "call_id": self.call_id,
+            "output": output,
+        }
+
+
+NOT_PARTS = says("{path} must be an array of parts, not {type}", "invalid_type")
+
+
+class ReasoningItem(ConversationItem, tag="reasoning", kw_only=True, frozen=True):
+    """Reasoning of an earlier answer."""
+
+    summary: (
+        Annotated[list[Annotated[SummaryText, not_a_part("summary_text")]], NOT_PARTS] | None
+    ) = None
+    content: (
+        Annotated[list[Annotated[ReasoningText, not_a_part("reasoning_text")]], NOT_PARTS] | None
+    ) = None
+
+    def stored(self, _: str) -> Json:
+        summary = [{"type": "summary_text", "text": part.text} for part in self.summary or ()]
+        content = [{"type": "reasoning_text", "text": part.text} for part in self.content or ()]
+        return self.head("reasoning", "rs_") | {"summary": summary, "content": content}
+
+
+class ItemReference(SentBack, tag="item_reference", frozen=True):
+    """An item that is stored here."""
+
+    may_lack_tag: ClassVar[bool] = True
+    id: str
+
+
+Item = (
+    InputMessage
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | ReasoningItem
+    | CallItem
+    | CallOutputItem
+    | ItemReference
+)
+KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, "item_reference")
+PATCH_OUTPUT = "apply_patch_call_output"
+"""Items whose status is content: whether a patch could be applied."""
+TOOL_ITEMS = ("additional_tools", "tool_search_output")
+
+
+def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:
+    """Return the types of parts replaced by a placeholder."""
+    contents: list[Sequence[object]] = []
+    for item in items if items is not None and not isinstance(items, str) else ():
+        if isinstance(item, InputMessage):
+            contents.append(item.content)
+        elif isinstance(
+            item, FunctionCallOutputItem | CustomToolCallOutputItem | LocalShellCallOutputItem
+        ):
+            contents.append(item.output)
+    return names_of(
+        (part for content in contents if isinstance(content, list) for part in content), InputImage
+    )
+
+
+def explain_input(value: Any, path: str) -> None:
+    if not isinstance(value, str | list):
+        detail = f"{path} must be a string or an array of items, not {json_type(value)}"
+        raise bad_request(detail, path, "invalid_type")
+    if isinstance(value, list) and len(value) > MAX_ITEMS:
+        raise bad_request(
+            f"{path} may have {MAX_ITEMS} items, not {len(value)}", path, "invalid_value"
+        )
+
+
+def explain_item(value: Any, path: str) -> None:
+    if not isinstance(value, dict):
+        return
+    kind = value.get("type")
+    if kind not in KINDS:
+        raise bad_request(
+            f"{path}: items of type {kind!r} are not supported here",
+            f"{path}.type",
+            "unsupported_item",
+        )
+    if kind == "message" and isinstance(value.get("content"), list):
+        known = (*PARTS, "refusal") if value.get("role") == "assistant" else INPUT_PARTS
+        for index, part in enumerate(value["content"]):
+            part_kind = part.get("type") if isinstance(part, dict) else None
+            if part_kind not in known:
+                refuse_part(known, part_kind, f"{path}.content.{index}")
+
+
+Input = Annotated[
+    str | Annotated[list[Annotated[Item, explains(explain_item)]], Meta(max_length=MAX_ITEMS)],
+    explains(explain_input),
+]
+
+
+def with_types(value: Any) -> Any:
+    """Add the types that messages and references may omit."""
+    return [_with_type(item) for item in value] if isinstance(value, list) else value
+
+
+def _with_type(item: Any) -> Any:
+    if not isinstance(item, dict) or item.get("type") is not None:
+        return item
+    return item | {"type": "item_reference" if item.get("role") is None else "message"}
+
+
+def _with_known_status(item: Any, skip: Skip) -> Any:
+    """Drop statuses of other servers, which mean nothing to a model."""
+    if not isinstance(item, dict) or item.get("type") == PATCH_OUTPUT:
+        return item
+    return known_value("status", STATUSES, item, lambda name: skip(f"input.{name}"))
+
+
+def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
+    """Return the input without unknown items (of tools that run elsewhere) and unread parts of
+    content, and the tools that items offer."""
+    if not isinstance(value, list):
+        return value, []
+    kept: list[Any] = []
+    tools: list[Any] = []
+    for item in value:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if not isinstance(kind, str) or kind in KINDS:
+            kept.append(_with_known_status(item_adapted(item, skip), skip))
+        elif kind in TOOL_ITEMS and isinstance(item.get("tools"), list):
+            tools += item["tools"]
+        else:
+            skip(f"input.{safe_name(kind)}")
+    return kept, tools
 
 
 def references_of(value: str | Sequence[Item]) -> list[str]:
@@ -117,24 +347,3 @@ def _extend(turn: Json, item: Json, tools: Tools) -> None:
 
 def _text(parts: Iterable[Json]) -> str:
     return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
-
-
-# -- pages ---------------------------------------------------------------------------------------
-
-
-def page_of(items: Sequence[Json], after: str | None, limit: int) -> Json:
-    """Return a page of items. Raises `RequestFailed` (404)."""
-    if after is not None:
-        found = [index for index, item in enumerate(items) if item["id"] == after]
-        if not found:
-            message = f"no item {after!r} went into this response"
-            raise RequestFailed(
-                Problem(404, message, "invalid_request_error", "after", "item_not_found")
-            )
-        items = items[found[0] + 1 :]
-    page = items[:limit]
-    ends = {
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-    }
-    return {"object": "list", "data": page, "has_more": len(items) > limit} | ends

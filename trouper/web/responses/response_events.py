@@ -24,9 +24,9 @@ from trouper.web.output.parsed_delta import (
 )
 from trouper.web.output.reasoning_tokens import CountingParser
 from trouper.web.output.tool_forms import ToolKind
-from trouper.web.responses.built_in_tools import call_fields
 from trouper.web.responses.call_items import CALLS, PREFIXES, new_id, text_part
 from trouper.web.responses.response_request import ResolvedRequest
+from trouper.web.responses.response_tools import call_fields
 from trouper.web.serving.service import now
 from trouper.web.streaming.event_log import EventLog, named_event
 

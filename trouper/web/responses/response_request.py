@@ -22,19 +22,26 @@ from trouper.web.openai.other_servers import (
     BUDGETS,
     NOT_SKIPPED,
     SAMPLING,
+    choice_adapted,
     format_adapted,
     length_aliases,
     sampling_adapted,
     thinking_adapted,
+    tools_adapted,
     with_thinking,
 )
-from trouper.web.openai.other_tools import choice_adapted, tools_adapted
-from trouper.web.openai.parameters import SamplingParameters, min_tokens_of, sampling_of, stops_of
+from trouper.web.openai.parameters import (
+    SamplingParameters,
+    TemplateKwargs,
+    min_tokens_of,
+    sampling_of,
+    stops_of,
+    template_kwargs,
+)
 from trouper.web.openai.response_format import TextOutputFormat, format_grammar
-from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses import schemas
-from trouper.web.responses.item_types import Input, ignored_of, known_items, with_types
+from trouper.web.responses.items import Input, ignored_of, known_items, with_types
 from trouper.web.responses.response_tools import (
     TOOL_TYPES,
     FlatToolChoice,

@@ -17,13 +17,13 @@ from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.json_response import as_json
-from trouper.web.http.query_parameters import Query
+from trouper.web.http.query_parameters import ORDERS, Query, page_body
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.call_items import new_id
-from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of, references_of
+from trouper.web.responses.items import check_outputs, items_of, messages_of, references_of
 from trouper.web.responses.response_events import ResponseDialect, full_context_events, head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
@@ -46,7 +46,7 @@ REPLAY_QUERY: Json = {
 }
 PAGE_QUERY: Json = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
-    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "order": {"enum": [*ORDERS], "default": "desc"},
     "after": TEXT,
 }
 STOPPED = Problem(
@@ -116,90 +116,27 @@ class Responses:
         self.store = ResponseStore(service.settings, database, lambda: service.key_identities)
         self._live: dict[str, Live] = {}
 
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return (*self._creating(), *self._about_stored())
-
-    def _creating(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="Responses", method="POST", request=ResponseRequest)
-        return (
-            endpoint(
-                path="/v1/responses",
-                handler=self.create,
-                operation="createResponse",
-                summary="Answer, and remember the conversation",
-                answer=ref("ResponseObject"),
-                events=ref("ResponseEvent"),
-                also=GENERATES,
-                examples={
-                    "A question": {"input": "Who was Molière?", "max_output_tokens": 9},
-                    "In the background": {
-                        "input": "Who was Molière?",
-                        "max_output_tokens": 9,
-                        "background": True,
-                    },
-                },
-            ),
-            endpoint(
-                path="/v1/responses/input_tokens",
-                handler=self.count,
-                operation="countResponseInputTokens",
-                summary="How many tokens the input of a response has",
-                answer=COUNTED,
-                also=COUNTS,
-                examples={"A question": {"input": "Who was Molière?"}},
-            ),
-        )
-
-    def _about_stored(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="Responses", also=(400,))
-        return (
-            endpoint(
-                method="GET",
-                path="/v1/responses/<response:response_id>",
-                handler=self.get,
-                operation="getResponse",
-                summary="A response that is stored or still runs",
-                description=(
-                    "`stream` repeats the events of one that was created with `background` and "
-                    "`stream`."
-                ),
-                query=REPLAY_QUERY,
-                answer=ref("ResponseObject"),
-                events=ref("ResponseEvent"),
-            ),
-            endpoint(
-                method="DELETE",
-                path="/v1/responses/<response:response_id>",
-                handler=self.delete,
-                operation="deleteResponse",
-                summary="Forget a response",
-                description=(
-                    "One that still runs is cancelled. What later responses build on stays with "
-                    "them."
-                ),
-                answer=DELETED,
-            ),
-            endpoint(
-                method="POST",
-                path="/v1/responses/<response:response_id>/cancel",
-                handler=self.cancel,
-                operation="cancelResponse",
-                summary="Cancel a response that runs",
-                answer=ref("ResponseObject"),
-            ),
-            endpoint(
-                method="GET",
-                path="/v1/responses/<response:response_id>/input_items",
-                handler=self.input_items,
-                operation="listInputItems",
-                summary="What went into a response",
-                query=PAGE_QUERY,
-                answer=INPUT_ITEMS,
-            ),
-        )
-
     # -- create -----------------------------------------------------------------------------------
 
+    @Endpoint(
+        method="POST",
+        path="/v1/responses",
+        operation="createResponse",
+        tag="Responses",
+        summary="Answer, and remember the conversation",
+        request=ResponseRequest,
+        answer=ref("ResponseObject"),
+        events=ref("ResponseEvent"),
+        also=GENERATES,
+        examples={
+            "A question": {"input": "Who was Molière?", "max_output_tokens": 9},
+            "In the background": {
+                "input": "Who was Molière?",
+                "max_output_tokens": 9,
+                "background": True,
+            },
+        },
+    )
     async def create(self) -> Response:
         resolved = await self._service.read(parse_response)
         parsed = resolved.request
@@ -227,6 +164,17 @@ class Responses:
             live.dialect, [answer], stream=parsed.stream, before_end=partial(self._settle, live)
         )
 
+    @Endpoint(
+        method="POST",
+        path="/v1/responses/input_tokens",
+        operation="countResponseInputTokens",
+        tag="Responses",
+        summary="How many tokens the input of a response has",
+        request=ResponseRequest,
+        answer=COUNTED,
+        also=COUNTS,
+        examples={"A question": {"input": "Who was Molière?"}},
+    )
     async def count(self) -> Response:
         """Return the input tokens that a response to the same request would be charged."""
         resolved = await self._service.read(parse_response)
@@ -386,6 +334,19 @@ class Responses:
         live = self._live.get(response_id)
         return live if live is not None and live.owner == self._service.key_identity else None
 
+    @Endpoint(
+        method="GET",
+        path="/v1/responses/<response:response_id>",
+        operation="getResponse",
+        tag="Responses",
+        summary="A response that is stored or still runs",
+        also=(400,),
+        description="`stream` repeats the events of one that was created with `background` and "
+        "`stream`.",
+        query=REPLAY_QUERY,
+        answer=ref("ResponseObject"),
+        events=ref("ResponseEvent"),
+    )
     async def get(self, response_id: str) -> Response:
         query = Query(
             request.args, ("stream", "starting_after", "include_obfuscation"), self._service.report
@@ -406,6 +367,17 @@ class Responses:
             raise combination("starting_after needs stream=true", "starting_after")
         return as_json(kept.dialect.response() if isinstance(kept, Live) else kept.body)
 
+    @Endpoint(
+        method="DELETE",
+        path="/v1/responses/<response:response_id>",
+        operation="deleteResponse",
+        tag="Responses",
+        summary="Forget a response",
+        also=(400,),
+        description="One that still runs is cancelled. What later responses build on stays with "
+        "them.",
+        answer=DELETED,
+    )
     async def delete(self, response_id: str) -> Response:
         Query(request.args, (), self._service.report)
         live = await self._running(response_id)
@@ -417,6 +389,15 @@ class Responses:
             live.dialect.cancel()
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
+    @Endpoint(
+        method="POST",
+        path="/v1/responses/<response:response_id>/cancel",
+        operation="cancelResponse",
+        tag="Responses",
+        summary="Cancel a response that runs",
+        also=(400,),
+        answer=ref("ResponseObject"),
+    )
     async def cancel(self, response_id: str) -> Response:
         """Cancel a running background or streamed response. An ended background response stays
         unchanged."""
@@ -435,11 +416,23 @@ class Responses:
             )
         return as_json(body)
 
+    @Endpoint(
+        method="GET",
+        path="/v1/responses/<response:response_id>/input_items",
+        operation="listInputItems",
+        tag="Responses",
+        summary="What went into a response",
+        also=(400,),
+        query=PAGE_QUERY,
+        answer=INPUT_ITEMS,
+    )
     async def input_items(self, response_id: str) -> Response:
         query = Query(request.args, ("limit", "order", "after"), self._service.report)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
-        order, after = query.given("order") or "desc", query.given("after")
-        if order not in ("asc", "desc"):
-            raise bad_request("order must be asc or desc", "order", "invalid_value")
+        order = query.choice("order", ORDERS) or "desc"
         kept = await self._running(response_id) or await self.store.get(response_id)
-        return as_json(page_of(kept.input if order == "asc" else kept.input[::-1], after, limit))
+        items = kept.input if order == "asc" else kept.input[::-1]
+        ids = [item["id"] for item in items]
+        return as_json(
+            page_body(ids, query.given("after"), limit, items.__getitem__, "item_not_found")
+        )

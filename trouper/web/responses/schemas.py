@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trouper.web.http.query_parameters import list_of
 from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
@@ -12,14 +13,12 @@ from trouper.web.http.request_schema import (
     TEXT,
     Json,
     array,
-    closed,
     either,
     full,
     needs,
     nullable,
     ref,
 )
-from trouper.web.openai import schemas
 from trouper.web.openai.answer_schemas import NUMBER
 
 STATUSES = ("completed", "incomplete", "in_progress")
@@ -42,12 +41,6 @@ TOP_NEEDS_INCLUDE = needs(
     "include",
     {"type": "array", "contains": {"const": LOGPROBS}},
 )
-RULES = (
-    SOMETHING,
-    TOP_NEEDS_INCLUDE,
-    schemas.OPTIONS_NEED_A_STREAM,
-    schemas.FORCED_NEEDS_TOOLS,
-)
 
 
 def _without(kind: str) -> Json:
@@ -69,10 +62,7 @@ TOKEN = {
     "logprob": NUMBER,
     "bytes": array({"type": "integer", "minimum": 0, "maximum": 255}),
 }
-TOKEN_LOGPROBS = array(
-    closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOKEN))}, *TOKEN, "top_logprobs")
-)
-
+TOKEN_LOGPROBS = array(full({**TOKEN, "top_logprobs": array(full(TOKEN))}))
 
 OUTPUT_TEXT = full(
     {
@@ -185,15 +175,7 @@ RESPONSE = full(
 )
 DELETED = full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
 COUNTED = full({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT})
-INPUT_ITEMS = full(
-    {
-        "object": {"const": "list"},
-        "data": array(OBJECT),
-        "first_id": nullable(TEXT),
-        "last_id": nullable(TEXT),
-        "has_more": FLAG,
-    }
-)
+INPUT_ITEMS = list_of(OBJECT)
 
 
 def _events(kinds: tuple[str, ...], properties: Json) -> Iterator[Json]:

@@ -16,8 +16,7 @@ import attrs
 import trio
 from quart import Request, request
 
-from trouper.protocol.api_keys import Keys
-from trouper.protocol.key_options import ANYBODY, ApiKey, Right
+from trouper.protocol.api_keys import ANYBODY, ApiKey, Keys, Right
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
 from trouper.system import heap
@@ -34,7 +33,7 @@ from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.keys.endpoint_rights import asks_model, is_local
 from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
 from trouper.web.observability.exchange import Exchange
-from trouper.web.observability.log_once import IgnoredNames
+from trouper.web.observability.request_log import IgnoredNames
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

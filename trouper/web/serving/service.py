@@ -18,9 +18,8 @@ from trouper.actors.request_intake import thinks_already
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, Models, named
-from trouper.protocol.api_keys import NO_KEYS, Keys
+from trouper.protocol.api_keys import ANYBODY, NO_KEYS, ApiKey, Keys
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
@@ -36,8 +35,7 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.http.json_response import formatted
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.observability.exchange import Exchange
-from trouper.web.observability.log_once import MalformedCalls
-from trouper.web.observability.request_log import RequestLog, RequestOrigin
+from trouper.web.observability.request_log import MalformedCalls, RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools

@@ -1,15 +1,40 @@
-"""Server-sent events, and logs of events that can be read later, from any position."""
+"""Server-sent events, logs of events that can be read later, from any position, and bodies that
+own nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
 from typing import Any
 
 import msgspec
 import trio
+from quart.wrappers.response import ResponseBody
 
-from trouper.web.streaming.passive_body import PassiveBody
 from trouper.web.streaming.step_delivery import MAX_EVENTS
+
+
+class PassiveBody(ResponseBody):
+    """A response body without resources: closing the body ends only the reading."""
+
+    async def __aenter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> bytes:
+        """Return the next write."""
 
 
 def named_event(name: str, data: Any) -> bytes:

@@ -1,0 +1,402 @@
+"""Metrics of a model: fields of statistics that are figures, and figures that are computed.
+
+Where vLLM has a metric of the same meaning, name, labels and buckets are vLLM's, for dashboards and
+routers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+
+import attrs
+import trio
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.watches import Health
+from trouper.protocol.capabilities import FEATURES
+from trouper.protocol.health import (
+    SEVERITY,
+    ActorStats,
+    AdapterStats,
+    CacheStats,
+    ChannelStats,
+    DirectoryStats,
+    MemoryStatus,
+    ProposerStats,
+    RankStats,
+    RecoveryStats,
+    SchedulerStats,
+    SpeculationStats,
+)
+from trouper.protocol.histogram import METRIC, Histogram
+from trouper.protocol.kv import BankStats
+from trouper.web.metrics.request_metrics import MEASURES, Measure, ModelRequestCounts
+
+Value = float | Histogram
+Kind = Literal["gauge", "counter", "histogram"]
+Labelled = tuple[tuple[str, ...], Value]
+Source = TypeVar("Source")
+
+
+@attrs.frozen
+class ModelScrape:
+    runtime: Runtime
+    health: Health
+    channels: tuple[ChannelStats, ...]
+
+
+@attrs.frozen
+class MetricFamily:
+    """A metric's kind, name, help and labels. `name` as Prometheus shows it, with `_total`."""
+
+    kind: Kind
+    name: str
+    help: str
+    labels: tuple[str, ...]
+
+    def family(self, values: Iterable[Labelled]) -> Metric:
+        match self.kind:
+            case "gauge":
+                gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    gauge.add_metric(labels, _number(value))
+                return gauge
+            case "counter":
+                counter = CounterMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    counter.add_metric(labels, _number(value))
+                return counter
+            case "histogram":
+                histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    assert isinstance(value, Histogram)
+                    buckets = [(_bound(bound), count) for bound, count in value.buckets]
+                    histogram.add_metric(labels, buckets, value.total)
+                return histogram
+
+
+@attrs.frozen
+class ModelMetric(Generic[Source]):
+    """A metric of each model with a `Source`. `labels`: those beside the model's."""
+
+    kind: Kind
+    name: str
+    help: str
+    of: Callable[[Source], Value | Iterable[Labelled]]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> MetricFamily:
+        """The metric with the model's labels. vLLM numbers engines; a model has one here."""
+        model_labels = (
+            ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
+        )
+        return MetricFamily(self.kind, self.name, self.help, model_labels + self.labels)
+
+    def values(self, model: str, source: Source) -> Iterable[Labelled]:
+        found = self.of(source)
+        model_labels = (model, "0") if self.name.startswith("vllm:") else (model,)
+        for labels, value in [((), found)] if isinstance(found, int | float | Histogram) else found:
+            yield model_labels + labels, value
+
+
+def _number(value: Value) -> float:
+    assert not isinstance(value, Histogram)
+    return value
+
+
+def _bound(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else str(float(bound))
+
+
+Statistics = Callable[[ModelScrape], Iterable[tuple[tuple[str, ...], Any]]]
+"""Reads a model's statistics of one class, each with the values of the labels."""
+
+
+def declared(
+    kind: type[attrs.AttrsInstance], of: Statistics, labels: tuple[str, ...] = ()
+) -> tuple[ModelMetric[ModelScrape], ...]:
+    """Return the metrics of the class's fields that are figures."""
+
+    def values(field: str, seen: ModelScrape) -> Iterable[Labelled]:
+        return [(own, getattr(statistics, field)) for own, statistics in of(seen)]
+
+    return tuple(
+        ModelMetric(shape, name, description, partial(values, field.name), labels)
+        for field in attrs.fields(kind)
+        if METRIC in field.metadata
+        for shape, name, description in [field.metadata[METRIC]]
+    )
+
+
+def _banks(seen: ModelScrape) -> Iterable[tuple[tuple[str, ...], BankStats]]:
+    return [
+        (("all" if bank.max_tokens is None else str(bank.max_tokens),), bank)
+        for bank in seen.health.scheduler.banks
+    ]
+
+
+def _proposers(seen: ModelScrape) -> Iterable[tuple[tuple[str, ...], ProposerStats]]:
+    by_proposer = seen.health.scheduler.speculation.by_proposer
+    return [((proposer,), stats) for proposer, stats in by_proposer.items()]
+
+
+BANKS = declared(BankStats, _banks, ("bank",))
+DRAFTS = declared(ProposerStats, _proposers, ("proposer",))
+FIGURES = (
+    *declared(SchedulerStats, lambda seen: [((), seen.health.scheduler)]),
+    *declared(CacheStats, lambda seen: [((), seen.health.scheduler.cache)]),
+    *declared(SpeculationStats, lambda seen: [((), seen.health.scheduler.speculation)]),
+    *declared(RecoveryStats, lambda seen: [((), seen.health.scheduler.recovery)]),
+    *declared(MemoryStatus, lambda seen: [((), seen.health.memory)]),
+    *declared(AdapterStats, lambda seen: [((), seen.health.adapters)]),
+    *declared(DirectoryStats, lambda seen: [((), seen.health.directory)]),
+    *declared(
+        ActorStats,
+        lambda seen: [((actor.name,), actor) for actor in seen.health.actors],
+        ("actor",),
+    ),
+    *declared(
+        ChannelStats,
+        lambda seen: [((channel.name,), channel) for channel in seen.channels],
+        ("channel",),
+    ),
+    *BANKS,
+    *DRAFTS,
+)
+
+
+# -- computed ------------------------------------------------------------------------------------
+
+
+def _rank(name: str, of: Callable[[RankStats, int], float], help: str) -> ModelMetric[ModelScrape]:
+    """`of`: gets a rank and the newest step of any rank."""
+
+    def values(seen: ModelScrape) -> Iterable[Labelled]:
+        ranks = seen.health.ranks.ranks
+        newest = max((rank.step for rank in ranks), default=-1)
+        return [((str(rank.rank),), of(rank, newest)) for rank in ranks]
+
+    return ModelMetric("gauge", name, help, values, ("rank",))
+
+
+def _silent_s(rank: RankStats, _: int) -> float:
+    return max(0.0, trio.current_time() - rank.heard_at) if rank.rank else 0.0
+
+
+def _stalled_s(seen: ModelScrape) -> float:
+    since = seen.health.scheduler.stalled_since
+    return 0.0 if since is None else trio.current_time() - since
+
+
+def _running(seen: ModelScrape) -> Iterable[Labelled]:
+    return [((actor.name,), int(actor.state == "running")) for actor in seen.health.actors]
+
+
+def _allowed(seen: ModelScrape) -> Iterable[Labelled]:
+    """Return whether each feature is enabled. A reason changes with the model and device only: few
+    series."""
+    capabilities = seen.runtime.model.capabilities
+    return [
+        ((feature, capabilities.off.get(feature, "")), int(capabilities.allows(feature)))
+        for feature in FEATURES
+    ]
+
+
+def _kv_used(seen: ModelScrape) -> float:
+    """Share of the KV memory that rows hold, which may exceed 1 for a single row. Without a limit:
+    share of the rows."""
+    stats = seen.health.scheduler
+    if stats.kv_limit_bytes:
+        return min(1.0, stats.kv_row_bytes / stats.kv_limit_bytes)
+    return stats.active_sequences / seen.runtime.settings.rows
+
+
+def _sources(seen: ModelScrape) -> Iterable[Labelled]:
+    stats = seen.health.scheduler
+    cached = stats.total_cached_tokens
+    return [
+        (("local_compute",), stats.total_prompt_tokens - cached),
+        (("local_cache_hit",), cached),
+    ]
+
+
+def _cache_config(seen: ModelScrape) -> Iterable[Labelled]:
+    cache, settings = seen.health.scheduler.cache, seen.runtime.settings
+    cached = "False" if cache.reason else "True"
+    dtype = f"int{settings.kv_bits}" if settings.kv_bits else "auto"
+    return [((str(settings.block_size), dtype, cached, str(cache.capacity_blocks)), 1)]
+
+
+def _accepted_at(seen: ModelScrape) -> Iterable[Labelled]:
+    return [
+        ((str(position),), count)
+        for position, count in enumerate(seen.health.scheduler.speculation.accepted_at)
+    ]
+
+
+RANKS = (
+    _rank(
+        "trouper_rank_ready",
+        lambda rank, _: int(rank.state == "ready"),
+        "1 while this rank takes part.",
+    ),
+    _rank(
+        "trouper_rank_silent_seconds",
+        _silent_s,
+        "Since its last sign of life; 0 for rank 0, which tells this.",
+    ),
+    _rank(
+        "trouper_rank_steps_behind",
+        lambda rank, newest: newest - rank.step,
+        "Steps that another rank has answered and it has not.",
+    ),
+)
+MODEL_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
+    *FIGURES,
+    *RANKS,
+    ModelMetric(
+        "gauge",
+        "trouper_ready",
+        "1 while the model makes progress.",
+        lambda seen: int(seen.health.ready),
+    ),
+    ModelMetric(
+        "gauge",
+        "trouper_rows",
+        "Rows that may decode together.",
+        lambda seen: seen.runtime.settings.rows,
+    ),
+    ModelMetric(
+        "gauge",
+        "trouper_stalled_seconds",
+        "How long the engine has not answered; 0 while it does.",
+        _stalled_s,
+    ),
+    ModelMetric(
+        "gauge",
+        "trouper_feature_enabled",
+        "1 if rows may do this; 0: the self-check has turned it off, for this reason.",
+        _allowed,
+        ("feature", "reason"),
+    ),
+    ModelMetric(
+        "gauge",
+        "trouper_self_check_seconds",
+        "How long the self-check took when it last ran; 0: it never did.",
+        lambda seen: seen.runtime.model.self_check.seconds,
+    ),
+    ModelMetric(
+        "gauge",
+        "trouper_actor_running",
+        "1 while it runs; 0: restarting, degraded or stopped.",
+        _running,
+        ("actor",),
+    ),
+    ModelMetric(
+        "gauge",
+        "trouper_memory_system_pressure",
+        "The system's memory pressure: 0 normal or unknown, 1 warning, 2 critical.",
+        lambda seen: max(0, SEVERITY.index(seen.health.memory.pressure) - 1),
+    ),
+    ModelMetric(
+        "gauge",
+        "vllm:kv_cache_usage_perc",
+        "KV of running requests, as a part of the KV memory (--kv-memory); of the rows, if no "
+        "limit is known. 1: requests wait or are "
+        "preempted. What is only cached does not count.",
+        _kv_used,
+    ),
+    ModelMetric(
+        "gauge",
+        "vllm:cache_config_info",
+        "How keys and values are cached.",
+        _cache_config,
+        ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks"),
+    ),
+    ModelMetric(
+        "counter",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "The same by their place in the draft.",
+        _accepted_at,
+        ("position",),
+    ),
+    ModelMetric(
+        "counter",
+        "vllm:prompt_tokens_by_source_total",
+        "The same tokens: computed (local_compute), or from a cache in memory or on disk "
+        "(local_cache_hit).",
+        _sources,
+        ("source",),
+    ),
+    ModelMetric(
+        "histogram",
+        "vllm:inter_token_latency_seconds",
+        "Between two tokens of a row.",
+        lambda seen: seen.health.scheduler.inter_token_latency,
+    ),
+    ModelMetric(
+        "histogram",
+        "vllm:time_per_output_token_seconds",
+        "The same by its older name, which dashboards still ask for.",
+        lambda seen: seen.health.scheduler.inter_token_latency,
+    ),
+    ModelMetric(
+        "histogram",
+        "vllm:iteration_tokens_total",
+        "Tokens that a step prefilled and decoded.",
+        lambda seen: seen.health.scheduler.step_tokens,
+    ),
+)
+
+
+# -- of requests that have ended -----------------------------------------------------------------
+
+
+def _histogram(measure: Measure) -> ModelMetric[ModelRequestCounts]:
+    return ModelMetric(
+        "histogram", measure.name, measure.help, lambda counts: counts.histograms[measure.name]
+    )
+
+
+REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
+    *map(_histogram, MEASURES),
+    ModelMetric(
+        "counter",
+        "vllm:request_success_total",
+        "Requests that were accepted and have ended: stop, length, abort (the client left or "
+        "cancelled), error.",
+        lambda counts: [((reason,), count) for reason, count in counts.reasons.items()],
+        ("finished_reason",),
+    ),
+    ModelMetric(
+        "counter",
+        "trouper_request_problems_total",
+        "Problems that ended requests: refused (before they were accepted), error, abort; by their "
+        "code.",
+        lambda counts: counts.problems.items(),
+        ("reason", "code"),
+    ),
+    ModelMetric(
+        "counter",
+        "trouper_adapter_requests_total",
+        "Requests that have ended, by the LoRA adapter that they named (--adapter).",
+        lambda counts: [((adapter,), count) for adapter, count in counts.adapters.items()],
+        ("adapter",),
+    ),
+    ModelMetric(
+        "counter",
+        "trouper_disk_hit_tokens_total",
+        "Tokens of prompts that were read from disk, of requests that have ended.",
+        lambda counts: counts.disk_tokens,
+    ),
+)
+"""Counted from the request log: they survive unloading a model."""
