@@ -9,9 +9,9 @@ import attrs
 import trio
 from quart import Response
 
+from trouper.actors.runtime.channels import Health
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
-from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats, SchedulerStats
 from trouper.protocol.key_options import ANYBODY, ApiKey
 from trouper.protocol.model import ModelCard
