@@ -26,10 +26,9 @@ import numpy as np
 from mlx_lm.models.cache import BatchKVCache
 
 from trouper.engine.distributed.rank_group import RankGroup, join
-from trouper.engine.launched_step import Launched
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings

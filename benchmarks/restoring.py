@@ -20,8 +20,7 @@ import mlx.core as mx
 from tests.families import build
 from trouper.actors.scheduling.disk_tier import RUN_BYTES
 from trouper.actors.scheduling.tree_node import sha256
-from trouper.engine.kv.block_payloads import BlockArrays, readable
-from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.block_store import BlockArrays, BlockStore, readable
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows

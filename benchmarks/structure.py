@@ -18,10 +18,9 @@ import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 # isort: split
 import numpy as np
 
-from trouper.engine.launched_step import Launched
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from trouper.cli import main
-from trouper.engine.launched_step import Launched
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Stepped
 
 

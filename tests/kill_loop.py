@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from trouper.storage import cache_inspection, catalogue, run_reading
+from trouper.storage import cache_inspection, run_format, stored_blocks
 from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.stored_blocks import RunInfo
 
@@ -321,7 +321,7 @@ class Loop:
 
     def _runs(self) -> Iterator[RunInfo]:
         for path, _ in cache_inspection.runs(self._directory) if self._directory.is_dir() else ():
-            with run_reading.open_run(cache_inspection.DISK, path) as run:
+            with run_format.open_run(cache_inspection.DISK, path) as run:
                 yield run.header.info
 
     def _compare(self, server: Server, question: Question) -> int:
@@ -372,8 +372,8 @@ def torn(directory: Path) -> Iterator[Path]:
             for one in cache_inspection.verify(cache_inspection.runs(directory))
             if one.problem is not None
         )
-    for path in directory.glob("*/" + catalogue.NAME):
-        if not catalogue.decode(None, path.read_bytes()) and path.stat().st_size > 200:
+    for path in directory.glob("*/" + stored_blocks.NAME):
+        if not stored_blocks.decode(None, path.read_bytes()) and path.stat().st_size > 200:
             yield path
 
 

@@ -11,8 +11,7 @@ import pytest
 import trouper
 import trouper.web
 from trouper.actors.graph import CHANNELS
-from trouper.actors.runtime.channels import Edge
-from trouper.actors.runtime.watches import Watches
+from trouper.actors.runtime.channels import Edge, Watches
 from trouper.protocol.watch import Watch
 from trouper.web.http.same_origin import EXPOSED
 

@@ -1,10 +1,10 @@
 """The public names of `trouper`, imported at the first use."""
 
 from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.channels import Health
 from trouper.actors.runtime.model_manager import ModelManager
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Lease, ModelEntry
-from trouper.actors.runtime.watches import Health
 from trouper.process import prepare_process
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.capabilities import Capabilities, SelfCheck

@@ -11,8 +11,7 @@ import trio
 
 from trouper.actors.graph import run_graph
 from trouper.actors.ranks.leader import Leader
-from trouper.actors.runtime.found_models import Scan, ScannedModel
-from trouper.actors.runtime.managed_model import LoadProgress
+from trouper.actors.runtime.managed_model import LoadProgress, Scan, ScannedModel
 from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.runtime import Runtime
 from trouper.process import prepare_process

@@ -15,7 +15,7 @@ from tests.fakes import FakeEngine
 from trouper import Settings
 from trouper.actors.cache_janitor import SWEEP_EVERY_S, keep_tidy
 from trouper.actors.model_stepper import step_model
-from trouper.actors.runtime.writer_edges import WriterEdges
+from trouper.actors.runtime.disk_orders import WriterEdges
 from trouper.actors.ssd_writer import write_to_disk
 from trouper.protocol.health import NO_ADAPTERS, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import MemoryStats

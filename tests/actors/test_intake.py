@@ -18,7 +18,7 @@ from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, Tex
 from trouper.actors.request_intake import prepare, take_in_requests
 from trouper.actors.runtime.prompt_tokenizing import LONG_LANE, LONG_TEXT
 from trouper.actors.runtime.submission import Submission
-from trouper.actors.runtime.worker_lanes import SIZES
+from trouper.actors.runtime.worker_threads import SIZES
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.grammar import MAX_SOURCE, FollowedGrammar, Grammar
 from trouper.protocol.model import LoadedModel

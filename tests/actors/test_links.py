@@ -13,11 +13,9 @@ from trio.testing import MockClock, memory_stream_pair
 
 from tests.fakes import FakeEngine, card
 from trouper.actors.ranks.follower import Follower
-from trouper.actors.ranks.group_lifecycle import or_rank_lost
-from trouper.actors.ranks.leader import LOADING_S, Leader
+from trouper.actors.ranks.leader import LOADING_S, Leader, or_rank_lost
 from trouper.actors.ranks.rank_handshake import Invitation, join_leader, shared_flags, versions
-from trouper.actors.ranks.rank_heartbeat import wait_until_silent
-from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
+from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost, wait_until_silent
 from trouper.protocol.blocks import Tensor
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.link import (

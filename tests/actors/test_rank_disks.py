@@ -20,7 +20,7 @@ from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, WRITER_ORDERS, LeaderDisk
 from trouper.actors.ranks.rank_handshake import Invitation, shared_flags, versions
 from trouper.actors.ranks.rank_link import Link
-from trouper.actors.runtime.writer_edges import DiskWriter, WriterEdges
+from trouper.actors.runtime.disk_orders import DiskWriter, WriterEdges
 from trouper.actors.ssd_writer import write_to_disk
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats

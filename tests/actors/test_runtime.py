@@ -14,10 +14,9 @@ from tests.actors.bench import Opened, generate, running
 from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Answer, RequestFailed, Runtime, Settings, Timeouts
 from trouper.actors.runtime.adapter_table import AdapterTable
-from trouper.actors.runtime.channels import Channels
+from trouper.actors.runtime.answer import TimeLimits
+from trouper.actors.runtime.channels import Channels, Watches
 from trouper.actors.runtime.submission import Submission
-from trouper.actors.runtime.time_limits import TimeLimits
-from trouper.actors.runtime.watches import Watches
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import Plan
 from trouper.protocol.replies import Accepted, Delta, Progress, Reply

@@ -11,8 +11,13 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trouper import RequestFailed
-from trouper.actors.runtime.worker_lanes import GRAMMAR_SHARE, FairLane, Lanes, LaneSize
-from trouper.actors.runtime.worker_threads import DiskThread
+from trouper.actors.runtime.worker_threads import (
+    GRAMMAR_SHARE,
+    DiskThread,
+    FairLane,
+    Lanes,
+    LaneSize,
+)
 from trouper.protocol.problems import grammars_full, is_shortage
 from trouper.web.batches.stored_files import on_disk
 

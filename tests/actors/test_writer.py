@@ -16,8 +16,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
 from trouper import Settings
+from trouper.actors.runtime.disk_orders import WriterEdges
 from trouper.actors.runtime.worker_threads import DiskThread
-from trouper.actors.runtime.writer_edges import WriterEdges
 from trouper.actors.ssd_writer import REST, write_to_disk
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
@@ -36,7 +36,7 @@ from trouper.protocol.work import (
     Write,
     Written,
 )
-from trouper.storage import catalogue
+from trouper.storage import stored_blocks
 from trouper.storage.file_operations import Disk
 from trouper.storage.runs import RunStore
 from trouper.storage.store_upkeep import HOUR_S, INSPECTED_AT_ONCE
@@ -319,7 +319,8 @@ async def test_what_is_read_is_of_use_and_the_next_start_opens_no_file(
         assert used[A[0].key.hex()[:16]] > used[B[0].key.hex()[:16]] == 10**9
     store = RunStore(tmp_path, NAMESPACE)
     assert {
-        run.name for run in catalogue.decode(NAMESPACE, (store.path / catalogue.NAME).read_bytes())
+        run.name
+        for run in stored_blocks.decode(NAMESPACE, (store.path / stored_blocks.NAME).read_bytes())
     } == {path.name for path in bench.files()}
 
 

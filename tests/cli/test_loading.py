@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from trouper.cli.loading_display import shown
+from trouper.cli.server_process import shown
 from trouper.protocol.loading import Loading
 
 

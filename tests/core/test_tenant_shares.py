@@ -9,7 +9,7 @@ import pytest
 from tests.core.driving import DrivenCore
 from tests.core.test_memory import ask, finish, problem_of, run, running, world
 from tests.core.worlds import CoreWorld, RecordingClient
-from trouper.actors.scheduling.row_reclaiming import PATIENCE_S
+from trouper.actors.scheduling.preemption import PATIENCE_S
 from trouper.actors.scheduling.tenant_shares import CREDIT_S
 from trouper.protocol.requests import BATCH_PRIORITY
 

@@ -36,9 +36,8 @@ from trouper.actors import request_intake
 from trouper.actors.scheduling import core
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.engine import host
-from trouper.engine.launched_step import Launched
 from trouper.engine.spec_decode.prompt_lookup import Drafting
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.health import SchedulerStats
 from trouper.protocol.plans import Plan, RowId, ThinkingLimit
 

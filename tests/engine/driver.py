@@ -16,8 +16,7 @@ import numpy as np
 
 from trouper.engine.kv.banks import Bank
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.launched_step import Launched
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import (

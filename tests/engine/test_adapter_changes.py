@@ -17,12 +17,12 @@ from tests.engine.driver import Driver, Request
 from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
 from tests.zoo.building import build as of_zoo
-from trouper.engine.adapter_changes import Names, adding, removing
+from trouper.engine.adapters_at_run_time import Names, adding, removing
 from trouper.engine.loading.adapter_files import FoundAdapter, find_adapter, read_adapter
 from trouper.engine.lora.lora_layers import adapted_layers, install, part_of
 from trouper.engine.lora.row_adapters import RowAdapters, current_adapters
-from trouper.engine.side_work import Pieces, SideWork
 from trouper.engine.step import StepEngine
+from trouper.engine.step_loop import Pieces, SideWork
 from trouper.protocol.problems import ModelUnusable
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from tests.engine.test_drafts import foretelling
 from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
 from trouper.engine.adaptations.adaptation_registry import adapted
-from trouper.engine.adapter_changes import adding
+from trouper.engine.adapters_at_run_time import adding
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
 from trouper.engine.loading.adapter_loading import load_adapters, require_applied

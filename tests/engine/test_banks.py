@@ -25,9 +25,9 @@ from tests.engine.test_exactness import SMALL_BANKS, model_of
 from tests.families import FAMILIES, build, reference
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam
+from trouper.engine.kv.attention_seam import JoinedSlots, Parts
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.joined_slots import JoinedSlots, Parts
 from trouper.engine.kv.kv_layout import Layout, kv_layout
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.quantized_kv import PLAIN

@@ -20,8 +20,7 @@ from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
 from trouper.engine.adaptations import adaptation_registry
 from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
-from trouper.engine.kv.block_payloads import BlockArrays, readable, stored_from
-from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.block_store import BlockArrays, BlockStore, readable, stored_from
 from trouper.engine.kv.kv_layout import ArrayShape, Layout, kv_layout, layout_of
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.passes import pass_shapes

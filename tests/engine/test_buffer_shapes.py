@@ -1,4 +1,4 @@
-"""What a step knows of the shapes of buffers (trouper/engine/kv/buffer_shapes.py): if it were old,
+"""What a step knows of the shapes of buffers (trouper/engine/kv/slot_cache.py): if it were old,
 tokens would be written behind a buffer's end."""
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from tests.engine.test_decode_attention import (
 )
 from tests.engine.test_exactness import greedy_requests, model_of, play_randomly
 from tests.family_configs import VOCABULARY
-from trouper.engine.kv import buffer_shapes
-from trouper.engine.kv.buffer_shapes import BankCaches, HeldShapes
-from trouper.engine.kv.compiled_pass import Build, CompiledPasses
+from trouper.engine.kv import slot_cache
+from trouper.engine.kv.compiled_pass import Build, CompiledPasses, Pass, PromptPass
 from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.pass_kinds import Pass, PromptPass
-from trouper.engine.kv.slot_cache import NO_ROOM, ShapeChanges, SlotCache
+from trouper.engine.kv.slot_cache import NO_ROOM, BankCaches, HeldShapes, ShapeChanges, SlotCache
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan
@@ -88,7 +86,7 @@ def test_a_step_asks_no_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> HeldShapes:
         raise AssertionError("layers are asked")
 
-    monkeypatch.setattr(buffer_shapes, "HeldShapes", refused)
+    monkeypatch.setattr(slot_cache, "HeldShapes", refused)
     for _ in range(2):
         engine.collect(engine.launch(plan))
 

@@ -32,10 +32,9 @@ from tests.engine.test_exactness import (
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.heads import HEADS
 from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
-from trouper.engine.kv.compiled_pass import CompiledPasses
+from trouper.engine.kv.compiled_pass import CompiledPasses, TracedPrompt, TracedRegion, Untraceable
 from trouper.engine.kv.decode_kernel import Heads, KernelCall
 from trouper.engine.kv.model_caches import state_slots
-from trouper.engine.kv.pass_kinds import TracedPrompt, TracedRegion, Untraceable
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows

@@ -18,8 +18,7 @@ from tests.engine.test_exactness import engine_of, greedy_requests, model_of, ra
 from tests.families import prompts
 from tests.family_configs import VOCABULARY
 from trouper.engine.distributed.state_digests import Digests
-from trouper.engine.launched_step import Launched
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, RowId, Stepped, Store
 from trouper.protocol.ranks import Digest, RankDiffers, ids_of, pairs
 from trouper.protocol.sampling import Sampling

@@ -27,12 +27,11 @@ from tests.families import FAMILIES, prompts
 from tests.family_configs import LONG, SOME_FAMILIES, VOCABULARY
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
-from trouper.engine.launched_step import Launched
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.passes.region import Ints
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.spec_decode.verification_spans import Spans
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Plan, RowId
 
 Case = tuple[Request, list[int]]

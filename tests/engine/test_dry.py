@@ -23,8 +23,7 @@ from tests.families import prompts
 from tests.family_configs import VOCABULARY
 from trouper.engine.loading.sequence_breakers import MAX_SEQUENCES, breakers_of
 from trouper.engine.sampling import dry
-from trouper.engine.sampling.dry import Dry, Repetitions
-from trouper.engine.sampling.repetition_search import matches_of, tokens_after_break
+from trouper.engine.sampling.dry import Dry, Repetitions, matches_of, tokens_after_break
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Breakers

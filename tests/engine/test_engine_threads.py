@@ -14,8 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.families import save
 from trouper import ModelUnusable, Settings
 from trouper.engine import host
-from trouper.engine.engine_threads import IDLE, EngineThread, EngineThreads
-from trouper.engine.host import MlxEngine
+from trouper.engine.host import IDLE, EngineThread, EngineThreads, MlxEngine
 
 
 @pytest.fixture

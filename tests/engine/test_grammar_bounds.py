@@ -20,8 +20,8 @@ from tests.families import save
 from trouper import RequestFailed, Settings
 from trouper.engine.grammars import grammar_compiler, trial_process
 from trouper.engine.grammars.grammar_compiler import RECENT_BYTES, Grammars
-from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_faults import MAX_OPTIONAL
+from trouper.engine.grammars.token_masks import LruCache
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.grammar import Grammar, GrammarKind
 

@@ -34,9 +34,8 @@ from trouper import (
 from trouper.actors.model_stepper import step_model
 from trouper.engine import host, step_loop
 from trouper.engine.host import MlxEngine
-from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.engine.step_loop import ReadAhead
 from trouper.protocol.plan_channel import plan_channel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped

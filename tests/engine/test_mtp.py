@@ -26,7 +26,7 @@ from trouper.engine.kv.head_rows import HELD_PASSES, max_held_positions
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.passes.pass_shapes import of_device
-from trouper.engine.spec_decode.mtp_head import MtpHead
+from trouper.engine.spec_decode.draft_model import MtpHead
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import (
     Admit,

@@ -21,7 +21,7 @@ from tests.family_configs import VOCABULARY
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.ring_slots import RingSlots
-from trouper.engine.kv.slot_assignment import compact
+from trouper.engine.kv.slot_buffers import compact
 from trouper.engine.kv.slot_cache import SlotCache
 from trouper.engine.passes import pass_shapes
 from trouper.engine.passes.pass_shapes import ROUNDED

@@ -10,13 +10,11 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from trouper.engine.launched_step import Launched
 from trouper.engine.platform import device
 from trouper.engine.prefill import Prefilled
-from trouper.engine.sampling.sampled import Sampled
-from trouper.engine.side_work import SideWork
-from trouper.engine.step import StepEngine
-from trouper.engine.step_loop import WAKE, ReadAhead, StepLoop, Waiting, rows_alone
+from trouper.engine.sampling.sampling_batch import Sampled
+from trouper.engine.step import Launched, StepEngine
+from trouper.engine.step_loop import WAKE, ReadAhead, SideWork, StepLoop, Waiting, rows_alone
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 from trouper.workarounds import mlx_reference_blas
 

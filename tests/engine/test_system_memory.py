@@ -10,19 +10,20 @@ import mlx.core as mx
 import pytest
 
 from trouper import Settings
-from trouper.engine.platform import device, wired_memory
-from trouper.engine.platform.system_memory import (
+from trouper.engine.platform import device
+from trouper.engine.platform.device import (
     PRESSURE,
     SWAP,
     SWAP_USAGE,
     USAGE,
+    WIRED_PART,
     KernelMemory,
     SilentSystem,
     SystemMemory,
+    WiredMemory,
     system_memory,
     this_system,
 )
-from trouper.engine.platform.wired_memory import WIRED_PART, WiredMemory
 
 MIB, GIB = 2**20, 2**30
 
@@ -159,9 +160,9 @@ def test_a_loaded_model_wires_its_weights_unless_it_was_told_not_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wired, limits = TestWiredMemory.wired(100 * GIB)
-    monkeypatch.setattr(wired_memory, "WIRED", wired)
-    wired_memory.bound_memory("a", Settings(no_wired_weights=True), 5 * GIB, 1)
-    wired_memory.bound_memory("b", Settings(), 7 * GIB, 1)
+    monkeypatch.setattr(device, "WIRED", wired)
+    device.bound_memory("a", Settings(no_wired_weights=True), 5 * GIB, 1)
+    device.bound_memory("b", Settings(), 7 * GIB, 1)
     assert limits == [7 * GIB]
 
 

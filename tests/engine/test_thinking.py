@@ -10,7 +10,7 @@ from tests.engine.driver import Request, answers
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
 from trouper import Sampling
-from trouper.engine.sampling.thinking_budget import ThinkingRule
+from trouper.engine.sampling.row_state import ThinkingRule
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import ThinkingLimit
 

@@ -14,9 +14,8 @@ from tests.engine.driver import Driver, Request
 from tests.families import build, reference
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam
-from trouper.engine.launched_step import Launched
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.plans import Plan, Stepped
 

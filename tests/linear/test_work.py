@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.family_configs import LONG
 from tests.output.samples import CALLS, NAMES, TOOLS, parser
-from trouper.actors.scheduling.detokenizer import TextStream
+from trouper.actors.scheduling.answer_output import TextStream
 from trouper.cli.agents import jsonc
 from trouper.cli.agents.config_files import _masked_line
 from trouper.cli.agents.config_formats import _has_deeper_lists

@@ -15,7 +15,7 @@ from tests.actors.test_model_manager import manager_of, states
 from tests.families import save
 from tests.web.serving import Served, ask, exchange, get, serving_manager
 from trouper import ModelManager, RequestFailed, ServerSettings, Settings, run_models
-from trouper.actors.runtime.found_models import RESCAN_S, ScannedModel, keep_found
+from trouper.actors.runtime.managed_model import RESCAN_S, ScannedModel, keep_found
 from trouper.protocol.names import names_of
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan

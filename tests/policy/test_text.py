@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.policy.reference import reference, shown_so_far, stopped
-from trouper.actors.scheduling.detokenizer import TextStream
+from trouper.actors.scheduling.answer_output import TextStream
 
 # Few letters, so that stops really occur; characters of one to four bytes, and one made of several.
 ALPHABET = "abé✂🦜👩‍🚀"

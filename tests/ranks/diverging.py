@@ -7,8 +7,7 @@ import os
 
 from trouper.cli import main
 from trouper.engine import host
-from trouper.engine.launched_step import Launched
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Plan
 
 

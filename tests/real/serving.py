@@ -17,9 +17,8 @@ from trouper import Answer, Generate, Runtime, Settings, run_runtime
 from trouper.engine import host
 from trouper.engine.kv import model_caches
 from trouper.engine.kv.quantized_kv import QuantizedSlots
-from trouper.engine.launched_step import Launched
 from trouper.engine.spec_decode.verification_spans import Spans
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Plan
 from trouper.protocol.replies import TokenLogprobs
 

@@ -16,9 +16,9 @@ from tests.real.test_adapters_at_run_time import ask, models_of
 from tests.reuse.serving import until
 from trouper import Runtime
 from trouper.actors.scheduling.kv_memory import step_bytes
-from trouper.engine import adapter_changes, adapters_at_run_time
+from trouper.engine import adapters_at_run_time
 from trouper.engine.platform import device
-from trouper.engine.platform.wired_memory import WIRED
+from trouper.engine.platform.device import WIRED
 
 __all__ = ("files",)
 BYTES = ("weights_bytes", "adapter_bytes", "adapter_reserved_bytes")
@@ -107,7 +107,7 @@ async def test_one_for_which_the_device_has_no_memory_after_all_is_refused_and_t
     async with serving(files) as (_, url):
         before, first = await memory_of(url), await complete(url, "base:one")
         with monkeypatch.context() as patched:
-            patched.setattr(adapter_changes, "stacked", full)
+            patched.setattr(adapters_at_run_time, "stacked", full)
             status, text = await ask(
                 url, "load_lora_adapter", lora_name="large", lora_path=str(large)
             )

@@ -21,8 +21,7 @@ from tests.real.serving import Heard, hear, running
 from tests.real.test_mixed import PROMPTS, TOKENS, assert_as_alone
 from tests.real.wishes import some_of, wishes
 from trouper import Generate, Runtime
-from trouper.engine.launched_step import Launched
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Plan
 
 FAMILIES = (("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"), ("lfm2", "ngram"))

@@ -24,8 +24,7 @@ from tests.web.test_openapi import data_of, described, validator
 from trouper import Runtime, ServerSettings, Settings, run_runtime
 from trouper.engine import host
 from trouper.engine.host import MlxEngine
-from trouper.engine.launched_step import Launched
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan
 from trouper.protocol.setting_fields import ByteSize

@@ -37,9 +37,8 @@ from tests.real.serving import (
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from trouper import Answer, Generate, RequestFailed, Runtime
-from trouper.engine.launched_step import Launched
 from trouper.engine.spec_decode.verification_spans import Spans
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import Plan
 

@@ -26,12 +26,11 @@ from tests.real.test_mixed import LONG, PROMPTS, TOKENS, assert_as_alone
 from tests.real.wishes import some_of, wishes
 from tests.reuse.serving import text
 from trouper import RequestFailed, Runtime, Sampling, TokenPrompt
-from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.actors.scheduling.step_statistics import SchedulerCounters
 from trouper.engine import step
 from trouper.engine.kv import kv_layout
-from trouper.engine.launched_step import Launched
 from trouper.engine.passes import pass_shapes
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Stepped
 from trouper.protocol.requests import Generate

@@ -26,9 +26,8 @@ from trouper.actors.scheduling.cache_namespace import NO_SCOPE
 from trouper.engine import host
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.launched_step import Launched
 from trouper.engine.passes.pass_shapes import PREPARED_CARD
-from trouper.engine.step import StepEngine
+from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan

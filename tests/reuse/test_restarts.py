@@ -12,7 +12,7 @@ import trio
 from tests.reuse.serving import BLOCK, Tiny, assert_as_cold, serving, text, until
 from tests.storage.making import NAMESPACE, ROOT, all_runs, chain, same, write_run
 from trouper import RequestFailed, Settings
-from trouper.actors.runtime.writer_edges import WriterEdges
+from trouper.actors.runtime.disk_orders import WriterEdges
 from trouper.actors.scheduling import disk_tier
 from trouper.actors.ssd_writer import write_to_disk
 from trouper.engine.step import StepEngine

@@ -20,7 +20,7 @@ from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
 from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.self_check import tiny
-from trouper.engine.self_check.alone import WrongAloneError
+from trouper.engine.self_check.accuracy import WrongAloneError
 from trouper.engine.self_check.checking import Check
 from trouper.protocol.capabilities import Capabilities
 

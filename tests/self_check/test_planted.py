@@ -24,7 +24,7 @@ from tests.self_check.faults import (
 from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.passes.pass_shapes import EXACT
-from trouper.engine.self_check.alone import WrongAloneError
+from trouper.engine.self_check.accuracy import WrongAloneError
 from trouper.engine.self_check.checking import Check
 from trouper.engine.self_check.matrix import Matrix, subject_of
 from trouper.protocol.capabilities import Capabilities

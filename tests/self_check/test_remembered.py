@@ -20,11 +20,11 @@ from trouper.engine.adaptations import adaptation_registry
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.loading.model_loading import load
 from trouper.engine.platform import device
-from trouper.engine.self_check import checking, remembering, starting
-from trouper.engine.self_check.alone import WrongAloneError
+from trouper.engine.self_check import checking, starting
+from trouper.engine.self_check.accuracy import WrongAloneError
 from trouper.engine.self_check.checking import CANNOT_SHRINK, WRONG_ALONE, Check
 from trouper.engine.self_check.matrix import Failure
-from trouper.engine.self_check.remembering import (
+from trouper.engine.self_check.starting import (
     CheckResult,
     key_of,
     recall,
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_written_only_costs_a_check(tmp_path: Path) -> Non
 
 
 def test_the_oldest_results_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembering, "MAX_RESULTS", 3)
+    monkeypatch.setattr(starting, "MAX_RESULTS", 3)
     path = tmp_path / "results.json"
     for number in range(5):
         remember(path, str(number), CheckResult({}, "", 1.0, float(number)))
@@ -135,7 +135,7 @@ def test_the_name_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(device, "name", lambda: "another device")
     assert key_of(1, Settings(), ALONE) not in keys
     monkeypatch.undo()
-    monkeypatch.setattr(remembering, "version", lambda name: "9.9.9")
+    monkeypatch.setattr(starting, "version", lambda name: "9.9.9")
     assert key_of(1, Settings(), ALONE) not in keys
 
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
+from trouper.actors.runtime.disk_orders import DiskWriter
 from trouper.actors.runtime.worker_threads import DiskThread
-from trouper.actors.runtime.writer_edges import DiskWriter
 from trouper.actors.ssd_writer import write_to_disk
 
 T = TypeVar("T")

@@ -33,7 +33,7 @@ from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_handshake import join_leader
 from trouper.actors.ranks.rank_link import Link, RankLost
-from trouper.actors.runtime.writer_edges import DiskWriter
+from trouper.actors.runtime.disk_orders import DiskWriter
 from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.actors.ssd_writer import write_to_disk

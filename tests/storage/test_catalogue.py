@@ -27,7 +27,7 @@ from tests.storage.making import (
     wanted,
     write_run,
 )
-from trouper.storage import cache_directory, catalogue, run_reading
+from trouper.storage import cache_directory, run_format, stored_blocks
 from trouper.storage.runs import Disk, RunStore
 
 
@@ -102,21 +102,21 @@ def test_a_damaged_catalogue_is_built_again(
 
 def test_a_sound_catalogue_of_another_version_or_namespace_is_not_believed(store: RunStore) -> None:
     run, _ = put(store)
-    for body in (b"\xc0", catalogue.encode(OTHER_NAMESPACE, [])[1]):
-        (store.path / catalogue.NAME).write_bytes(xxh3_128_digest(body) + body)
+    for body in (b"\xc0", stored_blocks.encode(OTHER_NAMESPACE, [])[1]):
+        (store.path / stored_blocks.NAME).write_bytes(xxh3_128_digest(body) + body)
         assert all_runs(RunStore(store.directory, NAMESPACE)) == [run]
 
 
 def test_a_catalogue_is_read_whole_or_not_at_all(store: RunStore) -> None:
     """Whatever byte of it is damaged, and for its own namespace only."""
     runs = [put(store, seed=seed)[0] for seed in range(2)]
-    whole = b"".join(catalogue.encode(NAMESPACE, runs))
-    assert catalogue.decode(NAMESPACE, whole) == catalogue.decode(None, whole) == runs
-    assert catalogue.decode(OTHER_NAMESPACE, whole) == []
+    whole = b"".join(stored_blocks.encode(NAMESPACE, runs))
+    assert stored_blocks.decode(NAMESPACE, whole) == stored_blocks.decode(None, whole) == runs
+    assert stored_blocks.decode(OTHER_NAMESPACE, whole) == []
     for place in range(len(whole)):
         damaged = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
-        assert catalogue.decode(NAMESPACE, damaged) == []
-        assert catalogue.decode(NAMESPACE, whole[:place]) == []
+        assert stored_blocks.decode(NAMESPACE, damaged) == []
+        assert stored_blocks.decode(NAMESPACE, whole[:place]) == []
 
 
 def test_what_a_run_continues_comes_before_it(store: RunStore) -> None:
@@ -199,7 +199,7 @@ def test_each_server_finds_what_the_other_did(store: RunStore) -> None:
 
 def test_a_read_outlives_a_removal_in_its_midst(store: RunStore) -> None:
     run, pieces = put(store)
-    with run_reading.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:
+    with run_format.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:
         store.remove(run.name)
         assert same(opened.blocks(wanted(pieces)), pieces)
 

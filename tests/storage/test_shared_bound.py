@@ -14,11 +14,11 @@ import pytest
 
 from tests.storage.faults import Crashed
 from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, ROOT, chain
-from trouper.storage import shared_usage
+from trouper.storage import bounded_directory
+from trouper.storage.bounded_directory import SIZE, SharedUsage
 from trouper.storage.cache_directory import USAGE, DiskLimits
 from trouper.storage.file_operations import Disk, File
 from trouper.storage.runs import RunStore
-from trouper.storage.shared_usage import SIZE, SharedUsage
 from trouper.storage.store_upkeep import sweep_store, write_run
 
 WEEK_S = 7 * 86400.0
@@ -229,7 +229,7 @@ def test_temporary_files_of_killed_writers_count_while_they_exist(cache: Path) -
 def test_a_writer_that_is_stopped_while_it_has_the_lock_costs_the_others_writes_and_nothing_else(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_usage, "LOCK_PATIENCE_S", 0.01)
+    monkeypatch.setattr(bounded_directory, "LOCK_PATIENCE_S", 0.01)
     store = RunStore(cache, NAMESPACE)
     assert write(store, 0)
     with SharedUsage(Disk(), cache).locked() as usage:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from trouper.actors.runtime.answer import Answer
-from trouper.actors.runtime.time_limits import TimeLimits
+from trouper.actors.runtime.answer import Answer, TimeLimits
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Reply
 from trouper.protocol.requests import Timeouts

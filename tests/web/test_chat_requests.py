@@ -11,8 +11,7 @@ import trio
 from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from tests.web.test_thinking import generate
-from trouper.actors.runtime.answer import Answer
-from trouper.actors.runtime.time_limits import TimeLimits
+from trouper.actors.runtime.answer import Answer, TimeLimits
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
 from trouper.web.openai.chat_completions import ChatRequest

@@ -35,9 +35,8 @@ from tests.web.serving import (
 )
 from tests.web.streams import joined as put_together
 from trouper import ServerSettings
-from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.answer import Answer, TimeLimits
 from trouper.actors.runtime.submission import Submission, open_submission
-from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.plans import Plan
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import (

@@ -13,7 +13,7 @@ import trio
 
 from tests.fakes import MARKS, ByteTokenizer, FakeEngine, Infilling
 from tests.web.serving import Served, ask, exchange, post, serving
-from trouper.actors.runtime.infill_prompt import FILE, REPOSITORY, SNIPPET, infill_of
+from trouper.actors.runtime.prompt_tokenizing import FILE, REPOSITORY, SNIPPET, infill_of
 from trouper.engine.loading.infill_detection import FAMILIES, infill_tokens_of
 from trouper.protocol.model import InfillTokens
 from trouper.protocol.requests import InfillPrompt

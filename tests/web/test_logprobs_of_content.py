@@ -16,7 +16,7 @@ from tests.output.samples import CALLS, TOOLS, FormatTokenizer
 from tests.web.streams import joined, joined_chat
 from tests.web.test_response_shape import HEAD, answer_of, events_of
 from trouper.actors.runtime.answer import Answer
-from trouper.actors.scheduling.detokenizer import TextStream
+from trouper.actors.scheduling.answer_output import TextStream
 from trouper.protocol.output_formats import HARMONY
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.protocol.replies import joined as one_delta

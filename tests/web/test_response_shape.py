@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from tests.fakes import ByteTokenizer
-from trouper.actors.runtime.answer import Answer
-from trouper.actors.runtime.time_limits import TimeLimits
+from trouper.actors.runtime.answer import Answer, TimeLimits
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply, TokenLogprobs
 from trouper.protocol.requests import Timeouts

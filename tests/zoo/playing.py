@@ -18,8 +18,7 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from trouper.engine.kv.block_payloads import stored_from
-from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.block_store import BlockStore, stored_from
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows

@@ -26,17 +26,15 @@ import trio
 from trouper.actors.cache_janitor import keep_tidy
 from trouper.actors.model_stepper import step_model
 from trouper.actors.rank_mirror import MirrorEdges, lead_ranks
-from trouper.actors.ranks.group_lifecycle import gather_ranks, leave_ranks, or_rank_lost
-from trouper.actors.ranks.leader import Leader
+from trouper.actors.ranks.leader import Leader, gather_ranks, leave_ranks, or_rank_lost
 from trouper.actors.ranks.leader_disk import LeaderDisk
 from trouper.actors.request_intake import take_in_requests
 from trouper.actors.runtime.adapter_table import AdapterTable
-from trouper.actors.runtime.channels import Channels, Edge
+from trouper.actors.runtime.channels import Channels, Edge, Watches
+from trouper.actors.runtime.disk_orders import DiskWriter, WriterEdges
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.supervision import RestartLimit, WriterSupervision, innermost, supervise
-from trouper.actors.runtime.watches import Watches
-from trouper.actors.runtime.writer_edges import DiskWriter, WriterEdges
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.core_edges import CoreWatches

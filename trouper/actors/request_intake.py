@@ -2,7 +2,8 @@
 tokenizing and the compiling of grammars.
 
 Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar,
-DRY's breakers) are prepared on worker threads, in lanes (`worker_lanes.py`), and may be overtaken.
+DRY's breakers) are prepared on worker threads, in lanes (`worker_threads.py`), and may be
+overtaken.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from trouper.actors.runtime.prompt_tokenizing import (
     tokens_of,
 )
 from trouper.actors.runtime.submission import Submission
-from trouper.actors.runtime.worker_lanes import FairLane, Lane, Lanes
+from trouper.actors.runtime.worker_threads import FairLane, Lane, Lanes
 from trouper.actors.scheduling.crash_attribution import cause_of
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer

@@ -11,9 +11,8 @@ from math import inf
 import attrs
 import trio
 
-from trouper.actors.runtime.channels import offer
+from trouper.actors.runtime.channels import STUCK_FACTOR, offer
 from trouper.actors.runtime.submission import Submission
-from trouper.actors.runtime.watches import STUCK_FACTOR
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_recovery import Recovery

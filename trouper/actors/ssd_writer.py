@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from trouper.actors.runtime.disk_orders import DiskOrders
+from trouper.actors.runtime.disk_orders import DiskOrders, WriterEdges
 from trouper.actors.runtime.worker_threads import DiskThread
-from trouper.actors.runtime.writer_edges import WriterEdges
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.model import ModelCard

@@ -16,7 +16,7 @@ LARGER_CONTEXT = f"give a --model with at least {AGENT_TOKENS:,} tokens of conte
 
 
 def context(checked: CheckedSettings) -> Iterator[Finding]:
-    from trouper.engine.agent_probe import probe_for_agents
+    from trouper.engine.probe import probe_for_agents
 
     longest = max(first.tokens for first in first_prompts().values())
     for name, settings in _local(checked):
@@ -33,7 +33,7 @@ def context(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def template(checked: CheckedSettings) -> Iterator[Finding]:
-    from trouper.engine.agent_probe import probe_for_agents
+    from trouper.engine.probe import probe_for_agents
 
     for name, settings in _local(checked):
         probed = probe_for_agents(settings)
@@ -60,7 +60,7 @@ def template(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def parsers(checked: CheckedSettings) -> Iterator[Finding]:
-    from trouper.engine.agent_probe import probe_for_agents
+    from trouper.engine.probe import probe_for_agents
     from trouper.web.serving.tool_support import can_call_tools, why_not  # Imports the HTTP server.
 
     for name, settings in _local(checked):

@@ -10,25 +10,103 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import PurePath
 
 import click
 import trio
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Column
+from rich.text import Text
 
 from trouper import ModelManager, ServerSettings, Settings, run_models
 from trouper.actors.ranks.leader import Leader
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.exits import DEVICE_STUCK, end_at_once, forget, insists, leaving_signals
-from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
 from trouper.cli.terminal_text import line_shown
+from trouper.protocol.loading import Loading, LoadWatch
 from trouper.protocol.model_options import ModelOptions
 from trouper.run import mlx_engine
 from trouper.web.keys.key_file import require_keys
 from trouper.web.observability.exchange import ExchangeObserver
 from trouper.web.server import serve_http
 from trouper.web.serving.tool_support import notice
+
+WIDE = 100
+"""Columns from which on the speed is shown"""
+FIXED_WIDTH = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")
+"""Columns beside the description"""
+SPEED = len(" 100.0 MB/s")
+
+
+@contextmanager
+def shown(console: Console) -> Iterator[LoadWatch]:
+    """Show a bar for each stage, on a terminal. Before the first, the model hub has bars."""
+    progress = Progress(
+        *_columns(console.width), console=console, transient=True, disable=not console.is_terminal
+    )
+    tasks: dict[str, TaskID] = {}
+    over = False
+
+    def watch(loading: Loading) -> None:
+        if over:
+            return
+        progress.start()
+        if loading.stage not in tasks:
+            tasks[loading.stage] = progress.add_task(
+                f"{_short(loading.model)}: {loading.stage}",
+                total=loading.total_bytes,
+                unit=loading.unit,
+            )
+        progress.update(tasks[loading.stage], completed=loading.done_bytes)
+
+    try:
+        yield watch
+    finally:
+        over = True
+        progress.stop()
+
+
+def _short(model: str) -> str:
+    return PurePath(model).name or model
+
+
+def _columns(width: int) -> Iterator[ProgressColumn]:
+    """Return columns that fit one line; a long description is cut."""
+    room = width - FIXED_WIDTH - (SPEED if width >= WIDE else 0)
+    cut = Column(max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
+    yield SpinnerColumn()
+    yield TextColumn("{task.description}", markup=False, table_column=cut)
+    yield BarColumn(None)
+    yield Done(table_column=Column(no_wrap=True))
+    if width >= WIDE:
+        yield Speed(table_column=Column(no_wrap=True))
+
+
+class Done(DownloadColumn):
+    def render(self, task: Task) -> Text:
+        if task.fields.get("unit") != "steps":
+            return super().render(task)
+        return Text(f"{task.completed:.0f}/{task.total:.0f}", style="progress.download")
+
+
+class Speed(TransferSpeedColumn):
+    def render(self, task: Task) -> Text:
+        return Text("") if task.fields.get("unit") == "steps" else super().render(task)
+
 
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0

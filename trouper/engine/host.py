@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 import attrs
@@ -18,19 +19,17 @@ import trio
 
 from trouper.engine.adapters_at_run_time import AdaptersAtRunTime
 from trouper.engine.distributed import rank_group
-from trouper.engine.engine_threads import THREADS, EngineThread
 from trouper.engine.loading import bundled_model
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.passes.pass_shapes import PREPARED_CARD
 from trouper.engine.platform import device
+from trouper.engine.platform.device import WIRED, bound_memory
 from trouper.engine.platform.error_text import first_line_of, lacks_memory, system_shortage
-from trouper.engine.platform.wired_memory import WIRED, bound_memory
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
-from trouper.engine.side_work import SideWork, model_unloaded
 from trouper.engine.spec_decode.draft_model import UNLIMITED
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
-from trouper.engine.step_loop import WAKE, StepLoop, Waiting
+from trouper.engine.step_loop import WAKE, SideWork, StepLoop, Waiting, model_unloaded
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
@@ -47,6 +46,86 @@ from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 from trouper.system import heap
 from trouper.workarounds import mlx_reference_blas
+
+IDLE = "idle engine thread"
+
+
+class EngineThread:
+    """Runs jobs one after another. A job's exception is raised in the caller."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.is_sound = True
+        """False after a crashed job."""
+        self._thread = Thread(target=self._work, name=IDLE, daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        return self._thread.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._thread.name = name
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # Else the thread would hold the job's objects until the next job.
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Wait for `work`, even if cancelled: threads are never abandoned (F18). Raises
+        `BaseException` of `work`, too."""
+        done, outcome = trio.Event(), list[T | BaseException]()
+        token = trio.lowlevel.current_trio_token()
+
+        def job() -> None:
+            try:
+                outcome.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised again where the work was ordered.
+                outcome.append(error)
+            token.run_sync_soon(done.set)
+
+        await trio.lowlevel.checkpoint()
+        self._jobs.put(job)
+        with trio.CancelScope(shield=True):
+            await done.wait()
+        result = outcome.pop()
+        try:
+            if isinstance(result, BaseException):
+                raise result
+            return result
+        finally:
+            # Else the error holds this frame, which holds the error, whose traceback holds all the
+            # rows' KV.
+            del result
+
+    def end(self) -> None:
+        """End the thread after the last job."""
+        self._jobs.put(None)
+
+
+class EngineThreads:
+    def __init__(self) -> None:
+        self._idle: list[EngineThread] = []
+
+    def take(self, name: str) -> EngineThread:
+        thread = self._idle.pop() if self._idle else EngineThread()
+        thread.name = name
+        return thread
+
+    def give_back(self, thread: EngineThread) -> None:
+        """Keep an idle thread, or end one of a crashed engine."""
+        thread.name = IDLE
+        if thread.is_sound:
+            self._idle.append(thread)
+        else:
+            thread.end()
+
+
+THREADS = EngineThreads()
+"""MLX's threads belong to the process, not to an event loop."""
+
 
 log = logging.getLogger("trouper.engine")
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)

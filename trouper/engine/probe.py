@@ -12,19 +12,22 @@ from trouper.engine.distributed.rank_group import ALONE
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import KvFormat
-from trouper.engine.loading import bundled_model, checkpoint, precision
+from trouper.engine.loading import bundled_model, checkpoint, precision, tokenizer
 from trouper.engine.loading.adapter_files import find_adapter
 from trouper.engine.loading.draft_loading import FoundDraft, find_draft, open_draft
 from trouper.engine.loading.head_loading import open_head
 from trouper.engine.loading.model_loading import candidate_of, check
 from trouper.engine.loading.model_source import cached, local, source_of
+from trouper.engine.loading.template_probe import TOOL
+from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import opened
 from trouper.engine.platform import device
-from trouper.engine.self_check.remembering import key_of, recalled
-from trouper.engine.self_check.starting import line_of
+from trouper.engine.self_check.starting import key_of, line_of, recalled
 from trouper.protocol.loading import nobody_watches
 from trouper.protocol.names import DRAFT_FLAG, adapters_of
+from trouper.protocol.problems import RequestFailed
 from trouper.protocol.settings import Settings
+from trouper.storage.context import context_length
 from trouper.workarounds import mlx_reference_blas
 
 PRODUCT_SIZE = 1024
@@ -142,3 +145,38 @@ def fit(settings: Settings) -> Fit:
             model, KvFormat(settings.kv_bits, settings.kv_group_size)
         ).token_bytes,
     )
+
+
+QUESTION = {"role": "user", "content": "hello"}
+
+
+@attrs.frozen(kw_only=True)
+class AgentProbe:
+    context_length: int
+    tokenizer: HubTokenizer
+    renders_tools: bool
+    """Whether the chat template puts tools into the prompt."""
+
+
+def probe_for_agents(settings: Settings) -> AgentProbe:
+    """Raises `ModelUnusable`."""
+    found = checkpoint.inspect(local(settings.model))
+    loaded = tokenizer.load(
+        found.directory,
+        found.config,
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+    )
+    length = settings.context_length or context_length(found.config)
+    return AgentProbe(
+        context_length=min(length, settings.max_kv_size or length),
+        tokenizer=loaded,
+        renders_tools=loaded.has_chat_template and _renders_tools(loaded),
+    )
+
+
+def _renders_tools(loaded: HubTokenizer) -> bool:
+    try:
+        return loaded.encode_chat([QUESTION], tools=[TOOL]) != loaded.encode_chat([QUESTION])
+    except RequestFailed:
+        return False

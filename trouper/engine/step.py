@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+import attrs
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -15,29 +16,62 @@ from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests, Drafted
 from trouper.engine.embeddings.embedding_modules import NO_MODULES, EmbeddingModules
 from trouper.engine.grammars.grammar_compiler import Grammars
-from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.block_store import BlockArrays, BlockStore
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.launched_step import Launched
 from trouper.engine.passes.pass_shapes import Shapes, of_device
 from trouper.engine.passes.region import Ints
-from trouper.engine.prefill import run_chunks
+from trouper.engine.prefill import Prefilled, run_chunks
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.sampling.logprobs import KeptMask
 from trouper.engine.sampling.row_state import RowConstraint, RowState, admitted
-from trouper.engine.sampling.sampled import Sampled
-from trouper.engine.sampling.sampling_batch import SamplingBatch
-from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits
+from trouper.engine.sampling.sampling_batch import Sampled, SamplingBatch
+from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits, MtpHead
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
-from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.kv import BankStats
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.plans import NOT_A_NUMBER, Admit, Plan, RowFault, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
 from trouper.system import heap
+
+
+@attrs.define(eq=False, kw_only=True)
+class Launched:
+    """Holds array references of its own: later steps may change rows, blocks and sampling state."""
+
+    plan: Plan
+    at: float
+    """`time.perf_counter`, in seconds."""
+    launch_s: float = 0.0
+    """Seconds of the launch, without reads of earlier steps: a lower bound of the step's time."""
+    prefilled: Prefilled
+    persisted: list[BlockArrays]
+    sampled: Sampled | None = None
+    """None: no row decodes."""
+    order: int = 0
+    """Hash of slots, if the plan has a digest; else 0."""
+    banks: tuple[BankStats, ...] | None = None
+    """Banks after this step, if the plan has `report_banks`."""
+    spans: Spans | None = None
+    """Positions of the drafts to verify."""
+    draft_s: float = 0.0
+    """Seconds of the proposers."""
+    preparing: bool = False
+    stepped: Stepped | None = None
+
+    @property
+    def rows(self) -> tuple[RowId, ...]:
+        return () if self.sampled is None else self.sampled.rows
+
+    @property
+    def has_first_tokens_alone(self) -> bool:
+        """Whether all decoding rows get a first token; rows with a complete prompt are among
+        `rows`."""
+        return 0 < len(self.prefilled.complete) == len(self.rows)
 
 
 class StepEngine:

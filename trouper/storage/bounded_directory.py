@@ -1,25 +1,150 @@
 """The files of a cache directory, within one bound that all writers keep together."""
 
-# A write reserves bytes in the shared count (`shared_usage`) before creating the temporary file in
+# A write reserves bytes in the shared count (`SharedUsage`) before creating the temporary file in
 # full size. A listing may miss a file that another writer renames meanwhile, hence the count may be
 # too low by one file a writer until the next listing.
 
 from __future__ import annotations
 
+import heapq
 import re
 import secrets
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import attrs
 
-from trouper.storage.cache_directory import TEMPORARY_SUFFIX, DiskLimits
-from trouper.storage.file_operations import Buffer, Disk, File, write_all
+from trouper.storage.cache_directory import TEMPORARY_SUFFIX, USAGE, DiskLimits
+from trouper.storage.file_operations import Buffer, Disk, File, read_all, write_all
 from trouper.storage.run_format import SUFFIX
-from trouper.storage.run_uses import RunUse, RunUses
-from trouper.storage.shared_usage import LockedUsage, SharedUsage
+
+# Models, servers and ranks share the directory, and listing before each write is too slow. Writers
+# add before creating a file and subtract after removing one: a killed process leaves a count that
+# is too high, until the next listing.
+
+# Longest wait for the lock, held for microseconds, a listing, or by a stopped process; reads wait
+# meanwhile.
+LOCK_PATIENCE_S: Final = 0.25
+LOCK_POLL_S: Final = 0.002
+DIGITS: Final = 20
+SIZE: Final = DIGITS + 9
+
+
+@attrs.define
+class LockedUsage:
+    """The count under lock. `bytes` None: unknown."""
+
+    disk: Disk
+    fd: int
+    bytes: int | None
+
+    def set(self, nbytes: int) -> None:
+        """Raises `OSError`; then only this object has the new count."""
+        self.bytes = max(0, nbytes)
+        self.disk.pwrite(self.fd, _encoded(self.bytes), 0)
+
+    def add(self, nbytes: int) -> None:
+        """Add bytes to a known count. Raises `OSError`."""
+        if self.bytes is not None and nbytes:
+            self.set(self.bytes + nbytes)
+
+
+class SharedUsage:
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk, self._path = disk, directory / USAGE
+
+    @contextmanager
+    def locked(self) -> Iterator[LockedUsage | None]:
+        """Hold the lock; None after `LOCK_PATIENCE_S`. Raises `OSError`."""
+        fd = self._disk.open_shared(self._path)
+        try:
+            yield self._read(fd) if self._acquire(fd) else None
+        finally:
+            self._disk.close(fd)  # Releases the lock.
+
+    def add(self, nbytes: int) -> None:
+        """Add bytes; without the lock the count stays. Raises `OSError`."""
+        with self.locked() as usage:
+            if usage is not None:
+                usage.add(nbytes)
+
+    def _acquire(self, fd: int) -> bool:
+        deadline = time.monotonic() + LOCK_PATIENCE_S
+        while not self._disk.try_lock(fd):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOCK_POLL_S)
+        return True
+
+    def _read(self, fd: int) -> LockedUsage:
+        data = b""
+        with suppress(OSError):
+            data = read_all(self._disk, fd, SIZE, 0)
+        number = data[:DIGITS]
+        return LockedUsage(
+            self._disk,
+            fd,
+            int(number) if number.isdigit() and data == _encoded(int(number)) else None,
+        )
+
+
+def _encoded(nbytes: int) -> bytes:
+    # Constant length, since a rewrite must need no room. The checksum detects a torn write.
+    number = b"%0*d" % (DIGITS, nbytes)
+    return b"%s %08x" % (number, crc32(number))
+
+
+@attrs.frozen
+class RunUse:
+    bytes: int
+    used_ns: int
+
+
+class RunUses:
+    def __init__(self, disk: Disk, uses: Mapping[Path, RunUse]) -> None:
+        self._disk, self._uses = disk, dict(uses)
+        self.total_bytes = sum(use.bytes for use in uses.values())
+
+    def record(self, path: Path, use: RunUse) -> None:
+        self.remove(path)
+        self._uses[path] = use
+        self.total_bytes += use.bytes
+
+    def record_use(self, path: Path, used_ns: int) -> None:
+        """Record a later use of a known run."""
+        if path in self._uses:
+            self.record(path, RunUse(self._uses[path].bytes, used_ns))
+
+    def remove(self, path: Path) -> None:
+        use = self._uses.pop(path, None)
+        if use is not None:
+            self.total_bytes -= use.bytes
+
+    def least_recently_used(self) -> Iterator[Path]:
+        """Paths by last use. Runs that another server has used since come later."""
+        oldest = [(use.used_ns, path) for path, use in self._uses.items()]
+        heapq.heapify(oldest)
+        while oldest:
+            used_ns, path = heapq.heappop(oldest)
+            later_ns = self._used_since(path, used_ns)
+            if later_ns is None:
+                yield path
+            else:
+                heapq.heappush(oldest, (later_ns, path))
+
+    def _used_since(self, path: Path, used_ns: int) -> int | None:
+        # The later time of use by another server, or None.
+        with suppress(OSError):
+            file = self._disk.stat(path)
+            if file.used_ns > used_ns:
+                self.record(path, RunUse(file.bytes, file.used_ns))
+                return file.used_ns
+        return None
+
 
 NAMESPACE_DIGITS: Final = 32
 # Other directories are ignored.

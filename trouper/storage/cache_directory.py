@@ -7,13 +7,15 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
+import msgspec
 
-from trouper.protocol.private_files import FILE_MODE, make_private
+from trouper.protocol.private_files import FILE_MODE, make_private, owner_or_writers
 
 TEMPORARY_SUFFIX = ".tmp"
 # Older temporary files have no writer: the slowest write takes seconds.
@@ -127,3 +129,26 @@ def _files(directory: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]
                     yield entry, entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
+
+
+T = TypeVar("T")
+
+
+def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
+    """Values by name; empty if missing, damaged, or writable by other users."""
+    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        if owner_or_writers(path):
+            return {}
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
+    return {}
+
+
+def write_memo(path: Path, known: Mapping[str, object]) -> None:
+    """Replace the whole file. Raises nothing: lost values are computed again."""
+    with suppress(OSError):
+        make_private(path.parent)
+        temporary = write_temporary(path, msgspec.json.format(msgspec.json.encode(known)))
+        try:
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink()

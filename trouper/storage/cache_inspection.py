@@ -11,12 +11,11 @@ from pathlib import Path
 import attrs
 
 from trouper.protocol.blocks import TOKEN_BYTES
-from trouper.storage import catalogue
+from trouper.storage import stored_blocks
 from trouper.storage.bounded_directory import NAMESPACE
 from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Disk, File
-from trouper.storage.run_format import SUFFIX
-from trouper.storage.run_reading import open_run
+from trouper.storage.run_format import SUFFIX, open_run
 from trouper.storage.stored_blocks import Damaged, RunInfo
 
 DISK = Disk()
@@ -104,7 +103,7 @@ def clear(directory: Path) -> Removed:
     files = size = 0
     for path in _namespaces(directory):
         for file in _files(path):
-            if file.name.endswith((SUFFIX, TEMPORARY_SUFFIX)) or file.name == catalogue.NAME:
+            if file.name.endswith((SUFFIX, TEMPORARY_SUFFIX)) or file.name == stored_blocks.NAME:
                 (path / file.name).unlink(missing_ok=True)
                 files, size = files + 1, size + file.bytes
         with suppress(OSError):  # A server writes there, or it holds a foreign file.
@@ -158,7 +157,7 @@ def _stats(path: Path) -> NamespaceStats:
 
 def _catalogue(path: Path) -> list[RunInfo]:
     with suppress(OSError):
-        return catalogue.decode(None, (path / catalogue.NAME).read_bytes())
+        return stored_blocks.decode(None, (path / stored_blocks.NAME).read_bytes())
     return []
 
 

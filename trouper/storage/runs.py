@@ -15,13 +15,17 @@ from pathlib import Path
 import attrs
 
 from trouper.protocol.blocks import BlockData, BlockRef
-from trouper.storage import catalogue
-from trouper.storage.bounded_directory import NAMESPACE, NAMESPACE_DIGITS, BoundedDirectory, Evicted
+from trouper.storage import stored_blocks
+from trouper.storage.bounded_directory import (
+    NAMESPACE,
+    NAMESPACE_DIGITS,
+    BoundedDirectory,
+    Evicted,
+    RunUse,
+)
 from trouper.storage.cache_directory import UNLIMITED, DiskLimits
 from trouper.storage.file_operations import Buffer, Disk, File, read_all
-from trouper.storage.run_format import Sealed, seal
-from trouper.storage.run_reading import open_run
-from trouper.storage.run_uses import RunUse
+from trouper.storage.run_format import Sealed, open_run, seal
 from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason, RunInfo, parents_first
 
 __all__ = [
@@ -113,15 +117,15 @@ class RunStore:
     def save_catalogue(self, limits: DiskLimits = UNLIMITED) -> Room:
         """Write the catalogue within the limits; runs evicted meanwhile are listed in vain. Raises
         `OSError`, leaving the old file."""
-        buffers = catalogue.encode(self.namespace, self._runs.values())
+        buffers = stored_blocks.encode(self.namespace, self._runs.values())
         nbytes = sum(len(buffer) for buffer in buffers)
-        return self._room(self._write(self.path / catalogue.NAME, buffers, nbytes, limits))
+        return self._room(self._write(self.path / stored_blocks.NAME, buffers, nbytes, limits))
 
     def _saved(self) -> list[RunInfo]:
         with suppress(OSError):
-            fd = self._disk.open(self.path / catalogue.NAME)
+            fd = self._disk.open(self.path / stored_blocks.NAME)
             try:
-                return catalogue.decode(
+                return stored_blocks.decode(
                     self.namespace, read_all(self._disk, fd, self._disk.size(fd), 0)
                 )
             finally:

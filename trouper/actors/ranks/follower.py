@@ -16,16 +16,20 @@ import trio
 from trouper.actors.model_stepper import step_model
 from trouper.actors.ranks.follower_disk import FollowerDisk
 from trouper.actors.ranks.rank_handshake import HELLO_S, Invitation, join_leader
-from trouper.actors.ranks.rank_heartbeat import (
+from trouper.actors.ranks.rank_link import (
     HEARTBEAT_S,
+    LAST_MESSAGES_S,
+    LEAVING_S,
+    Link,
+    LinkFailed,
+    RankLost,
     heartbeat_interval,
     send_heartbeats,
     wait_until_silent,
 )
-from trouper.actors.ranks.rank_link import LAST_MESSAGES_S, LEAVING_S, Link, LinkFailed, RankLost
+from trouper.actors.runtime.disk_orders import DiskWriter
 from trouper.actors.runtime.supervision import innermost
 from trouper.actors.runtime.worker_threads import run_on_thread
-from trouper.actors.runtime.writer_edges import DiskWriter
 from trouper.actors.ssd_writer import write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import (

@@ -11,9 +11,9 @@ import attrs
 import trio
 
 from trouper.actors.cache_janitor import keep_tidy
-from trouper.actors.ranks.pending_disk_orders import nothing_read
+from trouper.actors.ranks.leader_disk import nothing_read
+from trouper.actors.runtime.disk_orders import DiskWriter, WriterEdges
 from trouper.actors.runtime.supervision import RestartLimit, supervise
-from trouper.actors.runtime.writer_edges import DiskWriter, WriterEdges
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
 from trouper.actors.ssd_writer import directory_for, write_to_disk

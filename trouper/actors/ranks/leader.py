@@ -1,7 +1,7 @@
 """Rank 0's side of the group of ranks: members, messages to all of them, and the end of the group.
 
 A collective that never ends cannot be cancelled, so losses are detected outside the engine: a
-closed connection, missing heartbeats (`rank_heartbeat`), an overlong step, a reported failure. The
+closed connection, missing heartbeats (`rank_link`), an overlong step, a reported failure. The
 first one gives the reason, and sets `lost`.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 import attrs
 import trio
@@ -22,13 +23,21 @@ from trouper.actors.ranks.rank_handshake import (
     card_difference,
     reason_to_refuse,
 )
-from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, heartbeat_interval
-from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
+from trouper.actors.ranks.rank_link import (
+    HEARTBEAT_S,
+    LAST_MESSAGES_S,
+    LEAVING_S,
+    Link,
+    LinkFailed,
+    RankLost,
+    heartbeat_interval,
+)
 from trouper.actors.ranks.rank_member import DiskReport, RankMember
 from trouper.protocol.health import SEVERITY, DirectoryStats, RanksStats, RankStats
 from trouper.protocol.link import Compile, Compiled, Fetch, Heartbeat, Leave, Refused
-from trouper.protocol.model import LoadedModel, MemoryStats
+from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.wire import encode
@@ -293,3 +302,51 @@ class Leader:
         with trio.move_on_after(LEAVING_S):
             while any(member.connected for member in self._members.values()):
                 await self._changed.wait()
+
+
+T = TypeVar("T")
+
+
+async def gather_ranks(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Leader | None:
+    """Wait until all ranks have joined. None if this rank is the only one. Raises
+    `SettingsInvalid`."""
+    running = trio.CancelScope()
+
+    async def run(*, task_status: trio.TaskStatus[bytes]) -> None:
+        with running:
+            await ranks.run(task_status=task_status)
+
+    try:
+        invitation = await nursery.start(run)
+    except OSError as error:
+        raise SettingsInvalid(
+            f"--control-host: cannot listen there: {error.strerror or error}"
+        ) from error
+    joined = await or_rank_lost(engine.join(invitation), ranks)
+    if joined.size == 1:
+        ranks.joined.set()
+        running.cancel()
+        return None
+    await ranks.gather(joined.size)
+    return ranks
+
+
+async def or_rank_lost(work: Awaitable[T], ranks: Leader) -> T:
+    """Await work that all ranks do together. Raises `RankLost`, which names the lost rank, instead
+    of the failure of a collective."""
+    try:
+        return await work
+    except (ModelUnusable, SettingsInvalid):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a collective raises
+        await ranks.crashed(error)
+    await trio.sleep(LAST_MESSAGES_S)
+    raise RankLost(ranks.reason)
+
+
+async def leave_ranks(ranks: Leader) -> None:
+    """End the group of ranks. Raises `RankLost` if a rank was lost."""
+    if ranks.lost.is_set():
+        await trio.sleep(LAST_MESSAGES_S)
+        raise RankLost(ranks.reason)
+    await ranks.leave()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from collections.abc import Callable
 from typing import Literal, Self
 
 import attrs
 import trio
 
-from trouper.protocol.link import Message
+from trouper.protocol.link import Heartbeat, Message
 from trouper.protocol.wire import LENGTH, NotUnderstood, body_length, decode, encode
 
 Role = Literal["leader", "follower"]
@@ -99,3 +100,38 @@ class Link:
 
 def _proof(secret: bytes, role: Role, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
     return hmac.digest(secret, role.encode() + sender_nonce + receiver_nonce, "sha256")
+
+
+HEARTBEAT_S = 0.5
+
+
+def heartbeat_interval(timeout_s: float) -> float:
+    """Interval of heartbeats and of checks: several within the time limit."""
+    return min(HEARTBEAT_S, timeout_s / 4)
+
+
+async def send_heartbeats(
+    outbox: trio.MemorySendChannel[bytes], heartbeat: Callable[[], Heartbeat], every_s: float
+) -> None:
+    """Send heartbeats periodically, unless the outbox is full of other signs of life."""
+    while True:
+        try:
+            outbox.send_nowait(encode(heartbeat()))
+        except trio.WouldBlock:
+            pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        await trio.sleep(every_s)
+
+
+async def wait_until_silent(link: Link, timeout_s: float, every_s: float) -> None:
+    """Return when nothing was received for `timeout_s`."""
+    # A late check means that this process was suspended, and messages may wait in the socket, so
+    # the link gets a fresh time limit.
+    checked_at = trio.current_time()
+    while trio.current_time() - link.heard_at <= timeout_s:
+        await trio.sleep(every_s)
+        now = trio.current_time()
+        if now - checked_at > timeout_s / 2:
+            link.heard_at = now
+        checked_at = now

@@ -9,8 +9,7 @@ from typing import Protocol
 
 import trio
 
-from trouper.actors.ranks.rank_heartbeat import send_heartbeats, wait_until_silent
-from trouper.actors.ranks.rank_link import Link, LinkFailed
+from trouper.actors.ranks.rank_link import Link, LinkFailed, send_heartbeats, wait_until_silent
 from trouper.protocol.health import DirectoryStats, RankState, RankStats
 from trouper.protocol.link import (
     Compiled,

@@ -4,10 +4,17 @@ rows decode."""
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
 
+import attrs
 import trio
 
-from trouper.protocol.work import DiskOrder, Read, Write
+from trouper.protocol.health import DirectoryStats, SchedulerStats
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import DiskNews, DiskOrder, Read, Write
 
 
 class DiskOrders:
@@ -58,3 +65,18 @@ class DiskOrders:
                 self._orders.append(await self._channel.receive())
             except trio.EndOfChannel:
                 self._open = False
+
+
+@attrs.frozen(eq=False)
+class WriterEdges:
+    """Channels and watches, closed by the graph, since they outlive a crash."""
+
+    orders: trio.MemoryReceiveChannel[DiskOrder]
+    news: trio.MemorySendChannel[DiskNews]
+    stats: Watch[DirectoryStats]
+    scheduler: Watch[SchedulerStats]
+    reads_in_parts: bool = False
+    """Whether blocks are sent run by run. Other ranks' disks are compared by complete answers."""
+
+
+DiskWriter: TypeAlias = Callable[[WriterEdges, Path | None, str, Settings], Awaitable[None]]

@@ -20,13 +20,13 @@ from typing import Protocol
 import attrs
 import trio
 
-from trouper.actors.runtime.adapter_room import insufficient
-from trouper.actors.runtime.adapter_table import with_unloaded
-from trouper.actors.runtime.found_models import Scan, keep_found
+from trouper.actors.runtime.adapter_table import insufficient, with_unloaded
 from trouper.actors.runtime.managed_model import (
     LoadProgress,
     ManagedModel,
+    Scan,
     entry_of,
+    keep_found,
     load_problem,
     managed,
     unforeseen,

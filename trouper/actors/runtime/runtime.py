@@ -9,10 +9,9 @@ from functools import partial
 import attrs
 import trio
 
-from trouper.actors.runtime.adapter_room import AdapterRoom
-from trouper.actors.runtime.adapter_table import AdapterTable
-from trouper.actors.runtime.answer import Answer, Ended
-from trouper.actors.runtime.channels import Channels
+from trouper.actors.runtime.adapter_table import AdapterRoom, AdapterTable
+from trouper.actors.runtime.answer import Answer, Ended, TimeLimits, default_timeouts
+from trouper.actors.runtime.channels import Channels, Health, Leaving, Watches
 from trouper.actors.runtime.prompt_tokenizing import (
     check_characters,
     is_short,
@@ -20,9 +19,7 @@ from trouper.actors.runtime.prompt_tokenizing import (
     tokens_of,
 )
 from trouper.actors.runtime.submission import Admit, Submission, open_submission
-from trouper.actors.runtime.time_limits import TimeLimits, default_timeouts
-from trouper.actors.runtime.watches import Health, Leaving, Watches
-from trouper.actors.runtime.worker_lanes import Lanes
+from trouper.actors.runtime.worker_threads import Lanes
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.health import ChannelStats
 from trouper.protocol.model import AdapterCard, Engine, ModelCard, Tokenizer

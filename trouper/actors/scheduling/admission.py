@@ -19,9 +19,9 @@ from trouper.actors.scheduling.preemption import BatchYielding
 from trouper.actors.scheduling.prefill_budget import PrefillBudget, free_rows
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.actors.scheduling.step_statistics import SchedulerCounters
 from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import ModelCard

@@ -21,17 +21,15 @@ from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.kv_memory import KvMemory, MemoryBudget
 from trouper.actors.scheduling.plan_composer import PlanComposer
-from trouper.actors.scheduling.preemption import Preemption
+from trouper.actors.scheduling.preemption import Preemption, RowReclaiming
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.prepared_request import PreparedRequest, answered
 from trouper.actors.scheduling.result_commit import ResultCommit
-from trouper.actors.scheduling.row_reclaiming import RowReclaiming
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
-from trouper.actors.scheduling.step_statistics import StepStatistics
+from trouper.actors.scheduling.step_statistics import SchedulerCounters, StepStatistics
 from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.actors.scheduling.tree_node import token_bytes
 from trouper.actors.scheduling.waiting_queue import WaitingQueue

@@ -15,8 +15,8 @@ from trouper.actors.scheduling.crash_recovery import LeftBehind, Recovery, crash
 from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.step_statistics import SchedulerCounters
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.plans import Plan
 from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem

@@ -25,8 +25,8 @@ from math import exp2, inf
 import attrs
 
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
+from trouper.actors.scheduling.row_storing import InFlightWrite
 from trouper.actors.scheduling.tree_node import Node
-from trouper.actors.scheduling.write_queue import InFlightWrite
 from trouper.protocol.blocks import BlockRef, Tensors
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.plans import BlockId, Load

@@ -21,8 +21,8 @@ from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.step_statistics import SchedulerCounters
 from trouper.protocol.health import AdapterStats, MemoryStatus
 from trouper.protocol.kv import BatchLengths, KvLayout, KvUsage
 from trouper.protocol.model import ModelCard

@@ -7,10 +7,10 @@ import attrs
 from trouper.actors.scheduling.admission import Admission
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.kv_memory import KvMemory
+from trouper.actors.scheduling.preemption import RowReclaiming
 from trouper.actors.scheduling.prefill_budget import PrefillBudget, round_chunk, take_turns
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
-from trouper.actors.scheduling.row_reclaiming import RowReclaiming
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation

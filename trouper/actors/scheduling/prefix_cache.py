@@ -16,10 +16,9 @@ import attrs
 from trouper.actors.scheduling.cache_namespace import NO_SCOPE
 from trouper.actors.scheduling.eviction import Sizes
 from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
-from trouper.actors.scheduling.row_storing import LiveRows, RowStoring
+from trouper.actors.scheduling.row_storing import LiveRows, RowStoring, WriteQueue
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.tree_node import Chain, Node
-from trouper.actors.scheduling.write_queue import WriteQueue
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.actors.scheduling.step_statistics import SchedulerCounters
 from trouper.protocol.plans import Breakers, ThinkingLimit
 from trouper.protocol.problems import NOT_PREPARED, Problem
 from trouper.protocol.replies import Progress, Reply

@@ -9,8 +9,8 @@ import attrs
 from trouper.actors.scheduling.crash_handover import CrashHandover
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence, State
+from trouper.actors.scheduling.step_statistics import SchedulerCounters
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.plans import NOT_A_NUMBER, Plan, RowFault, RowId, Stepped
 from trouper.protocol.problems import Problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence, State
+from trouper.actors.scheduling.step_statistics import SchedulerCounters
 from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.plans import RowId
 from trouper.protocol.problems import Problem

@@ -16,13 +16,14 @@ import mlx.nn as nn
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from trouper.engine.adaptations.block_sparse_attention import BlockSparseAttention
-from trouper.engine.adaptations.cache_traits import USUAL, Traits
 from trouper.engine.adaptations.chunked_attention import ChunkedAttention, TemperedProjection
 from trouper.engine.adaptations.row_offsets import (
+    USUAL,
     CurrentPass,
     RowByRowRope,
     RowOffsetRope,
     RowPositions,
+    Traits,
 )
 from trouper.engine.lora.lora_layers import WithAdapters, with_adapters
 from trouper.engine.passes.region import Region

@@ -17,7 +17,6 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from trouper.engine.grammars.followed_schema import followed
-from trouper.engine.grammars.lru_cache import LruCache
 from trouper.engine.grammars.schema_documents import (
     ROOT,
     Location,
@@ -32,7 +31,7 @@ from trouper.engine.grammars.schema_faults import (
     relaxed_by_trials,
     too_wide,
 )
-from trouper.engine.grammars.token_masks import Constraint, Mask, mask_bytes, reason_of
+from trouper.engine.grammars.token_masks import Constraint, LruCache, Mask, mask_bytes, reason_of
 from trouper.engine.grammars.trial_process import (
     SMALL,
     TrialFailedError,

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -92,3 +94,35 @@ def masked(logits: mx.array, rows: mx.array, packed: Mask) -> mx.array:
     shaped = logits.astype(mx.float32)
     shaped[rows] = mx.where(allowed, shaped[rows], -mx.inf)
     return shaped
+
+
+Value = TypeVar("Value")
+
+
+class LruCache(Generic[Value]):
+    """Evicts the least recently used values beyond a bound in bytes. Thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+        self._lock = Lock()
+        self.nbytes = 0
+
+    def get(self, key: Hashable) -> Value | None:
+        """Return a value and count it as used; None: absent."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: Hashable, value: Value, nbytes: int) -> None:
+        """Add a value, unless larger than the bound."""
+        with self._lock:
+            if key in self._values:
+                self.nbytes -= self._values.pop(key)[1]
+            self._values[key] = value, nbytes
+            self.nbytes += nbytes
+            while self.nbytes > self._max_bytes:
+                _, (_, size) = self._values.popitem(last=False)
+                self.nbytes -= size

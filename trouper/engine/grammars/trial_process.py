@@ -32,7 +32,7 @@ SLOW_KEPT_S = 600.0
 SMALL = 8192
 """Characters of a grammar that overflows no stack."""
 AT_ONCE = 4
-"""Maximum number of processes: as many as threads of `worker_lanes.py`."""
+"""Maximum number of processes: as many as threads of `worker_threads.py`."""
 KEPT = 2
 """Number of idle processes that are kept."""
 

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import attrs
 
 from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.slot_assignment import SlotAssignment
-from trouper.engine.kv.slot_buffers import SlotBuffers
+from trouper.engine.kv.slot_buffers import SlotAssignment, SlotBuffers
 from trouper.engine.passes.pass_shapes import Shapes
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import NO_ROW, RowId

@@ -41,7 +41,7 @@ def max_held_positions(width: int) -> int:
 
 
 class TargetHead(Protocol):
-    """An MTP head (`spec_decode/mtp_head.py`), and the shared parts of the model."""
+    """An MTP head (`spec_decode/draft_model.py`), and the shared parts of the model."""
 
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, cache: Any = None

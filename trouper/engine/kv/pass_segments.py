@@ -9,10 +9,10 @@ from typing import Any
 import attrs
 import numpy as np
 
+from trouper.engine.kv.attention_seam import joined
 from trouper.engine.kv.banks import Bank
-from trouper.engine.kv.buffer_shapes import BankCaches
-from trouper.engine.kv.joined_slots import joined
 from trouper.engine.kv.slot_buffers import SlotBuffers
+from trouper.engine.kv.slot_cache import BankCaches
 from trouper.engine.passes.pass_shapes import Shapes
 from trouper.engine.passes.region import Ints, Region
 from trouper.protocol.plans import RowId

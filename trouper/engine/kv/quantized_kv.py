@@ -10,7 +10,7 @@ from __future__ import annotations
 import attrs
 import mlx.core as mx
 
-from trouper.engine.adaptations.cache_traits import USUAL, Traits
+from trouper.engine.adaptations.row_offsets import USUAL, Traits
 from trouper.engine.kv.full_slots import FullSlots, OpenSlots
 from trouper.engine.platform.device import is_cpu
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.adaptations.cache_traits import USUAL, Traits
+from trouper.engine.adaptations.row_offsets import USUAL, Traits
 from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import Room, SlotCache
 

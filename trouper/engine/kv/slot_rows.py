@@ -17,13 +17,12 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
-from trouper.engine.kv.compiled_pass import CompiledPasses
+from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass, PromptPass
 from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import layout_of
 from trouper.engine.kv.model_body import body_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
-from trouper.engine.kv.pass_kinds import DecodePass, PromptPass
 from trouper.engine.kv.pass_segments import (
     Segment,
     add_tokens,

@@ -30,7 +30,7 @@ from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.starting import Candidate
-from trouper.engine.spec_decode.mtp_head import MtpHead, SharedParts
+from trouper.engine.spec_decode.draft_model import MtpHead, SharedParts
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.loading import LoadWatch, stage

@@ -14,8 +14,7 @@ from mlx.utils import tree_flatten
 
 from trouper.engine.distributed import sharding
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
-from trouper.engine.embeddings.bidirectional import NO_GENERATION
-from trouper.engine.embeddings.pooling import Embedder, embedder_of
+from trouper.engine.embeddings.pooling import NO_GENERATION, Embedder, embedder_of
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
@@ -37,7 +36,7 @@ from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, ope
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform import device
 from trouper.engine.self_check.starting import STAGE, Candidate, self_check
-from trouper.engine.spec_decode.mtp_head import MtpHead
+from trouper.engine.spec_decode.draft_model import MtpHead
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage

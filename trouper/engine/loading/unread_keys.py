@@ -252,7 +252,7 @@ READ_HERE = """
     rope_parameters global_rope_theta local_rope_theta rope_local_base_freq
     use_bidirectional_attention is_causal use_sliding_window max_window_layers
 """
-"""By the context, by `config_translation`, by `bidirectional`, and above."""
+"""By the context, by `config_translation`, by `embeddings.pooling`, and above."""
 DUPLICATES = """
     num_attention_heads num_key_value_heads head_dim attn_head_dim attention_head_dim layer_types
     sliding_window_pattern rms_norm_eps norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon

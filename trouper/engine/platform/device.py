@@ -2,15 +2,109 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import os
 import platform
+import struct
+from collections.abc import Callable
 from functools import cache
+from typing import Final, Protocol
 
+import attrs
 import mlx.core as mx
 
-from trouper.engine.platform.system_memory import this_system
+from trouper.protocol.health import MemoryPressure
 from trouper.protocol.model import MemoryStats
+from trouper.protocol.settings import Settings
 from trouper.system import heap
 from trouper.system.main_memory import main_memory_bytes
+
+PRESSURE, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
+LEVELS: Final[dict[int, MemoryPressure]] = {1: "normal", 2: "warning", 4: "critical"}
+"""Of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h)."""
+SWAP_USAGE: Final = struct.Struct("=QQQII")
+"""`struct xsw_usage` (xnu, bsd/sys/sysctl.h): total, free and used bytes, page size, encryption."""
+USAGE: Final = struct.Struct("=16s10Q")
+"""`struct rusage_info_v0` (xnu, bsd/sys/resource.h)."""
+FOOTPRINT: Final = 8
+"""Index of `ri_phys_footprint`: Activity Monitor's memory, with GPU buffers and compressed pages.
+"""
+MAX_BYTES: Final = 256
+
+Sysctl = Callable[[str], bytes]
+"""A name's value; empty: none."""
+
+
+class SystemMemory(Protocol):
+    """Capabilities; unknown: 0, or "unknown"."""
+
+    def footprint_bytes(self) -> int:
+        """Bytes that the system charges to this process."""
+
+    def pressure(self) -> MemoryPressure:
+        """Of the whole machine."""
+
+    def swapped_bytes(self) -> int:
+        """Bytes of the machine in swap files."""
+
+
+class SilentSystem:
+    """A system without these figures."""
+
+    def footprint_bytes(self) -> int:
+        return 0
+
+    def pressure(self) -> MemoryPressure:
+        return "unknown"
+
+    def swapped_bytes(self) -> int:
+        return 0
+
+
+@attrs.frozen
+class KernelMemory:
+    """`usage`: `rusage_info_v0` of this process; empty if unreadable."""
+
+    sysctl: Sysctl
+    usage: Callable[[], bytes]
+
+    def footprint_bytes(self) -> int:
+        data = self.usage()
+        return int(USAGE.unpack_from(data)[FOOTPRINT]) if len(data) >= USAGE.size else 0
+
+    def pressure(self) -> MemoryPressure:
+        data = self.sysctl(PRESSURE)
+        return LEVELS.get(int.from_bytes(data[:4], "little"), "unknown")
+
+    def swapped_bytes(self) -> int:
+        data = self.sysctl(SWAP)
+        return int(SWAP_USAGE.unpack_from(data)[2]) if len(data) >= SWAP_USAGE.size else 0
+
+
+def system_memory(sysctl: Sysctl, usage: Callable[[], bytes]) -> SystemMemory:
+    return KernelMemory(sysctl, usage) if sysctl(PRESSURE) else SilentSystem()
+
+
+@cache
+def this_system() -> SystemMemory:
+    return system_memory(_sysctl, _usage)
+
+
+def _sysctl(name: str) -> bytes:
+    call = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    if call is None:
+        return b""
+    value, size = ctypes.create_string_buffer(MAX_BYTES), ctypes.c_size_t(MAX_BYTES)
+    failed = call(name.encode(), value, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return b"" if failed else value.raw[: size.value]
+
+
+def _usage() -> bytes:
+    call = getattr(ctypes.CDLL(None), "proc_pid_rusage", None)
+    value = ctypes.create_string_buffer(MAX_BYTES)
+    return b"" if call is None or call(os.getpid(), 0, value) else value.raw[: USAGE.size]
+
 
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
 """Keys of `mx.device_info`: Metal's working set; CUDA's memory, by version."""
@@ -103,3 +197,55 @@ def bound_spare_buffers(nbytes: int | None) -> None:
         nbytes = recommended // SPARE_PART
     if nbytes is not None:
         mx.set_cache_limit(nbytes)
+
+
+log = logging.getLogger("trouper.engine")
+WIRED_PART: Final = 0.9
+"""Of the recommended working set; rows, blocks and activations need the rest."""
+
+
+@attrs.define(eq=False)
+class WiredMemory:
+    """The wired limit of this process. `recommended`: bytes; 0: nothing is ever wired."""
+
+    set_limit: Callable[[int], object]
+    recommended: Callable[[], int]
+    _held: dict[int, int] = attrs.field(factory=dict)
+    """Bytes of weights by holder."""
+    _ceiling: int = 0
+    limit_bytes: int = 0
+
+    def hold(self, holder: object, nbytes: int, sharers: int = 1) -> None:
+        """Wire `nbytes` of loaded weights. `sharers`: processes on the device."""
+        self._ceiling = int(self.recommended() * WIRED_PART) // sharers
+        self._held[id(holder)] = nbytes
+        self._apply()
+
+    def release(self, holder: object) -> None:
+        if self._held.pop(id(holder), None) is not None:
+            self._apply()
+
+    def _apply(self) -> None:
+        limit = min(sum(self._held.values()), self._ceiling)
+        if limit == self.limit_bytes:
+            return
+        try:
+            self.set_limit(limit)
+        except (
+            ValueError,
+            RuntimeError,
+        ) as error:
+            # A system that does not wire, or a limit that was lowered meanwhile.
+            log.warning("weights are not wired: %s", error)
+            return
+        self.limit_bytes = limit
+
+
+WIRED = WiredMemory(mx.set_wired_limit, working_set_bytes)
+
+
+def bound_memory(holder: object, settings: Settings, weights_bytes: int, sharers: int) -> None:
+    """Wire a loaded model's weights, and bound the allocator's spare buffers."""
+    bound_spare_buffers(settings.buffer_cache)
+    if not settings.no_wired_weights:
+        WIRED.hold(holder, weights_bytes, sharers)

@@ -16,8 +16,13 @@ from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.passes.pass_shapes import Shapes, of_device
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check import tiny
-from trouper.engine.self_check.accuracy import arithmetic_of
-from trouper.engine.self_check.alone import Reference, WrongAloneError, random_texts, run_alone
+from trouper.engine.self_check.accuracy import (
+    Reference,
+    WrongAloneError,
+    arithmetic_of,
+    random_texts,
+    run_alone,
+)
 from trouper.engine.self_check.matrix import (
     SEEDS,
     Failure,

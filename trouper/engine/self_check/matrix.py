@@ -13,15 +13,14 @@ from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.passes.pass_shapes import Shapes
 from trouper.engine.platform.error_text import line_of
-from trouper.engine.self_check.accuracy import arithmetic_of
-from trouper.engine.self_check.alone import (
+from trouper.engine.self_check.accuracy import (
     ModelRun,
     Reference,
     WrongAloneError,
+    arithmetic_of,
     random_texts,
     run_alone,
 )
-from trouper.engine.self_check.forced import ForcedRows
 from trouper.engine.self_check.scenarios import (
     BATCH,
     FIRST_BANK,
@@ -30,6 +29,7 @@ from trouper.engine.self_check.scenarios import (
     ROW_BY_ROW,
     SINGLES,
     SLACK,
+    ForcedRows,
     Scenario,
 )
 from trouper.protocol.capabilities import Capabilities, Feature

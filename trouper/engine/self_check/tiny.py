@@ -15,8 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.architectures.architecture_lookup import get_classes
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
-from trouper.engine.self_check.alone import Tokens, run_alone
+from trouper.engine.self_check.accuracy import Tokens, arithmetic_of, errors, run_alone, worst
 from trouper.engine.self_check.shrinking import (
     PARTS_OF_LAYERS,
     VOCABULARY,

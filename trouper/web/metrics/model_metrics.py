@@ -19,8 +19,8 @@ from prometheus_client.core import (
     Metric,
 )
 
+from trouper.actors.runtime.channels import Health
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.watches import Health
 from trouper.protocol.capabilities import FEATURES
 from trouper.protocol.health import (
     SEVERITY,

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import trio
 
+from trouper.actors.runtime.channels import Health
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
-from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats, SchedulerStats
 from trouper.protocol.model import ModelCard
 from trouper.protocol.version import VERSION

@@ -36,8 +36,8 @@ from trouper.engine.self_check.accuracy import (
     TENSOR_FLOAT32,
     arithmetic_of,
     is_routed,
+    random_texts,
 )
-from trouper.engine.self_check.alone import random_texts
 from trouper.engine.self_check.matrix import SEEDS, subject_of
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
