@@ -19,13 +19,22 @@ from trouper.process import prepare_process  # noqa: E402
 prepare_process()  # Before anything imports MLX.
 machine.share_compiled_work()
 
+from tests import long_tests  # noqa: E402
+
 # No test is about how fast this machine is at the moment.
-settings.register_profile("trouper", deadline=None)
+settings.register_profile("short", deadline=None, max_examples=25)
+settings.register_profile("long", deadline=None)
 # Whoever plays mutants wants to know that a test fails, not the smallest example of it.
 settings.register_profile(
     "unshrunk", deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
 )
-settings.load_profile("unshrunk" if os.environ.get("TROUPER_UNSHRUNK") else "trouper")
+settings.load_profile(
+    "unshrunk"
+    if os.environ.get("TROUPER_UNSHRUNK")
+    else "long"
+    if os.environ.get("TROUPER_LONG_TESTS")
+    else "short"
+)
 
 SLOW = {
     "test_certify_children.py",
@@ -60,8 +69,9 @@ SLOW = {
 files do, they would keep one worker busy while the others idle."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take files in this order: slow ones, then large ones."""
+    long_tests.leave_out(config, items)
     tests = Counter(item.path for item in items)
     items.sort(
         key=lambda item: (

@@ -297,6 +297,7 @@ class TestRows:
         assert_equal_as_far("llama", requests, got, answers)
 
     @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.long(but=("0",))
     def test_left_and_resumed(self, seed: int) -> None:
         requests = [attrs.evolve(request, logprobs=1) for request, _ in cases()]
         alone = whole(StepEngine(model_of("llama"), VOCABULARY), requests)
