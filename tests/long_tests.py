@@ -18,6 +18,11 @@ PLAYED = EVERY or bool(os.environ.get("TROUPER_UNSHRUNK"))
 """Mutants, too, are played with all tests that they name."""
 
 
+def examples(number: int) -> int:
+    """As many examples of Hypothesis; a third of them in the short version."""
+    return number if PLAYED else -(-number // 3)
+
+
 def patterns_of(item: pytest.Item) -> tuple[str, ...] | None:
     """The parameters that the short version keeps; none for a test that it always plays."""
     marker = item.get_closest_marker("long")
