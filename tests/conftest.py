@@ -19,39 +19,44 @@ from trouper.process import prepare_process  # noqa: E402
 prepare_process()  # Before anything imports MLX.
 machine.share_compiled_work()
 
+from tests import long_tests  # noqa: E402
+
 # No test is about how fast this machine is at the moment.
-settings.register_profile("trouper", deadline=None)
+settings.register_profile("short", deadline=None, max_examples=25)
+settings.register_profile("long", deadline=None)
 # Whoever plays mutants wants to know that a test fails, not the smallest example of it.
 settings.register_profile(
     "unshrunk", deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
 )
-settings.load_profile("unshrunk" if os.environ.get("TROUPER_UNSHRUNK") else "trouper")
+settings.load_profile(
+    "unshrunk"
+    if os.environ.get("TROUPER_UNSHRUNK")
+    else "long"
+    if os.environ.get("TROUPER_LONG_TESTS")
+    else "short"
+)
 
 SLOW = {
-    "test_certify_children.py",
     "test_certify.py",
-    "test_kill_loop.py",
-    "test_batch_kill.py",
+    "test_commands.py",
+    "test_process.py",
+    "test_hung_disk.py",
     "test_doctor_for_agents.py",
     "test_models_command.py",
     "test_fuzz.py",
     "test_schemathesis.py",
     "test_lenient.py",
     "test_mtp.py",
-    "test_shrinking.py",
     "test_host.py",
     "test_fetching.py",
+    "browser",
     "model",
     "ranks",
     "real",
     "crash",
     "mutants",
-    "soak",
-    "chaos",
     "clients",
-    "abuse",
     "scripted",
-    "model_cycles",
     "packaging",
     "reuse",
     "drafts",
@@ -60,8 +65,9 @@ SLOW = {
 files do, they would keep one worker busy while the others idle."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take files in this order: slow ones, then large ones."""
+    long_tests.leave_out(config, items)
     tests = Counter(item.path for item in items)
     items.sort(
         key=lambda item: (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.batch_kill import Campaign, campaign, requests_of
 from tests.web.batch_server import DEADLY
 from tests.web.batching import request
@@ -12,6 +14,7 @@ SEED = 8
 """Of its four kills one comes before the server is ready."""
 
 
+@pytest.mark.long
 def test_each_request_has_one_answer_however_often_the_server_is_killed(tmp_path: Path) -> None:
     tally = campaign(4, 120, SEED, tmp_path)
     assert tally.good, tally

@@ -390,6 +390,7 @@ def pasted(command: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.long(but=("15",))
 def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
     with running(
         "--model", str(save("llama", tmp_path / "tiny")), "--default-max-tokens", "16"
@@ -428,6 +429,7 @@ announce("http://127.0.0.1:1", Some(entries=lambda: [Some(names=["tiny"], runtim
 
 
 @pytest.mark.parametrize("redirection", ["", "| :", "| head -1", ">/dev/full", ">&-"])
+@pytest.mark.long(but=("*head*", ">&-"))
 def test_a_server_goes_on_if_nobody_hears_that_it_is_ready(redirection: str) -> None:
     command = f"set -o pipefail; {shlex.join([sys.executable, '-c', ANNOUNCING])} {redirection}"
     outcome = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

@@ -81,6 +81,7 @@ def read_without_end(fifo: Path) -> Iterator[None]:
         os.close(opened[0])
 
 
+@pytest.mark.long
 def test_sigterm_ends_a_server_whose_disk_hangs(model: Path, tmp_path: Path) -> None:
     port = free_port()
     with hung(model, port, tmp_path / "blocks") as process:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.family_configs import LONG
 from tests.kill_loop import BLOCKS, kill_loop
 
@@ -13,6 +15,7 @@ three wait for a write to begin; of the three of seed 1003 one waits for a write
 before the server is ready, on what was stored, and one long after a store."""
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_answers_right_and_finds_what_it_stored(tmp_path: Path) -> None:
     tally = kill_loop(KILLS, SEED, tmp_path, LENGTHS)
     assert tally.good, tally

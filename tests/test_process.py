@@ -220,6 +220,7 @@ def test_a_second_signal_ends_at_once(model: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.long(but=("True",))
 def test_a_log_that_nobody_reads_holds_nobody_up(model: Path, terminal: bool) -> None:
     """A paused terminal (Ctrl-S) and a pipe whose reader stands still: some kilobytes, and a write
     waits."""

@@ -50,6 +50,7 @@ def test_there_are_enough_of_them_and_each_has_its_name() -> None:
     assert len(played()) >= 30
 
 
+@pytest.mark.long
 async def test_abuses_are_answered_and_a_stream_goes_on_beside_them(tmp_path: Path) -> None:
     config = {**FAMILIES["llama"], "max_position_embeddings": 8192}
     settings = Settings(

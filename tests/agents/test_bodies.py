@@ -43,6 +43,7 @@ def test_every_agent_has_bodies() -> None:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.long(but=("gpt_oss", "qwen3_5", "llama3"))
 async def test_they_are_answered(family: str, tmp_path: Path) -> None:
     engine = ScriptedEngine.of(script, FAMILIES[family], tmp_path)
     async with serving(engine) as served:

@@ -33,6 +33,7 @@ def wish(number: int) -> Generate:
 
 
 @pytest.mark.parametrize("name", SERVED)
+@pytest.mark.long(but=("internvl_chat", "molmo"))
 async def test_rows_of_a_batch_say_what_mlx_vlm_says(name: str, tmp_path: Path) -> None:
     model = whole(name)
     async with running(str(save(model, name, tmp_path))) as runtime:

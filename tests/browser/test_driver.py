@@ -12,6 +12,7 @@ from tests.browser.driver import MISSING, chromium, users_of
 @pytest.mark.skipif(
     bool(MISSING), reason=f"{MISSING} not installed: apt-get install chromium chromium-driver"
 )
+@pytest.mark.long
 def test_a_browser_whose_driver_was_killed_leaves_no_process_and_no_profile() -> None:
     with chromium() as browser:
         assert users_of(browser.profile)

@@ -6,6 +6,8 @@ import json
 from random import Random
 from typing import Any
 
+import pytest
+
 from tests.chaos.__main__ import campaign
 from tests.chaos.faults import KINDS, Fault, drawn
 from tests.chaos.playing import judged, unsettled
@@ -17,6 +19,7 @@ WHOLE = Question("first", Ask(CHAT, {}), [["abcd", "stop"]])
 KILLED, SLOW = [Fault("killed", 0, 0)], [Fault("disk slow", 0, 0, 0.1)]
 
 
+@pytest.mark.long
 def test_two_seeds_on_a_real_server_break_no_promise() -> None:
     with campaign(count=1, ranks=False) as played:
         for seed in (6, 9):

@@ -91,6 +91,7 @@ def certificate(made: tuple[subprocess.CompletedProcess[str], Path]) -> Json:
     return dict(json.loads((made[1] / "certificate.json").read_text()))
 
 
+@pytest.mark.long
 def test_every_promise_holds_on_this_device(
     made: tuple[subprocess.CompletedProcess[str], Path], certificate: Json
 ) -> None:
@@ -107,6 +108,7 @@ def test_every_promise_holds_on_this_device(
     assert re.match(r"trouper certify: all \d+ promises held on ", last)
 
 
+@pytest.mark.long
 def test_it_says_what_it_was_made_with(certificate: Json) -> None:
     assert certificate["format"] == FORMAT
     assert certificate["quick"]
@@ -121,6 +123,7 @@ def test_it_says_what_it_was_made_with(certificate: Json) -> None:
     assert any(command.startswith("mlx_lm.server --model ") for command in certificate["commands"])
 
 
+@pytest.mark.long
 def test_speed_stands_beside_the_bare_loop_and_mlx_lm(certificate: Json) -> None:
     """mlx_lm.server may have answered one after the other, as a busy machine lets it; then the
     certificate says so."""
@@ -140,6 +143,7 @@ def test_speed_stands_beside_the_bare_loop_and_mlx_lm(certificate: Json) -> None
     assert figures.get("mlx_lm_server_2_streams_tokens_per_s", 0) > 0 or not_together
 
 
+@pytest.mark.long
 def test_rows_were_preempted_under_the_limit(certificate: Json) -> None:
     section = next(section for section in certificate["sections"] if section["name"] == "memory")
     figures = section["figures"]
@@ -150,6 +154,7 @@ def test_rows_were_preempted_under_the_limit(certificate: Json) -> None:
     )
 
 
+@pytest.mark.long
 def test_it_names_nothing_private(
     made: tuple[subprocess.CompletedProcess[str], Path], model: Path
 ) -> None:
@@ -163,6 +168,7 @@ def test_it_names_nothing_private(
         ]
 
 
+@pytest.mark.long
 def test_nothing_is_left_but_the_files(made: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     _, folder = made
     assert {path.name for path in folder.iterdir()} == {
@@ -174,6 +180,7 @@ def test_nothing_is_left_but_the_files(made: tuple[subprocess.CompletedProcess[s
     assert not [*(folder / "cache" / "trouper").glob("certify-*")]
 
 
+@pytest.mark.long
 def test_the_page_needs_nothing_else(certificate: Json) -> None:
     page = as_html(certificate)
     assert not re.search(r"(src|href)=|url\(|@import", page)
@@ -185,6 +192,7 @@ def test_the_page_needs_nothing_else(certificate: Json) -> None:
         assert section["title"] in page
 
 
+@pytest.mark.long
 def test_text_of_a_model_is_escaped(certificate: Json) -> None:
     other = copy.deepcopy(certificate)
     other["model"]["name"] = "<script>"
@@ -200,6 +208,7 @@ def compare(first: Path, second: Path) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.long
 def test_equal_certificates_have_nothing_newly_broken(
     made: tuple[subprocess.CompletedProcess[str], Path],
 ) -> None:
@@ -210,6 +219,7 @@ def test_equal_certificates_have_nothing_newly_broken(
     assert "throughput.bare_1_streams_tokens_per_s" in text and " 1.00" in text
 
 
+@pytest.mark.long
 def test_what_is_newly_broken_is_named(
     made: tuple[subprocess.CompletedProcess[str], Path], certificate: Json, tmp_path: Path
 ) -> None:

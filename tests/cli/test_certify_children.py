@@ -35,6 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save("llama", tmp_path_factory.mktemp("model") / "tiny-llama")
 
 
+@pytest.mark.long
 def test_killed_it_leaves_neither_servers_nor_programs(model: Path, tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", RUNNING, str(model), str(tmp_path)],

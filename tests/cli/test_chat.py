@@ -369,6 +369,7 @@ with serving("--model", {model!r}, "--log-level", "warning", "--no-ssd") as url:
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.long(but=("9",))
 def test_a_server_of_ones_own_ends_with_its_owner(number: signal.Signals, tmp_path: Path) -> None:
     """As when the terminal is closed, and when nothing of the owner can run any more."""
     script = OWN.format(model=str(save("llama", tmp_path / "tiny")))

@@ -237,6 +237,7 @@ CHANGED_BY_RUN = {"pi": ".pi/agent/models.json"}
 
 
 @pytest.mark.parametrize("agent", [agent.name for agent in AGENTS.values() if agent.program])
+@pytest.mark.long(but=("claude*", "codex*", "opencode*", "aider*", "litellm*", "qwen*"))
 async def test_run_starts_the_client_with_what_it_needs(
     agent: str, home: Path, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_model_that_will_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.long(but=("qwen3_5",))
 def test_a_model_that_will_do(family: str, tmp_path: Path) -> None:
     directory = save("llama", tmp_path / "tiny")
     FAMILIES[family].tokenizer(directory)

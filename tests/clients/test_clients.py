@@ -18,6 +18,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("client", "family"), PAIRS)
+@pytest.mark.long(but=("openai-*",))
 def test_every_loop_ends_with_the_tools_executed(client: str, family: str) -> None:
     outcome = run(client, family)
     assert [(case.name, case.streamed, case.detail) for case in outcome.cases if not case.ok] == []

@@ -32,6 +32,7 @@ def bytes_of_steps(kv: str, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", KV)
+@pytest.mark.long(but=("snapshots",))
 def test_a_decode_step_costs_the_same_behind_a_long_prompt(name: str) -> None:
     """Over 600 steps, in which tails and snapshots are stored and written."""
     short, long = (
@@ -48,6 +49,7 @@ def test_a_decode_step_costs_the_same_behind_a_long_prompt(name: str) -> None:
 @pytest.mark.parametrize(
     "kv", [CUTTABLE, UNCUTTABLE, LARGE], ids=["cuttable", "snapshots", "large"]
 )
+@pytest.mark.long(but=("cuttable", "snapshots"))
 def test_a_chunk_costs_the_same_late_in_a_long_prompt(kv: KvLayout) -> None:
     core = DrivenCore(kv, prefill_step_size=512)
     core.arrive(LONG)

@@ -56,6 +56,7 @@ def test_one_prompt_that_crashes_the_model_hurts_nobody_else(model: Path) -> Non
     assert met.not_ready_s > 0, "else nothing was looked at"
 
 
+@pytest.mark.long
 def test_a_model_that_bears_no_two_rows_serves_them_one_after_another(model: Path) -> None:
     """Two clients and their retries ended a server of gpt_bigcode. Each of these has the answer
     that it has alone."""

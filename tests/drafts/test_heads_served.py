@@ -31,6 +31,7 @@ def engine(path: Path, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "deepseek_v3"])
+@pytest.mark.long(but=("deepseek_v3",))
 async def test_a_head_takes_part_and_is_counted(name: str, tmp_path: Path) -> None:
     path = save_with_head(name, tmp_path / name, "of states")
     async with serving(engine(path), {"model": str(path)}) as served:

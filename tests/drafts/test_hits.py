@@ -95,6 +95,7 @@ async def left(
 
 @full_float32
 @pytest.mark.parametrize(("ended", "name"), CASES)
+@pytest.mark.long(but=("by length-qwen3_5", "by a token-recurrent_gemma"))
 async def test_rows_that_draft_leave_what_others_leave(
     name: str, ended: str, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def drafted(model: nn.Module, requests: Sequence[Request], **drafters: Any) -> l
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@pytest.mark.long(but=("llama",))
 def test_f22_long_answers_are_equal_to_those_without_drafts(name: str) -> None:
     tokens = 300 if LONG else 200
     model, requests = build(name), asked(LENGTHS, tokens)
@@ -135,6 +136,7 @@ def compare(model: nn.Module, row: Row, tokens: int) -> Compared:
 
 
 @pytest.mark.parametrize("name", DRAFTING if LONG else ["qwen3_moe"])
+@pytest.mark.long
 def test_f22_long_answers_are_what_the_model_says_to_the_end(name: str) -> None:
     model, drafters = build(name, config=CONFIGS[name]), dict[str, Any]()
     if LONG:

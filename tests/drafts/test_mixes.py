@@ -29,6 +29,7 @@ from trouper import Generate, Sampling, TokenPrompt
         *([("qwen3", 5), ("qwen3_next", 1)] if LONG else []),
     ],
 )
+@pytest.mark.long(but=("gpt_oss-*", "deepseek_v3-*"))
 async def test_r9_f22_the_same_with_drafts_as_without(name: str, seed: int, tmp_path: Path) -> None:
     drafts = (await play(tmp_path, Mix.of(name, seed))).facts.speculation
     assert 0 < drafts.accepted < drafts.drafted
@@ -43,6 +44,7 @@ async def test_the_same_with_a_proposer_that_is_wrong_on_purpose(tmp_path: Path)
     assert drafts.accepted == 0 < drafts.drafted
 
 
+@pytest.mark.long
 async def test_other_kv_is_no_rounding(tmp_path: Path) -> None:
     """What 8 bits forgive is what rounding does to them, and not what they do."""
     eight: dict[str, Any] = {"kv_bits": 8, "kv_group_size": 32}

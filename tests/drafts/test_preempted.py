@@ -19,6 +19,7 @@ from trouper.protocol.health import SchedulerStats
     ("name", "seeds"),
     [("llama", (8, 12, 16, 7)), ("qwen3_5", (0, 5, 1, 2)), ("recurrent_gemma", (17, 19, 22, 3))],
 )
+@pytest.mark.long(but=("llama-*",))
 async def test_rows_that_draft_go_on_after_they_were_preempted(
     name: str, seeds: tuple[int, ...], tmp_path: Path
 ) -> None:

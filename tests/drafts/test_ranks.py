@@ -17,6 +17,7 @@ MIXES = [("qwen3_5", 3), ("deepseek_v3", 8)] if LONG else [("qwen3_5", 3)]
 
 @pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")
 @pytest.mark.parametrize(("name", "seed"), MIXES)
+@pytest.mark.long
 def test_r8_r9_f21_the_same_with_drafts_at_two_ranks_as_without_at_one(
     name: str, seed: int, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def expected(family: str, requests: list[Request]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.long(but=("llama", "qwen3_5"))
 def test_mixed_rows_say_what_each_adapter_says_alone(family: str) -> None:
     requests = [attrs.evolve(request, join=index % 5) for index, request in enumerate(mixed())]
     rows = Driver(engine_of(family), 16).play(requests)
@@ -144,6 +145,7 @@ def quantized(mode: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("mode", PACKED)
+@pytest.mark.long(but=("affine", "mxfp4"))
 def test_quantized_layers(mode: str) -> None:
     """Their adapters are not quantized: compared with mlx-lm's own LoRA layers, since fusing would
     quantize the sum again. Scales of 8 bits once made matrices of 8-bit integers, which are

@@ -195,6 +195,20 @@ class TestRestored:
         play(name, requests, {4 + AHEAD: {"store": (order,)}})
 
     @every_family
+    @pytest.mark.long(
+        but=(
+            "llama",
+            "deepseek_v3",
+            "gemma3_text",
+            "gemma3n",
+            "gpt_oss",
+            "falcon_h1",
+            "lfm2",
+            "mamba2",
+            "qwen3_next",
+            "recurrent_gemma",
+        )
+    )
     def test_f2_f6_through_bytes_into_another_engine(self, name: str) -> None:
         order = store(name, 0, WHOLE)
         kept = [*order.blocks, *([] if order.snapshot is None else [order.snapshot])]

@@ -38,6 +38,7 @@ def broken(name: str, config: Any = None) -> nn.Module:
 
 @pytest.mark.parametrize("leave", [3, 9])
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@pytest.mark.long(but=("llama-3", "gpt_oss-9"))
 def test_a_row_in_a_broken_ones_slot_says_what_it_says_alone(name: str, leave: int) -> None:
     """Its bank has longer rows, up to which attention reads its slot."""
     engine = StepEngine(broken(name), VOCABULARY, adapters=["bad"])

@@ -51,6 +51,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[HeldShapes]:
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma3_text"])
 @pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long(but=("0-gpt_oss*", "1-llama*"))
 def test_it_is_what_the_buffers_have(name: str, seed: int, looks: list[HeldShapes]) -> None:
     play_randomly(name, greedy_requests(name), seed, BY_LENGTH)
     assert len({known.shapes for known in looks}) > 2, "rows came, grew and left"

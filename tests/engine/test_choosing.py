@@ -24,6 +24,7 @@ from tests.engine.test_grammar import tiny
 from tests.engine.test_sampler import PENALIZED, logits_of
 from tests.families import END
 from tests.family_configs import VOCABULARY
+from tests.long_tests import examples
 from trouper.engine.distributed.rank_group import ALONE
 from trouper.engine.sampling.penalties import History
 from trouper.engine.sampling.row_state import RowState, admitted
@@ -138,7 +139,7 @@ def test_logprobs_are_the_models_own(drafts: bool) -> None:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(
         st.sampled_from(

@@ -104,11 +104,13 @@ def compiled(engine: StepEngine) -> CompiledPasses:
 
 
 @one_half
+@pytest.mark.long(but=("gpt_oss",))
 def test_r1_a_row_says_the_same(name: str) -> None:
     play_randomly(name, greedy_requests(name), 1, BY_LENGTH)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+@pytest.mark.long(but=("qwen3_moe",))
 def test_r9_passes_of_a_draft_model_too(name: str) -> None:
     assert test_draft_model.play(
         name, greedy_requests(name), "by length", draft=other(), shapes=BY_LENGTH
@@ -116,6 +118,7 @@ def test_r9_passes_of_a_draft_model_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name in FAMILIES])
+@pytest.mark.long(but=("deepseek_v3",))
 def test_r9_passes_of_an_mtp_head_too(name: str) -> None:
     assert test_mtp.play(name, greedy_requests(name), "by length", shapes=BY_LENGTH).drafted
 
@@ -128,6 +131,7 @@ def two_rows(name: str, shapes: Shapes = BY_LENGTH, **options: Any) -> StepEngin
 
 
 @pytest.mark.parametrize("name", DRAFTED)
+@pytest.mark.long(but=("llama", "gpt_oss", "qwen3_5"))
 def test_r9_drafts_that_are_verified_too(name: str, kernel: list[tuple[int, ...]]) -> None:
     driver = test_drafts.play(name, greedy_requests(name), f"{name} by length", shapes=BY_LENGTH)
     assert driver.drafted
@@ -169,6 +173,7 @@ PROMPTS = [range(3, 3 + length) for length in (20, 33, 31, 40, 7, 2, 64, 32, 31)
 
 
 @other_half
+@pytest.mark.long(but=("deepseek_v3",))
 def test_r1_a_lone_prompt_has_the_same_first_token_when_its_pass_is_compiled(name: str) -> None:
     engine = StepEngine(model_of(name), VOCABULARY, shapes=ONE_BANK)
     assert lone_prompts(engine, *PROMPTS) == lone_prompts(

@@ -72,6 +72,7 @@ all others."""
     ],
     ids=lambda value: str(value).replace("mlx.core.", ""),
 )
+@pytest.mark.long(but=("*dim=64*ring=68*", "*dim=256*", "*dim=64*-2-64"))
 def test_the_kernels_are_attention_of_each_row_over_its_tokens(
     heads: Heads, width: int, split: int, tmp_path: Path
 ) -> None:

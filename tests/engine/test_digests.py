@@ -159,6 +159,7 @@ class Twin:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba"])
+@pytest.mark.long(but=("llama", "gpt_oss"))
 def test_f19_any_script_leaves_equal_ranks_equal(name: str) -> None:
     """With every kind of cache."""
     requests: list[Request] = [request for request, _ in greedy_requests(name)]

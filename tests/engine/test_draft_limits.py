@@ -65,6 +65,7 @@ def with_itself(
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.long(but=("exact", "banks"))
 def test_rows_have_no_drafts_behind_the_context(shapes: str) -> None:
     """Rows that begin before it, at its very end and behind it, beside each other."""
     requests = [

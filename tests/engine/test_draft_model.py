@@ -67,6 +67,7 @@ def assert_all_right(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 16])
+@pytest.mark.long(but=("1", "4"))
 def test_a_model_that_drafts_for_itself_is_always_right(size: int) -> None:
     """Also beside rows whose last drafts it has not run, whose prompts are longer, and that join
     later."""
@@ -153,6 +154,7 @@ SHAPES = {"exact": EXACT, "banks": SMALL_BANKS, "rounded": ROUNDED}
 
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "qwen3_moe"])
+@pytest.mark.long(but=("llama-*", "gpt_oss-*", "deepseek_v3-exact"))
 def test_r9_f22_a_row_says_the_same_whatever_drafts(name: str, shapes: str) -> None:
     """A draft model of another architecture than most; it is wrong nearly always."""
     driver = play(

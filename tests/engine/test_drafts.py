@@ -88,6 +88,16 @@ SEEDED = [*FAMILIES] if LONG else ["llama", "gpt_oss"]
 
 @pytest.mark.parametrize("name", SOME_FAMILIES)
 @pytest.mark.parametrize("seed", range(20 if LONG else 1))
+@pytest.mark.long(
+    but=(
+        "*-llama",
+        "*-gpt_oss",
+        "*-recurrent_gemma",
+        "*-gemma3_text",
+        "*-falcon_h1",
+        "*-deepseek_v3",
+    )
+)
 def test_r9_f22_a_row_says_the_same(name: str, seed: int) -> None:
     logprobs = [None, 0, 3]
     cases = [*greedy_requests(name), *(seeded_requests(name) if name in SEEDED else [])]
@@ -129,6 +139,7 @@ def test_f22_a_prompt_of_one_token_joins_rows_that_draft(name: str) -> None:
     "name",
     ["llama", "gpt_oss", "gemma3_text", "qwen3_moe", "qwen3_5", "falcon_h1", "recurrent_gemma"],
 )
+@pytest.mark.long(but=("llama", "gpt_oss", "falcon_h1"))
 def test_f22_rows_of_different_banks(name: str) -> None:
     driver = play(
         name,
@@ -140,6 +151,7 @@ def test_f22_rows_of_different_banks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "qwen3_5", "rwkv7"])
+@pytest.mark.long(but=("llama", "gpt_oss", "qwen3_5"))
 def test_f22_passes_that_are_rounded_up(name: str) -> None:
     """As on devices that prepare each new shape anew."""
     driver = play(name, greedy_requests(name), f"{name} rounded", shapes=ROUNDED)
@@ -249,6 +261,17 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(5 if LONG else 1))
+@pytest.mark.long(
+    but=(
+        "*-full",
+        "*-latent",
+        "*-rings",
+        "*-8 bits and rings",
+        "*-recurrent_gemma",
+        "*-falcon_h1",
+        "*-nested",
+    )
+)
 def test_f23_what_was_taken_back_leaves_no_trace(kind: str, seed: int) -> None:
     """After any mix of right and wrong drafts a row's KV is what plain decoding makes of its
     tokens."""

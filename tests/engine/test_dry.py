@@ -21,6 +21,7 @@ from tests.engine.test_exactness import assert_equal_as_far, model_of
 from tests.engine.test_resuming import assert_same, interrupted, whole
 from tests.families import prompts
 from tests.family_configs import VOCABULARY
+from tests.long_tests import examples
 from trouper.engine.loading.sequence_breakers import MAX_SEQUENCES, breakers_of
 from trouper.engine.sampling import dry
 from trouper.engine.sampling.dry import Dry, Repetitions, matches_of, tokens_after_break
@@ -119,7 +120,7 @@ class TestAgainstTheDefinition:
         assert penalties(batch([(said, DRY, NONE)]), 1)[0][3] < 0
 
     @given(st.lists(st.tuples(texts, samplings, breakings), min_size=1, max_size=4), st.data())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     def test_rows_of_any_parameters(
         self, rows: list[tuple[list[int], Sampling, Breakers]], data: st.DataObject
     ) -> None:
@@ -142,7 +143,7 @@ class TestAgainstTheDefinition:
                 tokens.append(token)
 
     @given(st.lists(st.tuples(texts, samplings, breakings), min_size=1, max_size=3), st.data())
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     def test_drafts_are_judged_in_their_place(
         self, rows: list[tuple[list[int], Sampling, Breakers]], data: st.DataObject
     ) -> None:
@@ -198,7 +199,7 @@ class TestRowsThatEnter:
     @given(
         st.lists(st.integers(0, 1), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 400)
     )
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     def test_matches_of_texts_that_repeat_themselves(
         self, text: list[int], times: int, longest: int
     ) -> None:
@@ -296,6 +297,7 @@ class TestRows:
         assert_equal_as_far("llama", requests, got, answers)
 
     @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.long(but=("0",))
     def test_left_and_resumed(self, seed: int) -> None:
         requests = [attrs.evolve(request, logprobs=1) for request, _ in cases()]
         alone = whole(StepEngine(model_of("llama"), VOCABULARY), requests)

@@ -55,6 +55,19 @@ def vector(engine: StepEngine, pooling: Pooling, chunks: tuple[int, ...]) -> lis
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.long(
+    but=(
+        "llama",
+        "deepseek_v3",
+        "gemma3_text",
+        "gpt_oss",
+        "falcon_h1",
+        "lfm2",
+        "mamba2",
+        "qwen3_next",
+        "gemma3n",
+    )
+)
 def test_vectors_of_every_family(name: str) -> None:
     model = build(name)
     body = body_of(model)

@@ -142,6 +142,20 @@ class TestGreedy:
 
     @every_family
     @pytest.mark.parametrize("seed", range(20 if LONG else 1))
+    @pytest.mark.long(
+        but=(
+            "*-llama",
+            "*-deepseek_v3",
+            "*-gemma3_text",
+            "*-gemma3n",
+            "*-gpt_oss",
+            "*-falcon_h1",
+            "*-lfm2",
+            "*-mamba2",
+            "*-qwen3_next",
+            "*-recurrent_gemma",
+        )
+    )
     def test_r1_d3_d4_d5_joining_and_leaving(self, name: str, seed: int) -> None:
         play_randomly(name, greedy_requests(name), seed)
 
@@ -204,6 +218,7 @@ def test_only_a_short_prompt_that_nothing_runs_with_takes_one_pass() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba"])
+@pytest.mark.long(but=("llama", "jamba"))
 def test_one_engine_for_many_generations_of_rows(name: str) -> None:
     """Nothing of a row that left shows in one that comes later: slots, buffers and rings are used
     again."""

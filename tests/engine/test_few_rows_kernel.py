@@ -51,6 +51,7 @@ int main() {
     ],
     ids=str,
 )
+@pytest.mark.long(but=("*bits=16*4-*17,)*", "*bits=4, group_size=32*", "*bits=8*"))
 def test_the_kernel_is_a_product_with_the_transposed_matrix(
     form: WeightFormat,
     tiles: int,

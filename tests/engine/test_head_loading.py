@@ -55,6 +55,7 @@ def parameters(module: nn.Module | None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "original"), WAYS)
+@pytest.mark.long(but=("qwen3_next-True", "deepseek_v3-False", "mimo-True", "qwen3_5-False"))
 def test_all_of_a_head_is_loaded(name: str, original: bool, tmp_path: Path) -> None:
     """Experts are stacked, norms shifted and projections split as the model's are."""
     one = loaded(save_with_head(name, tmp_path / name, original=original))
@@ -112,6 +113,7 @@ def _fused(weights: Weights) -> Weights:
 
 
 @pytest.mark.parametrize("name", HEADS)
+@pytest.mark.long(but=("deepseek_v3", "qwen3_5", "mimo"))
 def test_a_quantized_head(name: str, tmp_path: Path) -> None:
     """As converters leave it: packed weights with scales and biases, under the names that the
     model's class has."""
@@ -243,6 +245,7 @@ def test_only_the_first_of_several_heads_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
+@pytest.mark.long(but=("qwen3_5", "deepseek_v3", "mimo"))
 def test_a_pass_of_the_head_ends_in_the_models_own_output_layer(name: str, tmp_path: Path) -> None:
     one = loaded(save_with_head(name, tmp_path / name))
     assert one.head is not None

@@ -440,6 +440,7 @@ async def undisturbed_answers(tiny: str, wishes: Sequence[Generate]) -> list[lis
 
 
 @pytest.mark.parametrize("error", [Broken, Panic, NoMemory, MemoryError])
+@pytest.mark.long(but=("Panic", "NoMemory"))
 async def test_after_a_crash_each_answer_goes_on_with_its_next_token(
     tiny: str, spy: Spy, error: type[BaseException]
 ) -> None:

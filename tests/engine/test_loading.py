@@ -97,6 +97,7 @@ def test_who_watches_sees_all_bytes_go_by(
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "gemma3_text"])
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64)])
 @on_cpu
+@pytest.mark.long(but=("8-64-llama", "4-32-qwen3_moe", "4-32-deepseek_v3"))
 def test_quantized_layers_become_float32(
     tmp_path: Path, name: str, bits: int, group_size: int
 ) -> None:

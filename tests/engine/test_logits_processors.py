@@ -111,6 +111,7 @@ def test_they_see_prompt_and_output() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.long(but=("0",))
 def test_rows_leave_and_resume(seed: int) -> None:
     wanted = whole(engine(), REQUESTS)
     assert_same(interrupted(engine(), REQUESTS, str(seed)), wanted)

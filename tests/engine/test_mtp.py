@@ -109,6 +109,7 @@ def assert_all_right(driver: Driver) -> None:
 @every_family
 @pytest.mark.parametrize("kind", ["of embeddings", "of states"])
 @pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.long(but=("1-of states-*", "5-of embeddings-*"))
 def test_a_perfect_head_is_always_right(name: str, kind: Kind, size: int) -> None:
     """Also beside rows that join later; the one needs the right token at each position, the other
     the right hidden state."""
@@ -123,6 +124,7 @@ def test_a_perfect_head_is_always_right(name: str, kind: Kind, size: int) -> Non
 
 
 @every_measured_family
+@pytest.mark.long(but=("deepseek_v3",))
 def test_it_catches_up_after_a_rest(name: str) -> None:
     driver = by_head(
         engine_of(name, "of states"), allow=lambda step: 3 if step % (HELD_PASSES + 9) > 36 else 0
@@ -192,6 +194,7 @@ class Comparing:
         if name in FAMILIES or shapes == "banks"
     ],
 )
+@pytest.mark.long(but=("deepseek_v3-banks", "qwen3_5-rounded", "mimo-banks"))
 def test_it_drafts_what_it_says_alone(name: str, shapes: str) -> None:
     """From every hidden state of the row so far: after prompts in chunks, wrong drafts, rests,
     other company and other banks."""
@@ -221,6 +224,7 @@ def play(name: str, cases: Sequence[tuple[Request, list[int]]], seed: str, **how
 
 @every_measured_family
 @pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.long(but=("exact-deepseek_v3", "rounded-qwen3_5", "banks-deepseek_v3"))
 def test_r9_f22_a_row_says_the_same_with_a_head(name: str, shapes: str) -> None:
     driver = play(
         name,
@@ -343,6 +347,7 @@ def test_hidden_states_of_rows_that_rest_are_few() -> None:
 
 
 @pytest.mark.parametrize("chunk", [16, 200])
+@pytest.mark.long(but=("200",))
 def test_bytes_of_hidden_states_are_counted(chunk: int) -> None:
     """Rows rest from the head, while wrong drafts by n-grams make passes wide, of which all is
     held; and prompts have small chunks."""

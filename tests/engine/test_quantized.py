@@ -197,6 +197,7 @@ def written(name: str, tokens: Sequence[int], pieces: Sequence[int]) -> tuple[li
 
 
 @pytest.mark.parametrize("name", ["llama", "deepseek_v3"])
+@pytest.mark.long(but=("llama",))
 def test_only_rounding_moves_a_code_and_before_it_nothing_differs(name: str) -> None:
     """Tokens one by one, and all in one pass. Before a value was written as another code than in
     the other way, all log-probabilities are as near as without quantization; and the first such

@@ -149,6 +149,7 @@ def certain(name: str, place: int, sampling: Sampling, tokens: int = TOKENS) -> 
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba"])
+@pytest.mark.long(but=("llama", "jamba"))
 def test_penalties_know_prompt_and_output_apart(name: str) -> None:
     """Presence and frequency are of the output alone, repetition of both; seeds beyond 32 bits."""
     requests = [
@@ -165,6 +166,7 @@ def test_penalties_know_prompt_and_output_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "granitemoehybrid"])
+@pytest.mark.long(but=("llama", "gpt_oss"))
 def test_drafts_go_on(name: str) -> None:
     cases = [*greedy_requests(name)[:4], *seeded_requests(name)[:5]]
     answers = {
@@ -218,6 +220,7 @@ def test_min_tokens_count_from_the_beginning() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.long(but=("True",))
 def test_the_thinking_limit_goes_on_where_it_was(begun: bool) -> None:
     limit = attrs.evolve(LIMIT, begun=begun)
     starting = tuple((token, 100.0) for token in LIMIT.start)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.engine.naive import Floats, choose, kept, shaped, softmax
+from tests.long_tests import examples
 from trouper.engine.sampling.logprobs import logprobs_of
 from trouper.engine.sampling.penalties import Bias, History, Penalties
 from trouper.engine.sampling.sampler import (
@@ -157,7 +158,7 @@ class TestFilters:
     @example(top_k=70, vocabulary=80, values=1, seed=0)
     @example(top_k=250, vocabulary=3000, values=2, seed=0)
     @given(st.integers(1, 300), st.integers(2, 600), st.integers(1, 6), st.integers(0, 2**31))
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40), deadline=None)
     def test_any_top_k_over_few_values(
         self, top_k: int, vocabulary: int, values: int, seed: int
     ) -> None:
@@ -384,7 +385,7 @@ class TestNoise:
         assert hashed(keys, mx.array([0, 1, 49151], mx.uint32)).tolist() == GOLDEN_BITS
 
     @given(st.integers(-(2**80), 2**80), st.integers(0, 2**40))
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     def test_any_seed_and_position(self, seed: int, position: int) -> None:
         keys = stream_keys(mixed_seeds([seed]), np.array([position], np.uint64))
         assert np.isfinite(np.array(gumbel(keys, self.IDS))).all()

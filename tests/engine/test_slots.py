@@ -18,6 +18,7 @@ from tests.arithmetic import TF32, releases_late
 from tests.engine.driver import Driver, Orders, Request, Row
 from tests.families import build
 from tests.family_configs import VOCABULARY
+from tests.long_tests import examples
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.ring_slots import RingSlots
@@ -159,7 +160,7 @@ KINDS: dict[str, Callable[[np.random.RandomState], Pair]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(data=st.data())
 def test_r1_slots_equal_single_row_caches(kind: str, data: st.DataObject) -> None:
     pair = KINDS[kind](np.random.RandomState(3))

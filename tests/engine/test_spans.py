@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import shaped
 from tests.engine.test_sampler import PENALIZED, logits_of
+from tests.long_tests import examples
 from trouper.engine.sampling.penalties import Bias, History, MinTokens, Penalties
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.sampling import Sampling
@@ -67,7 +68,7 @@ def took(penalties: Penalties, said: Sequence[Sequence[int]]) -> None:
         penalties.count(mx.array(step, mx.uint32))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases())
 def test_f22_each_position_is_shaped_by_all_that_comes_before_it(case: Case) -> None:
     spans = Spans(case.drafts)
@@ -80,7 +81,7 @@ def test_f22_each_position_is_shaped_by_all_that_comes_before_it(case: Case) -> 
         np.testing.assert_allclose(mine, wanted, atol=1e-4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), st.data())
 def test_f22_only_what_was_kept_is_remembered(case: Case, data: st.DataObject) -> None:
     """Then the next step is shaped as if there had been no drafts."""

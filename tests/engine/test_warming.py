@@ -22,6 +22,7 @@ from trouper.protocol.plans import Plan, Stepped
 
 @pytest.mark.parametrize("shapes", [EXACT, attrs.evolve(ROUNDED, mask_elements=2**16)])
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba", "deepseek_v3"])
+@pytest.mark.long(but=("llama-*", "gpt_oss-*"))
 def test_a_model_that_was_warmed_up_answers_as_ever(name: str, shapes: Shapes) -> None:
     model = build(name)
     engine = StepEngine(model, VOCABULARY, shapes=shapes)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import anthropic
+import pytest
 import trio
 
 from trouper import Runtime, ServerSettings, Settings, run_runtime
@@ -79,6 +80,7 @@ def check_tool(client: anthropic.Anthropic, asked: Any) -> None:
     assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 3)
 
 
+@pytest.mark.long
 async def test_a_chat_a_beginning_and_a_forced_tool() -> None:
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:

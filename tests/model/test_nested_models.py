@@ -12,6 +12,7 @@ from typing import Any, Literal
 import anthropic
 import openai
 import pydantic
+import pytest
 import trio
 
 from tests.family_configs import LONG
@@ -202,6 +203,7 @@ BY_OPENAI = (
 BY_ANTHROPIC = (messages_tool, messages_format, *((messages_named_tool,) if LONG else ()))
 
 
+@pytest.mark.long
 async def test_in_three_dialects_by_the_official_clients() -> None:
     """All at once: they are rows of one batch. Greedy, so a stream says the same as a whole
     answer."""

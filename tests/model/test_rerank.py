@@ -56,6 +56,7 @@ def by_index(said: Any) -> list[float]:
     ]
 
 
+@pytest.mark.long
 async def test_scores_are_those_of_a_direct_pass() -> None:
     wanted = [direct(document) for document in DOCUMENTS]
     assert max(wanted) - min(wanted) > 10 * CLOSE

@@ -86,6 +86,7 @@ kinds = pytest.mark.parametrize("kind", ["greedy", "seeded"])
 
 
 @kinds
+@pytest.mark.long(but=("greedy*",))
 def test_r1_d1_d2_together(kind: str) -> None:
     cases = alone(kind)
     assert len({request.prompt for request, _ in cases}) == (16 if LONG else 8)
@@ -93,6 +94,7 @@ def test_r1_d1_d2_together(kind: str) -> None:
 
 
 @kinds
+@pytest.mark.long(but=("seeded*",))
 def test_r1_d5_joining_and_leaving(kind: str) -> None:
     dice = random.Random(kind)
     cases = dice.sample(alone(kind), len(played()))

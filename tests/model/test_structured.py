@@ -12,6 +12,7 @@ import re
 from functools import cache
 
 import attrs
+import pytest
 
 from tests.engine.driver import GREEDY, Request, answers
 from tests.model.test_smollm import prompts, smollm
@@ -109,6 +110,7 @@ def test_the_grammar_makes_the_difference() -> None:
     )
 
 
+@pytest.mark.long
 def test_d1_d3_d5_joining_and_leaving_changes_nobody() -> None:
     """One after another, and two of them gone before their end."""
     gone = {0: 7, 5: 6}

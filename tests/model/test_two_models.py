@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.families import prompts, reference, save
@@ -36,6 +37,7 @@ async def tokens(runtime: Runtime, prompt: TokenPrompt, count: int) -> list[int]
         return [token async for delta in answer for token in delta.tokens]
 
 
+@pytest.mark.long
 async def test_alternating_requests(tmp_path: Path) -> None:
     """The tiny model's requests begin and end while the embedded one streams."""
     tiny = str(save("llama", tmp_path / "tiny"))

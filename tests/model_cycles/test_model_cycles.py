@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.model_cycles.cycles import Seen, run_cycles
 
 CYCLES = 5
@@ -12,6 +14,7 @@ MAX_GROWTH_BYTES = 4 * 2**20
 only after many cycles."""
 
 
+@pytest.mark.long
 async def test_memory_of_the_device_returns_and_no_request_is_lost(tmp_path: Path) -> None:
     seen = await run_cycles(tmp_path, CYCLES)
     assert (seen.lost, seen.answers) == (0, 2 * CYCLES) and seen.streams

@@ -43,6 +43,7 @@ def test_few_are_equivalent_and_each_says_why() -> None:
     assert len(equivalent) < len(MUTANTS) / 20
 
 
+@pytest.mark.long
 def test_a_few_are_played() -> None:
     """All are by `just mutants`. TROUPER_MUTANTS_SEED draws others."""
     with Scratch() as scratch:

@@ -63,6 +63,22 @@ def answers(tokenizer: FormatTokenizer) -> dict[str, Answer]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.long(
+    but=(
+        "DeepSeek V3.1",
+        "Qwen3",
+        "Hunyuan A13B",
+        "MiniMax M2",
+        "Mistral Small 3.2",
+        "Kimi K2.5",
+        "Command A",
+        "Llama 4",
+        "Functionary 3.2",
+        "ERNIE 4.5",
+        "Phi-4-mini",
+        "LFM2",
+    )
+)
 async def test_what_a_family_writes_arrives_in_three_dialects(family: str, tmp_path: Path) -> None:
     call, specials, *_ = FAMILIES[family]
     save_family(tmp_path, call, specials)

@@ -85,19 +85,6 @@ def test_a_value_without_its_end_ends_where_another_parameter_begins() -> None:
                 assert json.loads(arguments) == {"path": value, "line": 7}
 
 
-@pytest.mark.parametrize(
-    "inner", ["<parameter=other>", "<parameter=path>", "<parameter=", "<parameter=line"]
-)
-def test_a_tag_of_no_other_parameter_is_text_of_the_value(inner: str) -> None:
-    text = (
-        f"<tool_call>\n<function=edit>\n<parameter=path>\na\n{inner}\nb\n</parameter>\n"
-        "</function>\n</tool_call>"
-    )
-    for pieces in ([text], [*text]):
-        [arguments] = arguments_of(played("qwen3_coder", pieces))
-        assert json.loads(arguments) == {"path": f"a\n{inner}\nb"}
-
-
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_a_tool_by_its_name_in_another_case(name: str) -> None:
     """Otherwise it would be text, and the agent's turn would end with it."""
@@ -416,9 +403,13 @@ def test_a_value_without_its_end_swallows_no_second_call(name: str, value: str) 
         "</tool_call>\n<function=edit>",
         "<tool_call>\n<function=edit>",
         "</function>\n</tool_call>\n<tool_call>\n<function=edit",
+        "<parameter=other>",
+        "<parameter=path>",
+        "<parameter=",
+        "<parameter=line",
     ],
 )
-def test_what_begins_no_call_of_a_tool_is_text_of_the_value(inner: str) -> None:
+def test_what_begins_no_call_or_parameter_of_a_tool_is_text_of_the_value(inner: str) -> None:
     text = (
         f"<tool_call>\n<function=edit>\n<parameter=path>\na\n{inner}\nb\n</parameter>\n"
         "</function>\n</tool_call>"

@@ -100,6 +100,7 @@ def test_the_laboratory_is_a_wheel_of_its_own(built: Built) -> None:
     assert "[trouper.commands]" in archive.read(entries).decode()
 
 
+@pytest.mark.long
 def test_it_serves_from_an_empty_folder(installed: Installed, tmp_path: Path) -> None:
     model = str(save("llama", tmp_path / "tiny"))
     where = subprocess.run(

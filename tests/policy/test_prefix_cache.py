@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.actors.bench import generate
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, card
+from tests.long_tests import examples
 from trouper import Settings
 from trouper.actors.runtime.submission import open_submission
 from trouper.actors.scheduling.cache_namespace import cache_namespace
@@ -160,7 +161,7 @@ TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=9).flatmap(
 """They leave each other early and late, in blocks of any size."""
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.tuples(TEXTS, st.sampled_from(["", "tenant"]), st.booleans()), max_size=8),
     st.sampled_from([4, 20, 64]),

@@ -205,7 +205,7 @@ devices = st.builds(device, st.floats(0, 0.2), st.floats(0.0, 0.12), st.floats(0
 kinds = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20)
 
 
-@settings(max_examples=300 if LONG else 5)
+@settings(max_examples=300 if LONG else 3)
 @given(devices, kinds, st.sampled_from([0.0, 0.5]))
 def test_it_never_costs_much(cost: Cost, kinds: list[tuple[float, float]], noise: float) -> None:
     batch = Simulated.of(cost, kinds, noise)
@@ -213,7 +213,7 @@ def test_it_never_costs_much(cost: Cost, kinds: list[tuple[float, float]], noise
     assert batch.gain() > 0.95
 
 
-@settings(max_examples=300 if LONG else 5)
+@settings(max_examples=300 if LONG else 3)
 @given(devices, st.integers(1, 16), st.floats(0.6, 1), st.floats(0.5, 1))
 def test_it_pays_where_it_can(cost: Cost, rows: int, right: float, repeats: float) -> None:
     """Near the best size that whoever knew all costs and chances would take, if that is worth
@@ -237,7 +237,7 @@ def test_it_pays_where_it_can(cost: Cost, rows: int, right: float, repeats: floa
 spells = st.sampled_from([1.5, 5, 50, 500])
 
 
-@settings(max_examples=300 if LONG else 5)
+@settings(max_examples=300 if LONG else 3)
 @given(devices, kinds, st.floats(1.2, 4), st.tuples(spells, spells), st.booleans())
 def test_nor_on_a_busy_machine(
     cost: Cost,
@@ -389,7 +389,7 @@ parts = st.floats(0.02, 1)
 """A pass of a draft model, in plain steps of the target."""
 
 
-@settings(max_examples=300 if LONG else 5)
+@settings(max_examples=300 if LONG else 3)
 @given(devices, both, parts)
 def test_a_draft_model_never_costs_much(
     cost: Cost, kinds: list[tuple[float, float, float]], part: float
@@ -399,7 +399,7 @@ def test_a_draft_model_never_costs_much(
     assert batch.gain() > 0.95
 
 
-@settings(max_examples=300 if LONG else 5)
+@settings(max_examples=300 if LONG else 3)
 @given(devices, st.integers(1, 16), st.floats(0.6, 1), parts)
 def test_a_draft_model_pays_where_it_can(cost: Cost, rows: int, right: float, part: float) -> None:
     batch = Simulated.with_model(cost, [(0, 0, right)] * rows, part)

@@ -68,6 +68,7 @@ def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_r8_three_ranks_answer_what_one_answers(tmp_path: Path) -> None:
     spec = saved(tmp_path, {"qwen3": {"greedy": 8, "drafts": True, "settings": KEPT_IN_BYTES}})
     alone = play_all(spec, ALONE)

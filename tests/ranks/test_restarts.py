@@ -12,6 +12,7 @@ from tests.ranks.restarts import group, play
 WORDS = 150
 
 
+@pytest.mark.long
 def test_r4_f27_ranks_that_are_killed_while_they_write_find_what_all_had_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

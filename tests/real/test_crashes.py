@@ -75,6 +75,7 @@ async def all_at_once(
 
 
 @pytest.mark.parametrize(("name", "speculation"), FAMILIES)
+@pytest.mark.long(but=("llama-ngram", "jamba-off"))
 async def test_rows_of_every_kind_go_on_after_crashes(
     name: str, speculation: Any, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from trouper.actors.scheduling import core
 
 
 @pytest.mark.parametrize("draft", ["itself", "other"])
+@pytest.mark.long(but=("other",))
 async def test_rows_go_on_after_they_were_preempted(
     draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

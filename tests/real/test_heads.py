@@ -22,6 +22,7 @@ from trouper.actors.scheduling import core
 
 @full_float32
 @pytest.mark.parametrize(("kind", "name"), [("of states", "qwen3_5"), ("random", "deepseek_v3")])
+@pytest.mark.long(but=("of states-qwen3_5",))
 async def test_rows_with_a_head_go_on_after_they_were_preempted(
     name: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ async def ask(
     return await hear(answer), answer.cached_tokens
 
 
+@pytest.mark.long
 async def test_the_embedded_model() -> None:
     words = smollm().tokenizer
     prompt = words.encode("In 1969, men first walked on the moon. They came from a planet called")

@@ -194,6 +194,7 @@ tinies = pytest.mark.parametrize("tiny", ["llama", "gpt_oss", "jamba"], indirect
 
 
 @tinies
+@pytest.mark.long(but=("llama",))
 async def test_all_together(tiny: str) -> None:
     asked, alone = await tiny_wishes(tiny)
     async with running(tiny) as runtime:
@@ -202,6 +203,7 @@ async def test_all_together(tiny: str) -> None:
 
 
 @tinies
+@pytest.mark.long(but=("llama", "jamba"))
 async def test_the_wishes_are_what_they_say(tiny: str) -> None:
     """Else the comparison would show little: what ends by a stop does, and no parameter is without
     effect."""
@@ -235,6 +237,7 @@ async def test_the_wishes_are_what_they_say(tiny: str) -> None:
 
 @tinies
 @pytest.mark.parametrize("seed", range(40 if LONG else 2))
+@pytest.mark.long(but=("0-*",))
 async def test_d3_d5_joining_and_leaving(tiny: str, seed: int) -> None:
     asked, alone = await tiny_wishes(tiny)
     clients = Clients(asked, random.Random(f"{Path(tiny).name} {seed}"), 2 * TOKENS)
@@ -297,6 +300,7 @@ MORE = (
 """Each step of the embedded model takes a tenth of a second, for one row or for all."""
 
 
+@pytest.mark.long
 async def test_the_embedded_model() -> None:
     words = smollm().tokenizer
     questions = [

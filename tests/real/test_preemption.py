@@ -83,6 +83,7 @@ async def lower_ones_first(runtime: Runtime, asked: dict[str, Generate]) -> dict
 
 
 @pytest.mark.parametrize(("name", "speculation"), CASES)
+@pytest.mark.long(but=("jamba-off", "gpt_oss-ngram", "llama-ngram"))
 async def test_rows_of_every_kind_go_on_after_they_were_preempted(
     name: str, speculation: Any, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """Noise that follows schemas: a random model at temperature 1, rows of other schemas beside it, and
 every answer that ends is valid.
 
-TROUPER_LONG_TESTS=1 in the environment takes 200 schemas, else 25.
+TROUPER_LONG_TESTS=1 in the environment takes 200 schemas, else 12.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trouper import Generate, RequestFailed, Sampling, TokenPrompt
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import Tokenizer
 
-SCHEMAS = 200 if os.environ.get("TROUPER_LONG_TESTS") else 25
+SCHEMAS = 200 if os.environ.get("TROUPER_LONG_TESTS") else 12
 TOKENS = 400
 MOST_REFUSED = 0.1
 LEAST_ENDED = 0.8

@@ -124,6 +124,7 @@ def test_the_perfect_cache_by_hand() -> None:
     ("name", "bound"),
     [("llama", 1.02), ("gemma3_text", 1.1), ("mamba2", 1.1), ("falcon_h1", 1.1)],
 )
+@pytest.mark.long(but=("llama-*", "mamba2-*"))
 async def test_almost_nothing_is_computed_twice(name: str, tiny: Tiny, bound: float) -> None:
     perfect, free = Perfect(), trio.CapacityLimiter(AT_ONCE)
     async with serving(tiny, snapshot_tokens=512) as served:

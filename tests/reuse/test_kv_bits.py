@@ -31,6 +31,7 @@ def wide_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
 
 
 @other_half
+@pytest.mark.long(but=("deepseek_v3",))
 async def test_8_bits_from_memory_and_disk(
     name: str, wide_of: Callable[[str], Tiny], tmp_path: Path
 ) -> None:

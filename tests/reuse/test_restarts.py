@@ -42,6 +42,7 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "jamba"])
+@pytest.mark.long(but=("llama", "gemma3_text"))
 async def test_after_a_crash_of_the_engine_the_index_is_told_again(
     name: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ async def test_no_blocks_are_reported_while_the_engine_is_tried_after_a_crash(
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "jamba"])
+@pytest.mark.long(but=("llama", "jamba"))
 async def test_f8_a_text_in_many_files_is_read_part_by_part(
     name: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ async def again(tiny: Tiny, part: Part, error: float) -> list[Heard]:
         ("falcon_h1", the_snapshot),
     ],
 )
+@pytest.mark.long(but=("llama-a_block", "falcon_h1-*"))
 async def test_one_wrong_value(name: str, part: Part, tiny: Tiny) -> None:
     await assert_as_cold(tiny, await again(tiny, part, 0))
     with pytest.raises(AssertionError, match="is right"):

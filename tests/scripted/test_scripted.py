@@ -44,6 +44,7 @@ def script(conversation: Conversation) -> str:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.long(but=("llama3", "gpt_oss"))
 async def test_a_loop_in_each_familys_format(family: str, tmp_path: Path) -> None:
     form = FAMILIES[family]
     engine = ScriptedEngine.of(script, form, tmp_path)

@@ -84,6 +84,7 @@ def test_with_the_adaptations_it_is_as_they_say(name: str) -> None:
 
 @pytest.mark.parametrize("name", FULL_SIZE_FAULTY)
 @pytest.mark.usefixtures("no_adaptations")
+@pytest.mark.long(but=("AFM-3B", "SantaCoder-1B"))
 def test_a_tiny_model_of_a_published_config_shows_it(name: str) -> None:
     """The published model is never computed, and not even its memory is taken."""
     model = tiny.empty(FULL_SIZE[name])
@@ -100,6 +101,7 @@ def test_a_model_whose_masks_hide_nothing_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*CONFIGS} - {"phi3small"}) if LONG else SOME)
+@pytest.mark.long(but=("llama4", "qwen3_next", "deepseek_v2"))
 def test_what_is_right_with_adaptations_stays_on(name: str) -> None:
     model = build(name)
     assert attrs.evolve(check(name, model), banks="") == by_caches(model)

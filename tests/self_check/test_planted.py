@@ -69,6 +69,7 @@ def test_a_planted_fault_turns_off_its_feature(name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("family", HEALTHY)
+@pytest.mark.long(but=("gpt_oss", "jamba", "deepseek_v3", "llama"))
 def test_a_right_model_loses_nothing(family: str) -> None:
     assert attrs.evolve(found(right(family)), banks="") == by_caches(right(family))
 
@@ -80,6 +81,7 @@ def bfloat16(family: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3"])
+@pytest.mark.long(but=("llama", "phi3"))
 def test_coarse_rounding_is_no_fault(family: str) -> None:
     """As of models on accelerators. (On a CPU MLX has no experts in bfloat16.)"""
     assert attrs.evolve(found(bfloat16(family)), banks="") == Capabilities()

@@ -52,6 +52,18 @@ def test_there_are_more_than_twenty_families() -> None:
 
 
 @pytest.mark.parametrize("name", FULL_SIZE if EVERY else CHOSEN)
+@pytest.mark.long(
+    but=(
+        "gpt-oss-20b",
+        "Gemma-3-1B",
+        "RecurrentGemma-2B",
+        "Qwen3-4B",
+        "LFM2-1.2B",
+        "Phi-3.5-mini",
+        "Falcon-H1-7B",
+        "MiniCPM3-4B",
+    )
+)
 def test_a_published_config_has_a_tiny_model(name: str) -> None:
     config = FULL_SIZE[name]
     model = tiny.empty(config)

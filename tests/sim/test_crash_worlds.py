@@ -18,6 +18,7 @@ def first(seed: int) -> CrashWorld:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.long(but=("?", "1?"))
 def test_whoever_is_innocent_has_its_answer(seed: int) -> None:
     first(seed)
 

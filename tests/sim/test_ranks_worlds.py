@@ -9,6 +9,7 @@ from tests.sim.ranks import FATES, Fate, What, run_ranks_world, run_two_lives
 
 
 @pytest.mark.parametrize("seed", [*range(14), 68, 337])
+@pytest.mark.long(but=("?", "68", "337"))
 def test_f19_f20_f24_f27_everybody_is_answered_whatever_becomes_of_a_rank(seed: int) -> None:
     """D12: also those whose engine waits in a collective for ever. Tokens are those of one rank;
     who differs is named."""
@@ -42,7 +43,7 @@ def test_the_same_seed_is_the_same_world() -> None:
 # -- with a disk ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12 if LONG else 8))
+@pytest.mark.parametrize("seed", range(12 if LONG else 4))
 def test_r4_f27_two_lives_with_disks_that_fail_or_hang(seed: int) -> None:
     """F9: what one rank has lost between them is computed. D9: or what is damaged. Nobody waits for
     a disk for ever, and each rank gets its own shard."""

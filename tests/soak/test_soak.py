@@ -16,6 +16,7 @@ from tests.soak.load import Tally
 from tests.soak.slopes import theil_sen
 
 
+@pytest.mark.long
 def test_a_few_seconds_of_soak_on_real_servers(tmp_path: Path) -> None:
     shape = Shape(
         1.0, 0.7, 0.5, pause_s=0.02, prompts=1, churn=1, sample_s=0.2, fewest=40, tiny=True

@@ -730,6 +730,7 @@ async def test_a_stream_is_http_and_another_request_may_follow(direct: list[Writ
     assert all(not one.rest and text_of(one.chunk) in usual for one in direct)
 
 
+@pytest.mark.long
 async def test_a_client_that_stops_reading_gets_everything_later(direct: list[Written]) -> None:
     """While it does not read, the others' streams go on."""
     async with serving(FakeEngine(before_step=pace, tokenizer=Wide())) as served:

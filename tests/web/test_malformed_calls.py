@@ -43,6 +43,7 @@ METRIC = "trouper_malformed_calls_total"
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize("outcome", WRITTEN)
+@pytest.mark.long(but=("right-*-True", "no_call-*-False", "repaired-/v1/chat/completions-*"))
 async def test_outcomes_are_counted(
     path: str, stream: bool, outcome: str, caplog: pytest.LogCaptureFixture
 ) -> None:

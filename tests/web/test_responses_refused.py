@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.long_tests import examples
 from tests.web.responses import TOOL, saying
 from tests.web.serving import a_stream_that_goes_on, ask, exchange, get, post, serving
 
@@ -314,7 +315,7 @@ bodies = st.fixed_dictionaries(
 async def test_fuzzed_bodies_never_break_anything() -> None:
     sent: list[bytes] = []
 
-    @settings(max_examples=150, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(150), database=None, suppress_health_check=list(HealthCheck))
     @given(bodies)
     def collect(body: dict[str, Any]) -> None:
         sent.append(json.dumps({"max_output_tokens": 2} | body).encode("utf-8", "surrogatepass"))

@@ -66,7 +66,9 @@ def request(path: str, *, strict: bool = False, named: bool = False) -> Json:
 async def compiled(path: str, body: Json, **server: Any) -> tuple[Grammar, str]:
     """The grammar of a request, and the header of what was ignored, in lower case."""
     tokenizer = Dropping()
-    async with serving(FakeEngine(tokenizer=tokenizer), **server) as served:
+    async with serving(
+        FakeEngine(tokenizer=tokenizer), {"default_max_tokens": 3}, **server
+    ) as served:
         status, headers, answer = await exchange(served, post(path, body))
     assert status == 200, answer
     [grammar] = tokenizer.compiled

@@ -27,6 +27,7 @@ assert resource.setrlimit is set_limit, "it is put back"
     ("given", "kept"),
     [((600, 600), (600, 600)), ((256, 3000), (2048, 3000)), ((3000, 3500), (3000, 3500))],
 )
+@pytest.mark.long(but=("given1*",))
 def test_it_is_only_raised(given: tuple[int, int], kept: tuple[int, int]) -> None:
     """Found by use: with `ulimit -n 1024`, which sets both limits, no server started."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

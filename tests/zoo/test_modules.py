@@ -37,6 +37,24 @@ def played(name: str) -> Play:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.long(
+    but=(
+        "llama",
+        "qwen3",
+        "gemma3_text",
+        "gpt_oss",
+        "deepseek_v3",
+        "mamba2",
+        "falcon_h1",
+        "qwen3_5",
+        "llama4_text",
+        "mixtral",
+        "lfm2",
+        "phi3small",
+        "longcat_flash_ngram",
+        "rwkv7",
+    )
+)
 def test_rows_in_company_are_mlx_lms(name: str) -> None:
     skip_if_routed(CONFIGS[name])
     play = played(name)

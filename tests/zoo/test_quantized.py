@@ -54,6 +54,7 @@ def some_pairs(names: Sequence[str], kinds: Sequence[str], each: int) -> list[tu
 
 
 @pytest.mark.parametrize(("name", "kind"), some_pairs(NAMES, tuple(FORMATS), 2))
+@pytest.mark.long(but=("gpt_oss-*", "deepseek_v3-*", "lfm2-*", "gemma3_text-mxfp4"))
 def test_alone_together_joined_and_restored(name: str, kind: str) -> None:
     skip_if_routed(CONFIGS[name])
     model = quantized(name, kind)
@@ -79,6 +80,7 @@ def test_alone_together_joined_and_restored(name: str, kind: str) -> None:
         1,
     ),
 )
+@pytest.mark.long(but=("llama-*", "qwen3_moe-*"))
 def test_in_bfloat16_rows_are_rounded_alike(name: str, kind: str) -> None:
     """As checkpoints come. A CPU's kernels take row by row, so that company changes no rounding;
     drafts may, since a row that runs several tokens is computed by other kernels, and some models

@@ -13,6 +13,7 @@ from tests.zoo_files.table import PAGE, row
 
 
 @pytest.mark.parametrize("name", FAMILIES if LONG else SHORT)
+@pytest.mark.long(but=("Qwen 3.5, small", "Llama 3.1, 3.2, 3.3", "Gemma 2", "DeepSeek V3.1"))
 def test_a_family_is_loaded_prompted_and_parsed(name: str, tmp_path: Path) -> None:
     outcome = play(FAMILIES[name], tmp_path / "model")
     assert outcome.faults == ()
