@@ -27,6 +27,7 @@ NUMBER = re.compile(r"[\w.]+")
 WITHOUT_ROPE = re.compile(r"use_rope|no_?rope|nope", re.IGNORECASE)
 HALF = re.compile(r"head_dim // 2|0\.5 \*|\* 0\.5")
 ROTATED = frozenset(("partial_rotary_factor", "rotary_pct"))
+WORD = re.compile(r"\w+")
 ROPES = ("rope_scaling", "rope_parameters")
 QUANTIZATIONS = ("quantization_config", "quantization")
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
@@ -50,23 +51,26 @@ class Unread:
 def list_unread(config: dict[str, Any], arguments: type) -> list[Unread]:
     """List keys that neither the module of `arguments` nor modules used there read."""
     source = _source_of(arguments.__module__)
-    names = _names_read(source)
-    if "rope_parameters" not in names:
+    words, names = frozenset(WORD.findall(source)), _names_read(source)
+    if "rope_parameters" not in words:
         config = config | translate(config, arguments)
-    if names & ROTATED:  # Two names of one number.
-        names |= ROTATED
+    if words & ROTATED:  # Two names of one number.
+        words, names = words | ROTATED, names | ROTATED
     parts = [config, *(config[key] for key in TEXT_PARTS if isinstance(config.get(key), dict))]
-    return [unread for part in parts for unread in _of_part(part, source, names)]
+    return [unread for part in parts for unread in _of_part(part, source, words, names)]
 
 
-def _of_part(config: Config, source: str, names: frozenset[str]) -> Iterator[Unread]:
+def _of_part(
+    config: Config, source: str, words: frozenset[str], names: frozenset[str]
+) -> Iterator[Unread]:
+    """`words`: of the code, which may compute what `names` does not show; these refuse nothing."""
     named = [*_of_rope(config, names), *_of_quantization(config)]
     for key, value in config.items():
         if key in names or key in HARMLESS or key in TEXT_PARTS or _is_neutral(value):
             continue
         if (rule := RULES.get(key)) is not None:
             if effect := rule.effect(value, config, source):
-                yield Unread(key, value, effect, rule.wrong)
+                yield Unread(key, value, effect, rule.wrong and key not in words)
         elif MAY_MATTER.search(key) and not key.endswith("_config"):
             named.append((key, value))
     for key, value in named:
