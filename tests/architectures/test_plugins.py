@@ -15,12 +15,16 @@ from tests.families import END, prompts, reference, save_tokenizer, write_json
 from tests.family_configs import BASE
 from tests.real.serving import ask, running
 from trouper import Generate, Settings, TokenPrompt
+from trouper.cli import model_verdicts
+from trouper.cli.model_verdicts import with_problems
+from trouper.engine.architectures import plugins
 from trouper.engine.architectures.architecture_lookup import find_architecture
-from trouper.engine.loading import checkpoint
+from trouper.engine.loading import checkpoint, model_loading
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.self_check import tiny
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.sampling import Sampling
+from trouper.storage.model_files import read_model_files
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin_architecture"
 CONFIG = {**BASE, "model_type": "parallel_llama"}
@@ -189,6 +193,37 @@ def test_what_is_remembered_of_a_plugin_is_forgotten_with_its_code(
     assert load_from(directory).card.self_check.remembered
     module.write_text(ALONE + "\n# changed\n")
     assert not load_from(directory).card.self_check.remembered
+
+
+def test_a_verdict_is_forgotten_with_the_plugins_the_versions_and_the_files(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    opened: list[str] = []
+    monkeypatch.setattr(model_loading, "check", lambda settings: opened.append(settings.model))
+    directory = families.save("llama", tmp_path / "llama")
+
+    def opens() -> bool:
+        opened.clear()
+        with_problems([read_model_files("llama", directory)])
+        return bool(opened)
+
+    assert opens() and not opens()
+    install("other", "no_llama", ALONE)
+    assert opens() and not opens()
+    install("bold", "llama", ALONE, "trouper.architectures.overrides")
+    assert opens() and opens(), "a plugin's code may change without its version"
+    monkeypatch.setattr(plugins, "registered", frozenset)
+    assert opens() and not opens()
+    monkeypatch.setattr(model_verdicts, "version", lambda _name: "9.9")
+    assert opens() and not opens()
+    monkeypatch.setattr(model_verdicts, "VERSION", "9.9")
+    assert opens() and not opens()
+    (directory / "tokenizer_config.json").rename(directory / "tokenizer_configs.json")
+    assert opens() and not opens()
+    (directory / "1_Pooling").mkdir()
+    (directory / "1_Pooling" / "config.json").write_text("{}")
+    assert opens() and not opens()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from tests.family_configs import EVERY, FAMILIES
 from tests.zoo.catalogue import CONFIGS
 from trouper.engine.architectures.architecture_lookup import find_architecture
-from trouper.engine.loading.unread_keys import list_unread
+from trouper.engine.loading.unread_keys import list_unapplied, list_unread
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -55,6 +55,22 @@ NAMED = {
     "router_bias_rate": 0.5,
     "prefix_mask_type": "bidirectional_prefix",
     "norm_position": "post",
+    # Words that the code has for something else:
+    "rope_type": "yarn",
+    "window_size": 256,
+    "activation": "gelu",
+    # Further spellings:
+    "use_dynamic_ntk": True,
+    "num_sink_tokens": 4,
+    "act_fn": "relu2",
+    "clip_qkv": 8.0,
+    "swiglu_alpha": 1.702,
+    "parallel_residual": True,
+    "zero_centered_gamma": True,
+    "llama_4_scaling": {"beta": 0.1},
+    "final_logit_soft_cap": 30.0,
+    "moe_score_func": "sigmoid",
+    "bidirectional": True,
 }
 
 
@@ -94,6 +110,45 @@ def test_keys_for_text_count_and_keys_for_images_do_not() -> None:
     planted = {"final_logit_softcapping": 30.0}
     assert unread(LLAMA | {"vision_config": planted}) == {}
     assert unread(LLAMA | {"text_config": planted}) == {"final_logit_softcapping": True}
+
+
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ""),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 9.0}}, ""),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 0.7}},
+            "rope_scaling.attention_factor",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 10000.0, "logn": True}}},
+            "rope_parameters.logn",
+        ),
+        ({"quantization_config": {"bits": 4, "group_size": 64, "mode": "affine"}}, ""),
+        (
+            {"quantization_config": {"bits": 4, "activation_scheme": "static"}},
+            "quantization_config.activation_scheme",
+        ),
+        (
+            {"quantization_config": {"bits": 4, "rotation": "hadamard"}},
+            "quantization_config.rotation",
+        ),
+    ],
+)
+def test_parts_that_nobody_reads_are_named(part: dict[str, Any], key: str) -> None:
+    assert unread(LLAMA | part) == ({key: False} if key else {})
+
+
+def test_what_requests_do_not_get_is_named() -> None:
+    applied = {"eos_token_id": [2], "do_sample": True, "temperature": 1.0, "max_length": 20}
+    asked = {"suppress_tokens": [5], "repetition_penalty": 1.05, "top_k": 20}
+    assert list_unapplied(applied) == []
+    assert list_unapplied(applied | asked) == [
+        "suppress_tokens ([5])",
+        "repetition_penalty (1.05)",
+        "top_k (20)",
+    ]
 
 
 @pytest.mark.parametrize("name", CONFIGS | FAMILIES)

@@ -238,6 +238,7 @@ SCANNERS: list[tuple[str, Any, str, str, str]] = [
             "",
             {
                 "apertus": '[{"a": ',
+                "cwm": "a>{",
                 "gemma4": "call:a{",
                 "function_gemma": "call:a",
                 "kimi_k3": "<|open|>call",

@@ -63,6 +63,82 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str | None]] = {
         "gemma4",
     ),
     "Granite 3.3": (f"<|tool_call|>[{CALL}]", ("<|tool_call|>",), "granite", None),
+    "Command R": (
+        (
+            'Action: ```json\n[{"tool_name": "{{ c.function.name }}", "parameters": '
+            "{{ c.function.arguments | tojson }}}]```"
+        ),
+        (),
+        "command_r",
+        None,
+    ),
+    "CWM": (
+        (
+            "{# <think> </think> #}<tool: {{ c.function.name }}>\n{{ c.function.arguments.path }}\n"
+            "</tool>"
+        ),
+        (),
+        "cwm",
+        "think",
+    ),
+    "Inkling": (
+        (
+            "{# <|content_thinking|> #}<|message_model|>{{ c.function.name }}"
+            '<|content_invoke_tool_json|>{"name":"{{ c.function.name }}","args":'
+            "{{ c.function.arguments | tojson }}}<|end_message|>"
+        ),
+        (
+            "<|message_model|>",
+            "<|content_thinking|>",
+            "<|content_text|>",
+            "<|content_invoke_tool_json|>",
+            "<|end_message|>",
+        ),
+        "inkling",
+        "inkling",
+    ),
+    "IQuest Coder 2": (
+        "<iquestcoder_tool_call>{{ c.function.name }}"
+        + ITEMS
+        + "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}"
+        "</iquestcoder_tool_call>",
+        ("<iquestcoder_tool_call>", "</iquestcoder_tool_call>"),
+        "iquest_coder_v2",
+        None,
+    ),
+    "K2 Horizon": (
+        "{# <ifm|think> </ifm|think> #}<ifm|tool_calls>\n<ifm|tool_call>{{ c.function.name }}\n"
+        + ITEMS
+        + "<ifm|arg_key>{{ k }}</ifm|arg_key><ifm|arg_value>{{ v }}</ifm|arg_value>{% endfor %}"
+        "</ifm|tool_call>\n</ifm|tool_calls>",
+        ("<ifm|tool_calls>", "<ifm|tool_call>", "</ifm|tool_call>", "</ifm|tool_calls>"),
+        "k2_horizon",
+        "k2_horizon",
+    ),
+    "MiroThinker": (
+        (
+            "{# <think> </think> #}<use_mcp_tool>\n<server_name>tools</server_name>\n<tool_name>"
+            "{{ c.function.name }}</tool_name>\n<arguments>\n{{ c.function.arguments | tojson }}\n"
+            "</arguments>\n</use_mcp_tool>"
+        ),
+        ("<think>", "</think>"),
+        "mirothinker",
+        "think",
+    ),
+    "PLaMo 3": (
+        (
+            "{# <|plamo:begin_think:plamo|> <|plamo:end_think:plamo|> #}"
+            "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>"
+            "<|plamo:begin_tool_name:plamo|>{{ c.function.name }}<|plamo:end_tool_name:plamo|>"
+            "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+            "{{ c.function.arguments | tojson }}<|plamo:end_tool_arguments:plamo|>"
+            "<|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>"
+        ),
+        ("<|plamo:begin_", "<|plamo:end_", ":plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>"),
+        "plamo3",
+        "plamo3",
+    ),
+    "RWKV 7": (f"**Tool Call:**\n\n```json\n{CALL}\n```", (), "rwkv", None),
     "Nemotron Nano 2": (f"<TOOLCALL>[{CALL}]</TOOLCALL>", (), "nemotron_v2", None),
     "Apertus": (
         (

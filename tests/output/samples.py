@@ -84,6 +84,24 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
         "laguna": "<tool_call>edit\n"
         + tagged("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n")
         + "</tool_call>",
+        "iquest_coder_v2": "<iquestcoder_tool_call>edit\n"
+        + tagged("<arg_key>NAME</arg_key>\n<arg_value>", "</arg_value>\n")
+        + "</iquestcoder_tool_call>",
+        "k2_horizon": "<ifm|tool_calls>\n<ifm|tool_call>edit\n"
+        + tagged("<ifm|arg_key>NAME</ifm|arg_key>\n<ifm|arg_value>", "</ifm|arg_value>\n")
+        + "</ifm|tool_call>\n</ifm|tool_calls>",
+        "inkling": '<|message_model|>edit<|content_invoke_tool_json|>{"name":"edit","args":'
+        f"{as_json}}}<|end_message|>",
+        "command_r": 'Action: ```json\n[\n    {\n        "tool_name": "edit",\n        "parameters": '
+        f"{as_json}\n    }}\n]```",
+        "rwkv": f"**Tool Call:**\n\n```json\n{call}\n```",
+        "mirothinker": "<use_mcp_tool>\n<server_name>tools</server_name>\n<tool_name>edit</tool_name>"
+        f"\n<arguments>\n{as_json}\n</arguments>\n</use_mcp_tool>",
+        "plamo3": "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>"
+        "<|plamo:begin_tool_name:plamo|>edit<|plamo:end_tool_name:plamo|>"
+        "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>"
+        f"{as_json}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+        "<|plamo:end_tool_requests:plamo|>",
         "minimax_m2": '<minimax:tool_call>\n<invoke name="edit">\n'
         + tagged('<parameter name="NAME">', "</parameter>\n")
         + "</invoke>\n</minimax:tool_call>",
@@ -148,6 +166,7 @@ def _kimi_argument(name: str, value: Any) -> str:
 CALLS = written(ARGUMENTS) | {
     "gemma4": '<|tool_call>call:edit{path:<|"|>ä "q" <b>\n  x<|"|>,line:7,options:{deep:[1,null,true]}}<tool_call|>',
     "apertus": f'<|tools_prefix|>[{{"edit": {json.dumps(ARGUMENTS)}}}]<|tools_suffix|>',
+    "cwm": f"<tool: edit>\n{json.dumps(ARGUMENTS, ensure_ascii=False)}\n</tool>",
     "olmo3": f"<function_calls>\n{PYTHON}\n</function_calls>",
     "lfm2": f"<|tool_call_start|>[{PYTHON}]<|tool_call_end|>",
     "pythonic": f"<|python_start|>[{PYTHON}]<|python_end|>",

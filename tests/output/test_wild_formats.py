@@ -31,7 +31,7 @@ def test_a_family_is_known_by_what_its_template_writes(family: str, tmp_path: Pa
 
 def test_calls_without_a_parser_are_named_as_what_they_are(tmp_path: Path) -> None:
     """A model that writes calls was trained to."""
-    call = "<|content_invoke_tool_json|>{{ c.function.arguments | tojson }}"
+    call = "<new_call>{{ c.function.arguments | tojson }}"
     save_family(tmp_path, call, ())
     tokenizer = load(tmp_path)
     assert tokenizer.tool_parser is None and tokenizer.unread_calls
@@ -60,6 +60,15 @@ ANSWERS = {
         "<|START_THINKING|>I look.<|END_THINKING|><|START_RESPONSE|>Hello!<|END_RESPONSE|>",
         "I look.",
     ),
+    "inkling": (
+        (
+            "<|content_thinking|>I look.<|end_message|><|message_model|><|content_text|>Hello!"
+            "<|end_message|><|content_model_end_sampling|>"
+        ),
+        "I look.",
+    ),
+    "k2_horizon": ("<ifm|think>I look.</ifm|think>Hello!", "I look."),
+    "plamo3": ("<|plamo:begin_think:plamo|>I look.<|plamo:end_think:plamo|>Hello!", "I look."),
     "gemma4": ("<|channel>thought\nI look.\n<channel|>Hello!", "I look."),
     "granite": ("Here is my thought process: I look. Here is my response: Hello!", " I look."),
     "seed_oss": ("<seed:think>I look.</seed:think>Hello!", "I look."),

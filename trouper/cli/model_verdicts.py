@@ -1,7 +1,8 @@
 """Why `serve` would refuse models, for `trouper models`.
 
 A model is opened as `serve` opens one, which takes about a second. Models that passed are
-remembered by the state of their files.
+remembered by the state of their files and of the code that reads them; the code of a plugin may
+change without its version, and models that need one are opened each time.
 """
 
 from __future__ import annotations
@@ -32,20 +33,38 @@ class Passed(msgspec.Struct, frozen=True):
     state: str
 
 
+NOTHING = Passed("")
+
+
 def with_problems(models: Sequence[ModelFiles]) -> list[ModelFiles]:
     """The models with `problem` as `serve` would say it."""
-    memo = default_cache_dir() / MEMO
+    from trouper.engine.architectures.architecture_lookup import descriptions, registered
+
+    memo, code = default_cache_dir() / MEMO, repr((VERSION, *_versions(), *descriptions()))
     before = read_memo(memo, Passed)
-    checked = [_checked(files, before) for files in models]
-    passed = {_key(files): Passed(_state(files)) for files in checked if not files.problem}
+    changing = registered()
+    states = {
+        _key(files): Passed(_state(files, code))
+        for files in models
+        if files.architecture not in changing
+    }
+    checked = [
+        files
+        if files.problem or before.get(_key(files), NOTHING) == states.get(_key(files))
+        else _opened(files)
+        for files in models
+    ]
+    passed = {
+        _key(files): states[_key(files)]
+        for files in checked
+        if not files.problem and _key(files) in states
+    }
     if any(before.get(name) != value for name, value in passed.items()):
         write_memo(memo, dict([*(before | passed).items()][-MAX_REMEMBERED:]))
     return checked
 
 
-def _checked(files: ModelFiles, before: dict[str, Passed]) -> ModelFiles:
-    if files.problem or before.get(_key(files)) == Passed(_state(files)):
-        return files
+def _opened(files: ModelFiles) -> ModelFiles:
     from trouper.engine.loading.model_loading import check
 
     try:
@@ -61,8 +80,8 @@ def _key(files: ModelFiles) -> str:
     return encodable(str(files.directory.absolute()))
 
 
-def _state(files: ModelFiles) -> str:
-    state = repr((VERSION, *state_of(files.directory), *_versions()))
+def _state(files: ModelFiles, code: str) -> str:
+    state = repr((code, *state_of(files.directory)))
     return hashlib.sha256(state.encode()).hexdigest()
 
 

@@ -8,10 +8,12 @@ from trouper.protocol.problems import SettingsInvalid
 
 AUTO, NONE = "auto", "none"
 HARMONY = "harmony"
+INKLING = "inkling"
 FUNCTIONARY_32 = "functionary_v32"
 # Formats whose arguments are streamed while generated.
 STREAMED_TOOL_PARSERS = (
     "cohere",
+    "command_r",
     "deepseek_v3",
     "deepseek_v32",
     "deepseek_v4",
@@ -29,19 +31,25 @@ STREAMED_TOOL_PARSERS = (
     "hunyuan",
     "hy_v3",
     "hy_v3_opensource",
+    INKLING,
     "internlm",
+    "iquest_coder_v2",
     "jamba",
+    "k2_horizon",
     "kimi_k2",
     "laguna",
     "llama3_json",
     "longcat",
     "minimax_m2",
+    "mirothinker",
     "mistral",
     "nemotron_mini",
     "nemotron_v2",
     "openpangu",
     "phi4_mini_json",
+    "plamo3",
     "qwen3_coder",
+    "rwkv",
     "seed_oss",
     "solar_open",
     "solar_open2",
@@ -51,6 +59,7 @@ STREAMED_TOOL_PARSERS = (
 # Formats that are read once a call is complete.
 BUFFERED_TOOL_PARSERS = (
     "apertus",
+    "cwm",
     "function_gemma",
     "gemma4",
     "kimi_k3",
@@ -64,6 +73,7 @@ BUFFERED_TOOL_PARSERS = (
 # Markers around calls of buffered formats that mlx-lm lacks, or has by another name.
 OWN_MARKERS = {
     "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
+    "cwm": ("<tool:", "</tool>"),
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "minimax_m3": ("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
     "olmo3": ("<function_calls>", "</function_calls>"),
@@ -121,9 +131,12 @@ THINKING = {
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     "ernie45": ("<think>", "</think>"),
     "hy_v3_opensource": ("<think:opensource>", "</think:opensource>"),
+    INKLING: ("<|content_thinking|>", "<|end_message|>"),
+    "k2_horizon": ("<ifm|think>", "</ifm|think>"),
     "kimi_vl": ("◁think▷", "◁/think▷"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
     "openpangu": ("[unused16]", "[unused17]"),
+    "plamo3": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     "solar_open": ("<|think|>", "<|end|>"),
     "longcat": ("<longcat_think>", "</longcat_think>"),
     "laguna": ("<|think:start|>", "<|think:end|>"),
@@ -217,6 +230,8 @@ def _hy_markers(suffix: str) -> tuple[str, ...]:
 # Texts in calls that may be special tokens, made visible for the parsers.
 CALL_MARKERS = {
     "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "command_r": (),
+    "cwm": (),
     "dots": ("<dots_function_call>", "</dots_function_call>", *INVOKES),
     "function_gemma": ("<escape>",),
     "functionary_v31": ("<function=", "</function>"),
@@ -230,17 +245,44 @@ CALL_MARKERS = {
     "hunyuan": ("<tool_calls>", "<tool_call>", "</tool_call>", "</tool_calls>"),
     "hy_v3": _hy_markers(""),
     "hy_v3_opensource": _hy_markers(":opensource"),
+    INKLING: (
+        "<|message_model|>",
+        "<|content_text|>",
+        "<|content_invoke_tool_json|>",
+        "<|content_invoke_tool_text|>",
+        "<|content_tool_error|>",
+        "<|content_model_end_sampling|>",
+    ),
+    "iquest_coder_v2": (
+        "<iquestcoder_tool_call>",
+        "</iquestcoder_tool_call>",
+        *ARGUMENTS[2:],
+    ),
     "jamba": ("<tool_calls>", "</tool_calls>"),
+    "k2_horizon": tuple(
+        f"<{slash}ifm|{name}>"
+        for name in ("tool_calls", "tool_call", "arg_key", "arg_type", "arg_value")
+        for slash in ("", "/")
+    ),
     "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
     "lfm2": (),
     "minicpm5": ("<param name=", "</param>"),
     "minimax_m3": INVOKES[:2],
+    "mirothinker": ("<use_mcp_tool>", "</use_mcp_tool>", "<server_name>", "<arguments>"),
     "muse_spark": ("<atem:invoke", "</atem:invoke>", "<atem:parameter", "</atem:parameter>"),
     "nemotron_mini": ("<toolcall>", "</toolcall>"),
     "nemotron_v2": ("<TOOLCALL>", "</TOOLCALL>"),
     "openpangu": ("[unused11]", "[unused12]"),
     "phi4_mini_json": ("functools",),
+    "plamo3": (
+        "<|plamo:begin_",
+        "<|plamo:end_",
+        ":plamo|>",
+        "<|plamo:constrain|>",
+        "<|plamo:msg|>",
+    ),
     "pythonic": OWN_MARKERS["lfm2"],
+    "rwkv": (),
     "seed_oss": ("<seed:tool_call>", "</seed:tool_call>", *FUNCTIONS),
     "solar_open": (
         "<|tool_calls|>",

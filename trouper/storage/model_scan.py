@@ -16,7 +16,8 @@ from trouper.storage.model_files import ModelFiles, read_model_files, unreadable
 ANSWER_S = 10.0
 # Maximum path on Linux.
 LONGEST_NAME = 4096
-Described = tuple[tuple[float, ...], ModelFiles]
+FilesState = tuple[tuple[str, float, int], ...]
+Described = tuple[FilesState, ModelFiles]
 """State of the files, and their description."""
 # As huggingface_hub names directories: models--OWNER--NAME/snapshots/COMMIT.
 SNAPSHOTS = "models--*"
@@ -125,12 +126,14 @@ def _snapshot(repository: Path) -> Path | None:
         return None
 
 
-def state_of(directory: Path) -> tuple[float, ...]:
-    """Times and sizes of the readable files."""
-    values: list[float] = []
-    for path in sorted(directory.glob("*")):
-        with suppress(OSError):
-            if path.is_file():
-                stat = path.stat()
-                values += (stat.st_mtime, float(stat.st_size))
+def state_of(directory: Path) -> FilesState:
+    """Names, times and sizes of the readable files, and of the modules' configs below."""
+    values: list[tuple[str, float, int]] = []
+    for pattern in ("*", "*/*.json"):
+        for path in sorted(directory.glob(pattern)):
+            with suppress(OSError):
+                if path.is_file():
+                    stat = path.stat()
+                    name = path.relative_to(directory).as_posix()
+                    values.append((name, stat.st_mtime, stat.st_size))
     return tuple(values)

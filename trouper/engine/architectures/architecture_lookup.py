@@ -92,6 +92,17 @@ def registered() -> frozenset[str]:
     return frozenset(_registered(GROUP, path)) | frozenset(_registered(OVERRIDES, path))
 
 
+def descriptions() -> list[str]:
+    """All plugins, with the versions of their packages. Imports none."""
+    path = tuple(sys.path)
+    return sorted(
+        f"{group} {name} {plugin.description}"
+        for group in (GROUP, OVERRIDES)
+        for name, plugins in _registered(group, path).items()
+        for plugin in plugins
+    )
+
+
 @cache
 def _registered(group: str, path: tuple[str, ...]) -> dict[str, tuple[Plugin, ...]]:  # noqa: ARG001  The metadata is searched on it.
     found: dict[str, tuple[Plugin, ...]] = {}

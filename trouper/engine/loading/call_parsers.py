@@ -320,8 +320,23 @@ def apertus(text: str, _tools: Any = None) -> list[Call]:
     return _some([{"name": name, "arguments": value} for name, value in calls])
 
 
+def cwm(text: str, tools: Any = None) -> Call:
+    """Read ` NAME>` and an object, or the text of the tool's only argument."""
+    head, found, body = text.partition(">")
+    name, body = head.strip(), body.strip("\n")
+    if not found or not name or len(head) > LONGEST_HEAD:
+        raise NoCall
+    if isinstance(arguments := _json_or_text(body, body), dict):
+        return {"name": name, "arguments": arguments}
+    keys = [*_mapping(_parameters(tools, name).get("properties"))]
+    if len(keys) != 1:
+        raise NoCall
+    return {"name": name, "arguments": {keys[0]: body}}
+
+
 PARSERS: Mapping[str, ParseTool] = {
     "apertus": apertus,
+    "cwm": cwm,
     "function_gemma": function_gemma,
     "gemma4": gemma4,
     "kimi_k3": kimi_k3,

@@ -31,7 +31,7 @@ from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.opening import NO_OUTPUT_HEAD, lacks_head
 from trouper.engine.loading.tokenizer import HubTokenizer
-from trouper.engine.loading.unread_keys import list_unread
+from trouper.engine.loading.unread_keys import list_unapplied, list_unread
 from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, opened
 from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform import device
@@ -335,10 +335,13 @@ def _generation_config(directory: Path, report: Callable[[str], None]) -> dict[s
     """An unreadable file is skipped, as in mlx-lm."""
     path = directory / "generation_config.json"
     try:
-        return read_json(path) if path.exists() else {}
+        config = read_json(path) if path.exists() else {}
     except ModelUnusable as error:
         report(f"{error.message}: read past")
         return {}
+    if unapplied := list_unapplied(config):
+        report(f"generation_config.json, left to requests: {'; '.join(unapplied)}")
+    return config
 
 
 def _shard(

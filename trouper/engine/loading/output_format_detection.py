@@ -30,6 +30,7 @@ from trouper.protocol.output_formats import (
     BUFFERED_TOOL_PARSERS,
     CALL_MARKERS,
     HARMONY,
+    INKLING,
     NONE,
     OWN_MARKERS,
     REASONING_PARSER_ALIASES,
@@ -44,6 +45,14 @@ RENDERED = {
     "hy_v3_opensource": r"<tool_call:opensource>\s*probe_tool",
     "hunyuan": r"<tool_calls>\s*<tool_call>\s*probe_tool\b",
     "glm": r"<tool_call>\s*probe_tool\s*<arg_key>",
+    "iquest_coder_v2": r"<iquestcoder_tool_call>\s*probe_tool",
+    "k2_horizon": r"<ifm\|tool_call>",
+    INKLING: r"<\|content_invoke_tool_json\|>",
+    "mirothinker": r"<tool_name>probe_tool</tool_name>",
+    "plamo3": r"<\|plamo:begin_tool_name:plamo\|>probe_tool",
+    "rwkv": r"\*\*Tool Call:\*\*",
+    "command_r": r"Action:\s*```json\s*\[?\s*\{",
+    "cwm": r"<tool: ?probe_tool>",
     "minimax_m2": r'<minimax:tool_call>\s*<invoke name="probe_tool">',
     "minimax_m3": r'\]<\]minimax\[>\[\s*<invoke name="probe_tool">',
     "dots": r'<dots_function_call>\s*<invoke name="probe_tool">',
@@ -86,6 +95,10 @@ RENDERED = {
 }
 IN_SOURCE = {
     HARMONY: "<|channel|>",
+    INKLING: "<|content_invoke_tool_json|>",
+    "k2_horizon": "<ifm|tool_call>",
+    "mirothinker": "<use_mcp_tool>",
+    "command_r": "followed by a json-formatted list of actions",
     "deepseek_v4": "｜DSML｜tool_calls",
     "deepseek_v32": "｜DSML｜",
     "deepseek_v3": "<｜tool▁calls▁begin｜>",
@@ -105,7 +118,16 @@ IN_SOURCE = {
 REASONING_IN_SOURCE = {
     **{
         name: THINKING[name]
-        for name in ("minimax_m3", "hy_v3_opensource", "apertus", "kimi_vl", "openpangu")
+        for name in (
+            "minimax_m3",
+            "hy_v3_opensource",
+            "apertus",
+            "kimi_vl",
+            "openpangu",
+            "k2_horizon",
+            "plamo3",
+            INKLING,
+        )
     },
     "solar_open": ("<|think|>", "<|content|>"),
     "ernie45": ("</think>", "<response>", "</response>"),

@@ -6,15 +6,18 @@ refuses the model.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import attrs
+from mlx_lm import utils
+from mlx_lm.models import rope_utils
 
 from trouper.engine.loading.config_translation import translate
 
@@ -25,6 +28,8 @@ WITHOUT_ROPE = re.compile(r"use_rope|no_?rope|nope", re.IGNORECASE)
 HALF = re.compile(r"head_dim // 2|0\.5 \*|\* 0\.5")
 ROTATED = frozenset(("partial_rotary_factor", "rotary_pct"))
 WORD = re.compile(r"\w+")
+ROPES = ("rope_scaling", "rope_parameters")
+QUANTIZATIONS = ("quantization_config", "quantization")
 TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
 
@@ -46,27 +51,63 @@ class Unread:
 def list_unread(config: dict[str, Any], arguments: type) -> list[Unread]:
     """List keys that neither the module of `arguments` nor modules used there read."""
     source = _source_of(arguments.__module__)
-    words = frozenset(WORD.findall(source))
+    words, names = frozenset(WORD.findall(source)), _names_read(source)
     if "rope_parameters" not in words:
         config = config | translate(config, arguments)
     if words & ROTATED:  # Two names of one number.
-        words |= ROTATED
+        words, names = words | ROTATED, names | ROTATED
     parts = [config, *(config[key] for key in TEXT_PARTS if isinstance(config.get(key), dict))]
-    return [unread for part in parts for unread in _of_part(part, source, words)]
+    return [unread for part in parts for unread in _of_part(part, source, words, names)]
 
 
-def _of_part(config: Config, source: str, words: frozenset[str]) -> Iterator[Unread]:
-    named = []
+def _of_part(
+    config: Config, source: str, words: frozenset[str], names: frozenset[str]
+) -> Iterator[Unread]:
+    """`words`: of the code, which may compute what `names` does not show; these refuse nothing."""
+    named = [*_of_rope(config, names), *_of_quantization(config)]
     for key, value in config.items():
-        if key in words or key in HARMLESS or key in TEXT_PARTS or _is_neutral(value):
+        if key in names or key in HARMLESS or key in TEXT_PARTS or _is_neutral(value):
             continue
         if (rule := RULES.get(key)) is not None:
             if effect := rule.effect(value, config, source):
-                yield Unread(key, value, effect, rule.wrong)
-        elif MAY_MATTER.search(key) and not isinstance(value, dict):
-            named.append(key)
-    for key in named:
-        yield Unread(key, config[key], "it may change answers", wrong=False)
+                yield Unread(key, value, effect, rule.wrong and key not in words)
+        elif MAY_MATTER.search(key) and not key.endswith("_config"):
+            named.append((key, value))
+    for key, value in named:
+        yield Unread(key, value, "it may change answers", wrong=False)
+
+
+def _of_rope(config: Config, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Parts of rope, possibly by the type of a layer."""
+    names |= _names_read(inspect.getsource(rope_utils))
+    for key in ROPES:
+        found = config.get(key)
+        if not isinstance(found, dict):
+            continue
+        parts = [found, *(part for part in found.values() if isinstance(part, dict))]
+        for name, value in (item for part in parts for item in part.items()):
+            known = name in names or name in OF_ROPE.split() or isinstance(value, dict)
+            if not known and not _is_neutral(value):
+                yield f"{key}.{name}", value
+
+
+def _of_quantization(config: Config) -> Iterator[tuple[str, Any]]:
+    names = _names_read(inspect.getsource(utils))
+    for key in QUANTIZATIONS:
+        found = config.get(key)
+        for name, value in found.items() if isinstance(found, dict) else ():
+            known = name in names or name in OF_QUANTIZATION or isinstance(value, dict)
+            if not known and not _is_neutral(value) and CHANGES_WEIGHTS.search(name):
+                yield f"{key}.{name}", value
+
+
+def list_unapplied(generation_config: Config) -> list[str]:
+    """List what a generation_config.json asks of every request, and no request gets."""
+    return [
+        f"{key} ({value})"
+        for key, value in generation_config.items()
+        if key in OF_ANSWERS.split() and not _is_neutral(value) and value != NEUTRAL.get(key)
+    ]
 
 
 def _is_neutral(value: object) -> bool:
@@ -83,6 +124,31 @@ def _source_of(name: str) -> str:
         if isinstance(value, type | ModuleType)
     }
     return "\n".join(inspect.getsource(each) for each in used if each.__name__.startswith(PACKAGES))
+
+
+@cache
+def _names_read(source: str) -> frozenset[str]:
+    """Fields, attributes, and texts that look up an entry; a local variable reads no key."""
+    names, texts = set[str](), list[ast.expr | None]()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Attribute(value=ast.Name(id="self")):
+                pass
+            case ast.Attribute(attr=name):
+                names.add(name)
+            case ast.Subscript(slice=key) | ast.Compare(left=key):
+                texts.append(key)
+            case ast.Call(args=values) | ast.Dict(keys=values):
+                texts += values
+            case ast.Tuple(elts=values) | ast.List(elts=values) | ast.Set(elts=values):
+                texts += values
+    return frozenset((*names, *(each.value for each in texts if _is_text(each))))
+
+
+def _is_text(node: ast.expr | None) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -227,9 +293,36 @@ RULES: Mapping[str, Rule] = {
 """Keys that change tokens."""
 
 MAY_MATTER = re.compile(
-    r"rope|rotary|attn|attention|mask|norm|softcap|scal(?:e|ing)|window|multiplier|position|"
-    r"router|expert_|activation"
+    r"rope|rotary|ntk|attn|attention|mask|causal|bidirectional|norm|gamma|soft_?cap|clip|sink|"
+    r"scal(?:e|ing)|alpha|multiplier|residual|parallel|window|chunk|position|alibi|temperature|"
+    r"router|expert_|score|activation|(?:^|_)act(?:_|$)"
 )
+CHANGES_WEIGHTS = re.compile(
+    r"activation|rotat|hadamard|scale|scaling|smooth|clip|outlier|kv_cache"
+)
+OF_QUANTIZATION = frozenset(("kv_cache_scheme", "ignored_layers", "modules_to_not_convert"))
+"""Of a cache that is not used here, and of layers as they are stored."""
+OF_ROPE = """
+    type rope_type rope_theta partial_rotary_factor rotary_pct original_max_position_embeddings
+    truncate mrope_section mrope_interleaved factor
+"""
+"""Read, by the translation too, or without effect on text alone."""
+OF_ANSWERS = """
+    temperature top_p top_k min_p typical_p epsilon_cutoff eta_cutoff repetition_penalty
+    presence_penalty frequency_penalty encoder_repetition_penalty no_repeat_ngram_size
+    bad_words_ids suppress_tokens begin_suppress_tokens forced_bos_token_id forced_eos_token_id
+    sequence_bias exponential_decay_length_penalty guidance_scale min_length min_new_tokens
+    max_length max_new_tokens stop_strings watermarking_config
+"""
+NEUTRAL: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "guidance_scale": 1.0,
+    "max_length": 20,
+}
 TRAINING = """
     attention_dropout attn_dropout attn_pdrop attention_probs_dropout_prob embd_pdrop resid_pdrop
     hidden_dropout hidden_dropout_prob residual_dropout classifier_dropout initializer_range

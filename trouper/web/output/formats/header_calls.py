@@ -1,5 +1,5 @@
 """Calls as a header with the tool's name, then arguments as JSON: DeepSeek V3, Kimi K2, Mistral,
-Hunyuan, Functionary 3.1, Solar Open."""
+Hunyuan, Functionary 3.1, Solar Open, PLaMo 3, MiroThinker."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ MISTRAL_HEADER = re.compile(
 HUNYUAN_HEADER = re.compile(r"\s*+([^\s<`]++)\s*+(?:```(?:json)?\s*+)?")
 FUNCTIONARY_HEADER = re.compile(r"([^\s<>]++)>\s*+")
 SOLAR_HEADER = re.compile(r"[^<]*+<\|tool_call:name\|>\s*+([^\s<]++)\s*+<\|tool_call:args\|>\s*+")
+MIROTHINKER_HEADER = re.compile(
+    r"[^<]*+</server_name>\s*+<tool_name>\s*+([^<]++)</tool_name>\s*+<arguments>\s*+"
+)
+PLAMO_HEADER = re.compile(
+    r"\s*+<\|plamo:begin_tool_name:plamo\|>([^<]++)<\|plamo:end_tool_name:plamo\|>\s*+"
+    r"<\|plamo:begin_tool_arguments:plamo\|>(?:<\|plamo:constrain\|>json<\|plamo:msg\|>)?+\s*+"
+)
 MISTRAL_CALL = "[TOOL_CALLS]"
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 
@@ -79,6 +86,18 @@ KIMI = HeaderLayout(
     "<|tool_call_end|>",
     "<|tool_calls_section_end|>",
     "<|tool_call_section_end|>",
+)
+MIROTHINKER = HeaderLayout(
+    "<server_name>",
+    partial(_name_by, MIROTHINKER_HEADER.fullmatch),
+    "</arguments>",
+    "</use_mcp_tool>",
+)
+PLAMO = HeaderLayout(
+    "<|plamo:begin_tool_request:plamo|>",
+    partial(_name_by, PLAMO_HEADER.fullmatch),
+    "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+    "<|plamo:end_tool_requests:plamo|>",
 )
 MISTRAL = HeaderLayout("", partial(_name_by, MISTRAL_HEADER.fullmatch), "", "")
 

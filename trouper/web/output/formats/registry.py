@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 
 from trouper.protocol.model import Tokenizer
-from trouper.protocol.output_formats import ANSWERING, FUNCTIONARY_32, HARMONY, OWN_MARKERS
+from trouper.protocol.output_formats import ANSWERING, FUNCTIONARY_32, HARMONY, INKLING, OWN_MARKERS
 from trouper.web.output.formats.buffered_calls import buffered_section, python_section
 from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.functionary import functionary_answer
@@ -19,11 +19,14 @@ from trouper.web.output.formats.header_calls import (
     FUNCTIONARY,
     HUNYUAN,
     KIMI,
+    MIROTHINKER,
+    PLAMO,
     SOLAR,
     HeaderLayout,
     header_section,
     mistral_section,
 )
+from trouper.web.output.formats.inkling import inkling_answer
 from trouper.web.output.formats.json_calls import NO_END, Ends, json_section
 from trouper.web.output.formats.marked_answer import NO_CALLS, CallFormat, MarkedAnswer
 from trouper.web.output.formats.tagged_calls import TagLayout, tagged_section
@@ -32,6 +35,7 @@ from trouper.web.output.tool_calls import Tools
 from trouper.web.output.tool_forms import input_as_arguments
 
 NEVER = re.compile("(?!)")
+FENCE = "```"
 
 QWEN3_CODER = TagLayout(
     call=("<function=", ">"),
@@ -49,6 +53,19 @@ GLM = TagLayout(
     value_end="</arg_value>",
     section_start="<tool_call>",
     section_end="</tool_call>",
+)
+IQUEST_2 = attrs.evolve(
+    GLM, section_start="<iquestcoder_tool_call>", section_end="</iquestcoder_tool_call>"
+)
+K2 = TagLayout(
+    call=("<ifm|tool_call>", ""),
+    call_end="</ifm|tool_call>",
+    key=("<ifm|arg_key>", "</ifm|arg_key>"),
+    type=("<ifm|arg_type>", "</ifm|arg_type>"),
+    value_start="<ifm|arg_value>",
+    value_end="</ifm|arg_value>",
+    section_start="<ifm|tool_calls>",
+    section_end="</ifm|tool_calls>",
 )
 MINIMAX = TagLayout(
     call=("<invoke name=", ">"),
@@ -133,6 +150,41 @@ def _tool_call_section(source: TextSource, sink: CallSink) -> Steps[bool]:
     return (yield from json_section(source, sink, TOOL_CALL))
 
 
+K2_OBJECT = Ends(K2.call_end, (K2.section_end,), K2.call[0])
+
+
+def _k2_section(source: TextSource, sink: CallSink) -> Steps[bool]:
+    """A template's `tool_call_format` makes calls objects or tags."""
+    before = sink.calls
+    while True:
+        yield from source.skip()
+        position = source.position
+        begun = yield from source.matches(K2.call[0])
+        yield from source.skip()
+        if not begun or (yield from source.peek()) != "{":
+            source.rewind(position)
+            if sink.calls > before and (yield from source.matches(K2.section_end)):
+                return True
+            if sink.calls > before and not begun:
+                return False
+            return (yield from tagged_section(source, sink, K2))
+        yield from json_section(source, sink, K2_OBJECT)
+
+
+def _fenced(start: str) -> CallFormat:
+    """A block of Markdown with objects behind `start`."""
+    ends = Ends(FENCE, start=start)
+
+    def section(source: TextSource, sink: CallSink) -> Steps[bool]:
+        yield from source.skip()
+        if not (yield from source.matches(FENCE)):
+            raise NotACall
+        yield from source.matches("json")
+        return (yield from json_section(source, sink, ends))
+
+    return CallFormat((start,), section, FENCE)
+
+
 def _json(start: str, end: str) -> CallFormat:
     return CallFormat((start,), partial(json_section, ends=Ends(end, start=start)), end)
 
@@ -160,6 +212,8 @@ FORMATS: dict[str, CallFormat] = {
     ),
     "glm": _tagged(GLM),
     "laguna": _tagged(GLM),
+    "iquest_coder_v2": _tagged(IQUEST_2),
+    "k2_horizon": CallFormat((K2.section_start,), _k2_section, K2.section_end),
     "minimax_m2": _tagged(MINIMAX),
     "deepseek_v32": _tagged(DSML),
     "deepseek_v4": _tagged(DSML_4),
@@ -181,11 +235,17 @@ FORMATS: dict[str, CallFormat] = {
     "nemotron_v2": _json("<TOOLCALL>", "</TOOLCALL>"),
     "openpangu": _json("[unused11]", "[unused12]"),
     "phi4_mini_json": _json("functools", ""),
+    "command_r": _fenced("Action:"),
+    "rwkv": _fenced("**Tool Call:**"),
     "deepseek_v3": _header(DEEPSEEK, "<｜tool▁calls▁begin｜>"),
     "kimi_k2": _header(KIMI, "<|tool_calls_section_begin|>", "<|tool_call_section_begin|>"),
     "functionary_v31": _header(FUNCTIONARY),
     "hunyuan": _header(HUNYUAN, "<tool_calls>"),
     "solar_open": _header(SOLAR, "<|tool_calls|>"),
+    "plamo3": _header(PLAMO, "<|plamo:begin_tool_requests:plamo|>"),
+    "mirothinker": CallFormat(
+        ("<use_mcp_tool>",), partial(header_section, layout=MIROTHINKER), MIROTHINKER.section_end
+    ),
     "mistral": CallFormat(("[TOOL_CALLS]",), mistral_section),
     "llama3_json": CallFormat(("<|python_tag|>",), partial(json_section, ends=NO_END), opening="{"),
     "xlam": CallFormat((), partial(json_section, ends=NO_END), opening="["),
@@ -208,6 +268,8 @@ def answer_steps(
         return _forced(source, sink)
     if tokenizer.tool_parser == HARMONY:
         return harmony_answer(source, sink, thinks=thinks)
+    if INKLING in (tokenizer.tool_parser, tokenizer.reasoning_parser):
+        return inkling_answer(source, sink, thinks=thinks)
     if tokenizer.tool_parser == FUNCTIONARY_32:
         return functionary_answer(source, sink)
     calls = call_format(tools, tokenizer) if tools.offered else NO_CALLS

@@ -31,6 +31,8 @@ class TagLayout:
     """("", "") where the first line names the only call."""
     call_end: str = ""
     key: tuple[str, str]
+    type: tuple[str, str] = ("", "")
+    """Tags around a value's type, which may stand behind the name."""
     value_start: str = ""
     value_end: str
     section_start: str
@@ -91,12 +93,16 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         if header is None or found is None:
             break
         key = found[1]
+        declared = TEXT if 'string="true"' in header else types.get(key, ANY)
         if layout.value_start:
             yield from source.skip()
+            if layout.type[0] and (yield from source.matches(layout.type[0])):
+                kind = yield from source.until(layout.type[1], LONGEST_NAME)
+                declared = TEXT if kind == "string" and declared == ANY else declared
+                yield from source.skip()
             yield from source.matches(layout.value_start)
         sink.arguments((", " if given else "") + as_json(key) + ": ")
         given.add(key)
-        declared = TEXT if 'string="true"' in header else types.get(key, ANY)
         closed = yield from _value(
             source, sink, layout, declared, lambda key: key in types and key not in given
         )
