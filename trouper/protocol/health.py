@@ -25,7 +25,6 @@ class CacheStats:
     """Counters since the start, and the cache's content."""
 
     hits_block: int = 0
-    """Full blocks found in the cache."""
     hits_sequence: int = 0
     """Prompts that reused part of a block, or a live row's KV."""
     hits_disk: int = 0
@@ -46,7 +45,6 @@ class CacheStats:
     """Not stored, since all others were in use."""
     collisions: int = 0
     reason: str = ""
-    """Reason why the cache is off; "" if on."""
 
 
 @attrs.frozen(kw_only=True)
@@ -200,8 +198,6 @@ class ActorStats:
 
 @attrs.frozen(kw_only=True)
 class ChannelStats:
-    """A channel of the graph."""
-
     name: str
     source: str
     target: str

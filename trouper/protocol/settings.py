@@ -17,7 +17,6 @@ from trouper.protocol.setting_fields import ByteSize, entries, setting, size
 HUB_CACHE = "hub-cache"
 """Source of --models-from for the hub's cache."""
 FOUND_MODELS = 3
-"""Default of loaded models with --models-from."""
 
 
 def default_cache_dir() -> Path:
@@ -271,8 +270,6 @@ class Settings:
 
 @attrs.frozen(kw_only=True)
 class ServerSettings:
-    """Settings of the HTTP server."""
-
     host: str = setting(
         "127.0.0.1",
         "Address to listen on; of 127.0.0.1 and localhost, [::1] too. Anything but loopback needs "

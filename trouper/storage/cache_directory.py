@@ -1,5 +1,3 @@
-"""The cache directory: creation, disk usage, and removal of abandoned files."""
-
 from __future__ import annotations
 
 import errno
@@ -27,7 +25,10 @@ TAG = "CACHEDIR.TAG"
 USAGE = "usage"
 # Backup programs skip a tagged directory. The tag also marks files as Trouper's, which may be
 # removed.
-TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
+TAG_TEXT = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n"
+    b"# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
+)
 
 
 @attrs.frozen
@@ -86,9 +87,8 @@ def write_temporary(path: Path, data: bytes) -> Path:
 
 
 def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
-    """Remove abandoned temporary files and files unused for `ttl_s`. A last use in the future (a
-    wrong clock) becomes now: the file would stay for ever. Files that vanish or cannot be removed
-    are no error."""
+    """Remove abandoned temporary files and files unused for `ttl_s`. A last use in the future
+    becomes now. Files that vanish or cannot be removed are no error."""
     now = time.time()
     kept = kept_bytes = swept = 0
     for entry, stat in _files(directory):

@@ -45,7 +45,6 @@ class FileCheck:
     path: Path
     bytes: int
     problem: str | None
-    """None: intact."""
 
 
 @attrs.frozen

@@ -50,16 +50,15 @@ async def run_on_thread(
 
 
 class DiskThread:
-    """The thread on which SSDWriter uses the file system, with a limiter of its own: a slow disk
-    takes no thread from others. Tests use one with virtual time or failures."""
+    """The thread on which SSDWriter uses the file system: a slow disk takes no thread from
+    others."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S, lest a write be left
-        halfway, then abandons the thread. Raises what `work` raises, and `OSError` if no thread can
-        be started."""
+        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S, then abandons the thread.
+        Raises what `work` raises, and `OSError` if no thread can be started."""
         # A file system that does not answer (NFS, FUSE) cannot be interrupted, and must not keep
         # the process or the model alive.
         token, begun, ended = trio.lowlevel.current_trio_token(), list[bool](), trio.Event()

@@ -93,7 +93,7 @@ def registered() -> frozenset[str]:
 
 
 @cache
-def _registered(group: str, path: tuple[str, ...]) -> dict[str, tuple[Plugin, ...]]:  # noqa: ARG001  The metadata is searched on it.
+def _registered(group: str, path: tuple[str, ...]) -> dict[str, tuple[Plugin, ...]]:  # noqa: ARG001
     found: dict[str, tuple[Plugin, ...]] = {}
     for entry in entry_points(group=group):
         found[entry.name] = (*found.get(entry.name, ()), Plugin(entry))
