@@ -174,7 +174,8 @@ def _given(authorization: str | None, api_key: str | None) -> str | None:
 
 def sendable(key: str, flag: str, where: str = "") -> str:
     """Strip blanks, which a header does not keep. `where`: the line of a file. Raises
-    `SettingsInvalid`, without the key in its message, unless the key  is printable ASCII."""
+    `SettingsInvalid`, without the key in its message, unless the key is printable ASCII, which all
+    clients encode alike."""
     key = key.strip()
     if not key.strip("\"'"):  # Docker keeps the quotes of KEY="" in a file of variables.
         remedy = "write one before the options" if where else "give a key, or leave the flag out"

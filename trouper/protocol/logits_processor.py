@@ -9,7 +9,7 @@ from typing import Any, Protocol
 class LogitsProcessor(Protocol):
     """As mlx-lm's `logits_processors`: called with `mlx.core.array`s on the engine's thread, for
     one row at a time. The result may depend on the arguments only, since preempted rows and drafts
-    repeat calls. A lazy result is best."""
+    repeat calls. A lazy result is best: reading a value waits for the device."""
 
     def __call__(self, tokens: Any, logits: Any, /) -> Any:
         """tokens (n,) int32: prompt and output; logits (1, V), after bias and penalties. Returns

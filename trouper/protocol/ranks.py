@@ -98,7 +98,8 @@ def pairs(ids: Ids, values: np.ndarray[Any, Any]) -> int:
 
 
 def set_hash(ids: Ids) -> int:
-    """Hash of a set.  Hashes of disjoint sets add modulo 2**64."""
+    """Hash of a set. Hashes of disjoint sets add modulo 2**64, hence a changed set is not hashed
+    again."""
     return int(_mixed(ids).sum())
 
 

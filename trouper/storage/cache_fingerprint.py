@@ -47,7 +47,8 @@ def file_digest(path: Path, memo: Path | None, advance: Callable[[int], None] | 
     """xxh3_128 of the content, in hex. `memo` caches digests, since weights take seconds.
 
     `advance` gets the bytes read since the last call. Raises `OSError` if the file cannot be read.
-    """
+    The hash detects accidents at disk speed; an attacker with a collision controls the weights
+    anyway."""
     real = path.resolve(strict=True)
     before = _state(real)
     known = _recall(memo)

@@ -5,7 +5,7 @@
     data      b0.0 b0.1 ... b1.0 ...: payloads by block; then s0.0 ...: snapshots
 
 Neighbouring blocks are one read. The metadata begins with a checksum of all else before the data,
-and has one of each payload and snapshot (xxh3_128)."""
+and has one of each payload and snapshot: xxh3_128, against accidents, not attackers."""
 
 from __future__ import annotations
 
@@ -78,6 +78,8 @@ class RunMetadata(msgspec.Struct, frozen=True):
 
 @attrs.frozen(eq=False)
 class Header:
+    """The verified header of a run."""
+
     info: RunInfo
     namespace: str
     data_start: int

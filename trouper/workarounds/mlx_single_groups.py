@@ -3,7 +3,7 @@
 Fault: where group_size is k, `supports_qmm_sm90` (mlx/backend/cuda/quantized/qmm/qmm.cu) allows a
 kernel with wrong products of two or more rows.
 Seen: MLX 0.32.4, H200: 64 inputs, affine, 4 and 8 bits.
-Upstream: no report is known.
+Upstream: no report is known; none was searched for.
 Without: wrong tokens on Hopper, for example with low-rank projections.
 """
 

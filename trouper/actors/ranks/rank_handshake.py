@@ -1,19 +1,24 @@
 """The handshake: how a follower joins the group of ranks, and what must agree with rank 0.
 
-Each step protects the next.
+The order of its steps matters, since each protects the next.
 
-1. *Invitation.* Rank 0 sends its address to all ranks by a collective. The
-   secret is in a file of each rank (--rank-secret-file), which `trouper launch` makes on one
-   machine. Without a file the invitation has a secret, and the ring's network must be trusted.
-2. *Authentication* (`Link.authenticate`), in both directions and before any message is parsed.
-3. *Hello.* The wire version is compared first, then the rank, then package versions and flags;
-   all before weights are read.
-4. *Refusal.* Both processes end with one reason, and the launcher does not try again.
+1. *Invitation.* Rank 0 sends its address to all ranks by a collective. Whoever reaches MLX's ring
+   can take part, so the secret is in a file of each rank (--rank-secret-file), which `trouper
+   launch` makes on one machine. Without a file the invitation has a new secret, and the ring's
+   network must be trusted.
+2. *Authentication* (`Link.authenticate`), in both directions and before any message is parsed: a
+   comparison of 32 bytes is safer to expose than a decoder.
+3. *Hello.* The wire version is compared first, since other fields mean the same only for equal
+   versions; then the rank, then package versions and flags. All before weights are read: a wrong
+   flag costs seconds.
+4. *Refusal.* Both processes end with one reason. A new start would fail too, so the launcher does
+   not try again.
 5. *Heartbeats* begin before the load, which may take longer than `--rank-timeout-s`.
 6. *Ready.* Rank 0 compares all model cards. The cache of all ranks becomes as large as the
-   smallest.
+   smallest, since all ranks store and evict alike.
 7. *Plans* follow the last `Ready`. Every rank starts empty and receives every plan in order. Nobody
-   can join later: after a lost connection the group ends, and the launcher starts anew.
+   can join later: a rank that lost its connection has missed plans, so the group ends, and the
+   launcher starts anew.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each end sends a nonce, then an HMAC of both nonces and its role under the shared secret
 (`rank_handshake.Invitation`), and parses no message before the other's HMAC is verified. The role
-defeats reflection.
+defeats reflection of an HMAC to its sender.
 """
 
 from __future__ import annotations

@@ -57,8 +57,9 @@ class DiskThread:
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S, then abandons the thread.
-        Raises what `work` raises, and `OSError` if no thread can be started."""
+        """Run `work` on the thread. Cancellation waits up to LAST_WORK_S, lest a write be left
+        halfway, then abandons the thread. Raises what `work` raises, and `OSError` if no thread can
+        be started."""
         # A file system that does not answer (NFS, FUSE) cannot be interrupted, and must not keep
         # the process or the model alive.
         token, begun, ended = trio.lowlevel.current_trio_token(), list[bool](), trio.Event()

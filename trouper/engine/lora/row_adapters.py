@@ -5,8 +5,8 @@ zeros. Rows of one adapter share two products. Mixed rows have `mx.gather_mm`, l
 S-LoRA, which reads matrices in place.
 
 CUDA copies each row's matrices instead: MLX's gathered product of more than 64 float32 vectors
-exceeds a block's shared memory (MLX 0.32.4), and
-recurrent models got wrong states (tests/engine/test_adapters.py).
+exceeds a block's shared memory, and drafting rows of recurrent models went on from wrong states,
+cause unknown (H100, MLX 0.32.4; tests/engine/test_adapters.py, qwen3_5).
 """
 
 from __future__ import annotations
@@ -59,11 +59,13 @@ class RowAdapters:
         return mx.array(self._rows.astype(np.uint32))
 
     def traced(self, indices: mx.array) -> RowAdapters:
+        """Adapters of a traced pass with `indices` as input."""
         found = RowAdapters(self._current, self._rows, gathered=True)
         found.__dict__["indices"] = indices
         return found
 
     def picked(self, rows: Indices | None) -> RowAdapters | None:
+        """None: all rows."""
         indices = self._rows if rows is None else self._rows[rows]
         return (
             RowAdapters(self._current, indices, gathered=self._gathered) if indices.any() else None
