@@ -198,6 +198,8 @@ class ActorStats:
 
 @attrs.frozen(kw_only=True)
 class ChannelStats:
+    """A channel of the graph."""
+
     name: str
     source: str
     target: str

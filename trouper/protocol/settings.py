@@ -270,6 +270,8 @@ class Settings:
 
 @attrs.frozen(kw_only=True)
 class ServerSettings:
+    """Settings of the HTTP server."""
+
     host: str = setting(
         "127.0.0.1",
         "Address to listen on; of 127.0.0.1 and localhost, [::1] too. Anything but loopback needs "
