@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from trouper.storage import cache_inspection, run_format, stored_blocks
+from trouper.storage import cache_inspection, run_reading, stored_blocks
 from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.stored_blocks import RunInfo
 
@@ -321,7 +321,7 @@ class Loop:
 
     def _runs(self) -> Iterator[RunInfo]:
         for path, _ in cache_inspection.runs(self._directory) if self._directory.is_dir() else ():
-            with run_format.open_run(cache_inspection.DISK, path) as run:
+            with run_reading.open_run(cache_inspection.DISK, path) as run:
                 yield run.header.info
 
     def _compare(self, server: Server, question: Question) -> int:

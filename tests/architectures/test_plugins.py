@@ -17,7 +17,7 @@ from tests.real.serving import ask, running
 from trouper import Generate, Settings, TokenPrompt
 from trouper.cli import model_verdicts
 from trouper.cli.model_verdicts import with_problems
-from trouper.engine.architectures import plugins
+from trouper.engine.architectures import architecture_lookup
 from trouper.engine.architectures.architecture_lookup import find_architecture
 from trouper.engine.loading import checkpoint, model_loading
 from trouper.engine.loading.model_loading import EvaluatedModel, load
@@ -213,7 +213,7 @@ def test_a_verdict_is_forgotten_with_the_plugins_the_versions_and_the_files(
     assert opens() and not opens()
     install("bold", "llama", ALONE, "trouper.architectures.overrides")
     assert opens() and opens(), "a plugin's code may change without its version"
-    monkeypatch.setattr(plugins, "registered", frozenset)
+    monkeypatch.setattr(architecture_lookup, "registered", frozenset)
     assert opens() and not opens()
     monkeypatch.setattr(model_verdicts, "version", lambda _name: "9.9")
     assert opens() and not opens()

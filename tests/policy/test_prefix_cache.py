@@ -55,7 +55,7 @@ def test_f9_whatever_changes_kv_or_its_blocks_is_another_namespace(
 ) -> None:
     own = cache_namespace(CARD, Settings())
     names = {what: cache_namespace(*other) for what, other in OTHERS.items()}
-    monkeypatch.setattr("trouper.actors.scheduling.prefix_cache.FORMAT", 10**6)
+    monkeypatch.setattr("trouper.actors.scheduling.cache_namespace.FORMAT", 10**6)
     names |= {"itself": own, "format": cache_namespace(CARD, Settings())}
     assert len(set(names.values())) == len(names), names
 

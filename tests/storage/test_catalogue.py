@@ -27,7 +27,7 @@ from tests.storage.making import (
     wanted,
     write_run,
 )
-from trouper.storage import cache_directory, run_format, stored_blocks
+from trouper.storage import cache_directory, run_reading, stored_blocks
 from trouper.storage.runs import Disk, RunStore
 
 
@@ -199,7 +199,7 @@ def test_each_server_finds_what_the_other_did(store: RunStore) -> None:
 
 def test_a_read_outlives_a_removal_in_its_midst(store: RunStore) -> None:
     run, pieces = put(store)
-    with run_format.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:
+    with run_reading.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:
         store.remove(run.name)
         assert same(opened.blocks(wanted(pieces)), pieces)
 

@@ -19,7 +19,7 @@ from tests.storage.making import (
     put,
     wanted,
 )
-from trouper.storage import run_format
+from trouper.storage import run_format, run_reading
 from trouper.storage.runs import BlockRef, Damaged, Disk, RunStore
 
 
@@ -79,7 +79,7 @@ def test_the_comparison_can_fail(store: RunStore, monkeypatch: pytest.MonkeyPatc
         def __ne__(self, other: object) -> bool:
             return False
 
-    monkeypatch.setattr(run_format, "xxh3_128_hexdigest", lambda data: Agreeing())
+    monkeypatch.setattr(run_reading, "xxh3_128_hexdigest", lambda data: Agreeing())
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     assert how_it_reads(store, run, pieces) == "wrong"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.storage.faults import WAYS
 from tests.storage.worlds import World, campaign
-from trouper.storage import run_format
+from trouper.storage import run_format, run_reading
 from trouper.storage.bounded_directory import BoundedDirectory
 from trouper.storage.file_operations import Disk
 from trouper.storage.runs import Damaged
@@ -53,7 +53,7 @@ class Agreeing(str):
 
 def test_the_campaign_notices_wrong_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without the checksums of payloads."""
-    monkeypatch.setattr(run_format, "xxh3_128_hexdigest", lambda data: Agreeing())
+    monkeypatch.setattr(run_reading, "xxh3_128_hexdigest", lambda data: Agreeing())
     with pytest.raises(AssertionError, match="wrong bytes"):
         campaign(2000, tmp_path)
 
@@ -62,7 +62,7 @@ def test_the_campaign_notices_another_namespaces_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: keys, tokens and checksums agree there, too."""
-    real = run_format.open_run
+    real = run_reading.open_run
     monkeypatch.setattr(
         "trouper.storage.runs.open_run", lambda disk, path, namespace: real(disk, path)
     )
@@ -81,7 +81,7 @@ def test_the_campaign_notices_a_lost_run(tmp_path: Path, monkeypatch: pytest.Mon
     def mistrust(name: str, *_: object) -> NoReturn:
         raise Damaged(name, "torn", "perhaps")
 
-    monkeypatch.setattr(run_format, "parse", mistrust)
+    monkeypatch.setattr(run_reading, "parse", mistrust)
     with pytest.raises(AssertionError, match="lost"):
         campaign(2000, tmp_path)
 

@@ -29,7 +29,7 @@ from tests.storage.making import (
     write_run,
 )
 from trouper.protocol.blocks import Tensor
-from trouper.storage import cache_directory, cache_inspection, run_format, stored_blocks
+from trouper.storage import cache_directory, cache_inspection, run_reading, stored_blocks
 from trouper.storage.runs import BlockRef, Disk, RunStore
 
 
@@ -139,7 +139,7 @@ def test_no_read_is_much_longer_than_its_bound(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Payloads of 64 bytes: three reach the bound of a read."""
-    monkeypatch.setattr(run_format, "READ_BYTES", 150)
+    monkeypatch.setattr(run_reading, "READ_BYTES", 150)
     run, pieces = put(store, 20)
     disk = CountingDisk()
     refs = [BlockRef(piece.key, piece.tokens) for piece in pieces]

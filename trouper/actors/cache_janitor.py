@@ -178,7 +178,6 @@ class PressureBound:
     _swapped_bytes: int | None = None
 
     def look(self, stats: MemoryStats, used_bytes: int) -> MemoryPressure:
-        """Update the bound and return the pressure. `used_bytes`: of rows and cached blocks."""
         # The device's own limit says nothing of other programs. Under pressure the bound shrinks at
         # each look; blocks are evicted, then rows preempted (`kv_memory`). Afterwards the bound
         # grows until it no longer binds.

@@ -103,7 +103,6 @@ async def run_graph(
 
 
 def _with_share(settings: Settings, graphs: int, own: Collection[str]) -> Settings:
-    """Settings with the share of one graph in common memory."""
     for name in ("cache_memory", "kv_memory"):
         size: ByteSize | None = getattr(settings, name)
         if size is not None and name not in own:

@@ -82,7 +82,8 @@ class Intake:
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
         try:
             lane = lane_of(submission.request)
-        except Exception as crash:  # noqa: BLE001 - a prompt of an embedding program may be anything
+        except Exception as crash:  # noqa: BLE001
+            # A prompt of an embedding program may be anything.
             _give_up(submission, crash)
             return
         if lane is None and submission.request.grammar is None:
@@ -217,7 +218,6 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:
-    """Check that the model supports the request. Raises `RequestFailed` (400)."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if model.card.no_generation and not request.embed:
@@ -291,7 +291,6 @@ def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
 
 
 def without_open_reasoning(prompt: tuple[int, ...], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Close the reasoning that a template has opened."""
     # A grammar holds from the first token on, which leaves no room for reasoning, and parsers would
     # take the answer for reasoning.
     if tokenizer.thinking is None or not thinks_already(prompt, tokenizer):

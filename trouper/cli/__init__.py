@@ -19,7 +19,6 @@ COMMANDS = (
     "completion",
 )
 LAB_COMMANDS = ("bench", "certify")
-"""Commands of packages/trouper-lab."""
 
 
 @click.group(

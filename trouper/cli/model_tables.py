@@ -79,7 +79,6 @@ class ModelTables:
     """Settings of flags or variables, which count more"""
 
     def of(self, model: str | None) -> ModelTable | None:
-        """Return the table of a model, by name or path."""
         found = [table for table in self.tables if model in (table.name, table.path)]
         return found[0] if found else None
 
@@ -106,7 +105,6 @@ class ModelTables:
             raise SettingsInvalid(f"{_where(self.file, self.of(model))}: {invalid}", None) from None
 
     def options(self, models: Sequence[str | None]) -> dict[str, ModelOptions]:
-        """Return options by path."""
         found = [table for table in map(self.of, models) if table is not None]
         return {
             table.path: attrs.evolve(

@@ -71,7 +71,8 @@ def _opened(files: ModelFiles) -> ModelFiles:
         check(Settings(model=str(files.directory)))
     except ModelUnusable as unusable:
         return attrs.evolve(files, problem=str(unusable))
-    except Exception as error:  # noqa: BLE001 - any bytes may be in the files: the others are listed
+    except Exception as error:  # noqa: BLE001
+        # Any bytes may be in the files: the others are listed.
         return attrs.evolve(files, problem=printable(f"{type(error).__name__}: {error}"))
     return files
 

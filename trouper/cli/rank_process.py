@@ -1,5 +1,3 @@
-"""A process that is one of several ranks."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A server's process: load, serve, drain on a signal."""
-
 from __future__ import annotations
 
 import gc

@@ -73,7 +73,6 @@ def file_read(context: click.Context) -> Path | None:
 
 
 def written_key(context: click.Context, name: str) -> str:
-    """Return the file's key of a parameter."""
     return str(context.meta[KEYS][name])
 
 

@@ -83,7 +83,6 @@ def adding(
 
 
 def removing(model: nn.Module, names: Names, name: str) -> Pieces[None]:
-    """Remove an adapter without rows."""
     slot = names.index(name)
     while current_adapters(model).is_used(slot + 1):
         yield True

@@ -82,7 +82,8 @@ class EngineThread:
         def job() -> None:
             try:
                 outcome.append(work())
-            except BaseException as error:  # noqa: BLE001 - raised again where the work was ordered.
+            except BaseException as error:  # noqa: BLE001
+                # Raised again where the work was ordered.
                 outcome.append(error)
             token.run_sync_soon(done.set)
 
@@ -129,9 +130,8 @@ THREADS = EngineThreads()
 
 log = logging.getLogger("trouper.engine")
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust
-(llguidance, tokenizers) is raised as `PanicException`, which is no `Exception`, so that supervision
-would not see it and the whole process would end."""
+"""Exceptions that are raised unchanged. A panic in Rust (llguidance, tokenizers) is no `Exception`:
+supervision would not see it, and the process would end."""
 SLOW_BLAS = (
     "MLX multiplies by the BLAS of its wheel, which is slow: pip install 'trouper[cpu]', and call "
     "trouper.prepare_process() before MLX is imported"
@@ -232,7 +232,8 @@ class MlxEngine:
             nursery.start_soon(_put_into, waiting, plans)
             try:
                 await self._on_thread(lambda: self._session(waiting, results))
-            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - raised again below, outside of the nursery, which would wrap it.
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
+                # Raised again below, outside of the nursery, which would wrap it.
                 failure = error
             nursery.cancel_scope.cancel()
         try:

@@ -45,8 +45,7 @@ def run_chunks(
     """Run the chunks and advance `prefilled`. The decode pass runs a prompt's last token, unless
     prompt logprobs are requested.
 
-    A lone row leaves up to `lone_tokens` tokens to `Prefilled.alone` (`Shapes.lone_tokens`): on a
-    launch-bound GPU two passes take nearly twice as long.
+    A lone row leaves up to `lone_tokens` tokens to `Prefilled.alone` (`Shapes.lone_tokens`).
     """
     embedded = _embed(rows, states, chunks, modules)
     lone = len(chunks) == 1 and not rows.decoding

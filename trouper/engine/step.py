@@ -387,8 +387,7 @@ class BrokenRows:
         self, launched: Launched, kept: KeptMask | None = None
     ) -> tuple[tuple[RowId, RowFault], ...]:
         """Return rows with NaN logits or vectors, a failed logits processor, or no allowed token,
-        for `Stepped.failed`. `kept`: counting positions of verified drafts. A logits processor's
-        fault is in no buffer."""
+        for `Stepped.failed`. `kept`: counting positions of verified drafts."""
         broken = {row for row, vector in launched.prefilled.embedded if mx.isnan(vector[0]).item()}
         faults: dict[int, RowFault] = {}
         if (sampled := launched.sampled) is not None:

@@ -125,8 +125,7 @@ PAUSE_STEPS = 200
 class ReadAhead:
     """Decides whether tokens are read before the next step's start.
 
-    Starting a step frees the GIL, for the server's thread to handle tokens that are ready; waiting
-    for others would idle the device.
+    Starting a step frees the GIL, for the server's thread to handle tokens.
     """
 
     early: bool = False

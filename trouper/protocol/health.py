@@ -67,7 +67,6 @@ class CacheStats:
         "trouper_cache_collisions_total", "Hashes that were equal where tokens were not."
     )
     reason: str = ""
-    """Reason why the cache is off; "" if on."""
 
 
 @attrs.frozen(kw_only=True)

@@ -120,13 +120,11 @@ class KvLayout:
     """Maximum bytes of the recurrent states, and of the calls to repeat, kept for a row while its
     batch drafts."""
     head_state_bytes: int = 0
-    """Hidden states for the MTP head."""
     ring_slack_bytes: int = 0
     """Bytes of a row's rings beyond a snapshot's."""
     dequantized_token_bytes: int = 0
     """The largest quantized layer's, which attention reads dequantized."""
     capacity_step: int = CAPACITY_STEP
-    """`step` of `kv_capacity`."""
     lead_tokens: int = 0
     """Tokens by which buffers grow early, where all layers have the same lengths. 0: lengths
     differ, by half a step on average."""
@@ -163,7 +161,6 @@ class KvLayout:
         return self._row_token_bytes * capacity + self._fixed_bytes
 
     def usage(self, tokens: int, reserved: int) -> KvUsage:
-        """Usage with `tokens` tokens, and `reserved` soon."""
         length = reserved + self.lead_tokens
         grows = kv_capacity(length, self.capacity_step) + 1 - length
         if not self.first_bank:

@@ -162,7 +162,6 @@ class ModelCard:
     weights_bytes: int
     """On this rank, with the adapters of the start."""
     adapter_bytes: int = 0
-    """Bytes of these adapters' matrices."""
     device: str
     capabilities: Capabilities = EVERYTHING
     self_check: SelfCheck = UNCHECKED

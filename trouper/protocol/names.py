@@ -1,5 +1,3 @@
-"""Names and aliases of models in the API."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,7 +18,6 @@ ADAPTER_FLAG = "--adapter"
 
 
 def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
-    """Names of `model` for clients. Aliases: NAME=MODEL, or NAME for the default model."""
     named = [
         name for name, meant in map(_parted, aliases) if meant == model or (default and not meant)
     ]

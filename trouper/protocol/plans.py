@@ -244,7 +244,6 @@ class Stepped:
     seconds: float = 0.0
     """From the launch, or a later end of the previous step."""
     persisted: tuple[Tensors, ...] = ()
-    """One for each entry of `Plan.persist`."""
     failed: tuple[tuple[RowId, RowFault], ...] = ()
     prompt_logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     embedded: tuple[tuple[RowId, bytes], ...] = ()

@@ -1,5 +1,3 @@
-"""Directories and files that no other user may change."""
-
 # The owner of a directory may replace any file inside, and so may anybody with write access to a
 # directory above, unless that one is sticky as /tmp is.
 

@@ -1,5 +1,3 @@
-"""The record of one finished request."""
-
 from __future__ import annotations
 
 from typing import Literal

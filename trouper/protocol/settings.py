@@ -17,7 +17,6 @@ from trouper.protocol.setting_fields import ByteSize, entries, setting, size
 HUB_CACHE = "hub-cache"
 """Source of --models-from for the hub's cache."""
 FOUND_MODELS = 3
-"""Default of loaded models with --models-from."""
 
 
 def default_cache_dir() -> Path:

@@ -27,7 +27,6 @@ class NotUnderstood(Exception):
 
 
 def classes(kinds: tuple[type, ...]) -> list[type[attrs.AttrsInstance]]:
-    """The attrs classes of `kinds` and of their fields, recursively."""
     found: dict[type[attrs.AttrsInstance], None] = {}
     todo: list[Any] = list(kinds)
     while todo:
@@ -71,7 +70,6 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message as length and body."""
     kind = KINDS.index(type(message))
     body = _ENCODER.encode((kind, _CONVERTER.unstructure(message)))
     return LENGTH.pack(len(body)) + body

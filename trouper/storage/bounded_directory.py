@@ -115,7 +115,6 @@ class RunUses:
         self.total_bytes += use.bytes
 
     def record_use(self, path: Path, used_ns: int) -> None:
-        """Record a later use of a known run."""
         if path in self._uses:
             self.record(path, RunUse(self._uses[path].bytes, used_ns))
 
@@ -232,9 +231,9 @@ class BoundedDirectory:
     # -- removing --------------------------------------------------------------------------------
 
     def make_room(self, nbytes: int, limits: DiskLimits) -> Evicted:
-        """Evict the least recently used files until `nbytes` more fit. A full disk is worse than an
-        empty cache: `keep_free_bytes` may evict everything. Files that cannot be removed stay.
-        Raises `OSError` if the free space is unknown."""
+        """Evict the least recently used files until `nbytes` more fit. `keep_free_bytes` may evict
+        everything. Files that cannot be removed stay. Raises `OSError` if the free space is
+        unknown."""
         with self._usage.locked() as usage:
             return Evicted(fits=False) if usage is None else self._evict(usage, nbytes, limits)
 

@@ -1,5 +1,3 @@
-"""The cache directory: creation, disk usage, and removal of abandoned files."""
-
 from __future__ import annotations
 
 import errno
@@ -27,7 +25,10 @@ TAG = "CACHEDIR.TAG"
 USAGE = "usage"
 # Backup programs skip a tagged directory. The tag also marks files as Trouper's, which may be
 # removed.
-TAG_TEXT = b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
+TAG_TEXT = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n"
+    b"# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
+)
 
 
 @attrs.frozen

@@ -15,7 +15,8 @@ from trouper.storage import stored_blocks
 from trouper.storage.bounded_directory import NAMESPACE
 from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Disk, File
-from trouper.storage.run_format import SUFFIX, open_run
+from trouper.storage.run_format import SUFFIX
+from trouper.storage.run_reading import open_run
 from trouper.storage.stored_blocks import Damaged, RunInfo
 
 DISK = Disk()
@@ -45,7 +46,6 @@ class FileCheck:
     path: Path
     bytes: int
     problem: str | None
-    """None: intact."""
 
 
 @attrs.frozen

@@ -137,7 +137,7 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def weight_files(directory: Path) -> list[Path]:
     """List the files that mlx-lm loads. Raises `ModelUnusable` without files, or if one of the
-    index is missing. An index without any present file is the original model's and is ignored."""
+    index is missing. An index without any present file is ignored."""
     present = sorted(directory.glob("model*.safetensors"))
     promised = _indexed(directory) or _numbered(path.name for path in present)
     missing = sorted(promised - {path.name for path in present})
@@ -189,8 +189,6 @@ def quantized_by(config: Mapping[str, Any]) -> str:
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """A tensor in the header."""
-
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
@@ -253,7 +251,6 @@ def stored_bytes(tensors: dict[str, Any]) -> int:
 
 
 def float32_bytes(tensors: dict[str, Any], config: dict[str, Any]) -> int:
-    """Bytes of all tensors in float32."""
     quantization = section(config, "quantization")
     packed_bits = _packed_bits(section(config, "quantization_config") or _of_text(config))
     return 4 * sum(_values(name, tensors, quantization, packed_bits) for name in tensors)

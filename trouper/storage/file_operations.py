@@ -127,7 +127,6 @@ class Disk:
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> None:
-    """Write all buffers. Raises `OSError`."""
     remaining = [view for view in map(_flat, buffers) if view.nbytes]
     first = 0
     while first < len(remaining):

@@ -52,7 +52,6 @@ class ModelFiles:
     quantization: str
     """"4-bit", or the dtype."""
     stored_bytes: int
-    """Bytes of all tensors as stored."""
     float32_bytes: int
     """Bytes of all tensors in float32, for CPUs."""
     chats: bool
@@ -69,7 +68,8 @@ def read_model_files(name: str, directory: Path) -> ModelFiles:
     """Describe a directory with a config.json. Defects become `problem`."""
     try:
         return _described(name, directory)
-    except Exception as error:  # noqa: BLE001 - any bytes may be in the files: whatever they raise, the other models are served
+    except Exception as error:  # noqa: BLE001
+        # Any bytes may be in the files: whatever they raise, the other models are served.
         return unreadable(
             name, directory, f"{directory} cannot be read: {type(error).__name__}: {error}"
         )

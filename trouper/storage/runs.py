@@ -25,7 +25,8 @@ from trouper.storage.bounded_directory import (
 )
 from trouper.storage.cache_directory import UNLIMITED, DiskLimits
 from trouper.storage.file_operations import Buffer, Disk, File, read_all
-from trouper.storage.run_format import Sealed, open_run, seal
+from trouper.storage.run_format import Sealed, seal
+from trouper.storage.run_reading import open_run
 from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason, RunInfo, parents_first
 
 __all__ = [

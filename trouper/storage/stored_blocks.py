@@ -1,5 +1,3 @@
-"""Blocks and runs on the disk."""
-
 from __future__ import annotations
 
 from collections import defaultdict
@@ -27,8 +25,6 @@ class Damaged(Exception):
 
 @attrs.frozen
 class BlockEntry:
-    """A block in a file."""
-
     key: bytes
     tokens: bytes
     payload_bytes: int
@@ -48,7 +44,6 @@ class RunInfo:
 
 
 def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
-    """Order runs, parents first."""
     waiting: defaultdict[bytes, list[RunInfo]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.name):
         waiting[run.parent].append(run)

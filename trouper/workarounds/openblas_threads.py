@@ -52,7 +52,6 @@ class ThreadTuner:
 
     @property
     def next(self) -> int:
-        """Threads of the next step."""
         return self.tried or self.threads
 
     def record(self, seconds: float) -> None:
@@ -127,6 +126,5 @@ class BlasThreads:
 
 @cache
 def _opened(library: Path) -> tuple[ctypes.CDLL, int]:
-    """The library and its initial number of threads."""
     blas = ctypes.CDLL(str(library))
     return blas, int(blas.scipy_openblas_get_num_threads())

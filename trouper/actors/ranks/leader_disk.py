@@ -176,7 +176,6 @@ class LeaderDisk:
     async def _relay_orders(
         self, writer_orders: trio.MemorySendChannel[DiskOrder], reads: trio.Nursery
     ) -> None:
-        """Relay orders. A full `writer_orders` sheds, with an answer to reads from here."""
         with writer_orders:
             async for order in self._edges.orders:
                 match order:

@@ -26,7 +26,6 @@ class DiskOrders:
         self._writes_rest_until = 0.0
 
     async def next(self) -> DiskOrder | None:
-        """The next order; None after the last."""
         while True:
             self._receive_waiting()
             order = self._pop()

@@ -48,7 +48,6 @@ class ManagedModel(ModelRow):
     created: int = 0
     """Unix time of the model's config; 0: unknown."""
     files: ModelFiles | None = None
-    """Facts from the model's files; None for a model of --model."""
     # Outlast the graph, which ends when the model sleeps.
     unloaded_adapters: tuple[str, ...] = ()
     ended: trio.Event = attrs.field(factory=trio.Event)

@@ -1,7 +1,7 @@
 """The model manager serves several models: one graph of six actors for each loaded model, within a
 bound on their weights.
 
-Graphs share nothing, so no model's requests wait in another's queue or batch. A model is loaded on
+Graphs share nothing. A model is loaded on
 request, if necessary after idle models were unloaded. Each user of a model holds a `Lease`, and a
 leased model is never unloaded unless forced. A sleeping model has its cached blocks on disk, and is
 loaded again on request.
@@ -102,7 +102,8 @@ class LoadTurns:
             nursery.start_soon(self._watch, model)
             try:
                 await load()
-            except Exception as error:  # noqa: BLE001 - raised again below, outside of the nursery, which would wrap it.
+            except Exception as error:  # noqa: BLE001
+                # Raised again below, outside of the nursery, which would wrap it.
                 failed = error
             nursery.cancel_scope.cancel()
         model.is_silent, model.problem = False, model.problem if failed else None
@@ -248,7 +249,8 @@ class ModelManager:
             await self.load(model)
         except RequestFailed as refused:
             model.problem = refused.problem
-        except Exception as error:  # noqa: BLE001 - whatever a model's files and code raise, the other models go on.
+        except Exception as error:  # noqa: BLE001
+            # Whatever a model's files and code raise, the other models go on.
             self._note_problem(model, error)
         finally:
             if model.state in ("waiting", "loading"):

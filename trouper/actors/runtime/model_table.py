@@ -27,8 +27,6 @@ one that crashes is unloaded."""
 
 @attrs.define(eq=False)
 class ModelRow:
-    """A model of the table."""
-
     names: tuple[str, ...]
     state: State = "unloaded"
     weights_bytes: int = 0
@@ -91,8 +89,6 @@ class LoadLimits:
 
 @attrs.frozen
 class Unload(Generic[T]):
-    """Unload an idle model first."""
-
     model: T
 
 
@@ -107,8 +103,8 @@ Next = Literal["load", "wait"] | Unload[T] | Refuse
 
 
 def next_for(models: Sequence[T], new: T, limits: LoadLimits) -> Next[T]:
-    """Decide on the next thing to do so that `new` can be loaded: idle models are unloaded, least
-    recently used first, unless those in use leave too little room all the same."""
+    """Decide what comes next so that `new` can be loaded. Idle models are unloaded, least recently
+    used first, unless that would not suffice."""
     others = [model for model in models if model is not new]
     if has_room(loaded(others), new, limits):
         return "load"

@@ -1,5 +1,3 @@
-"""Supervision: restarts of crashed actors, within limits."""
-
 from __future__ import annotations
 
 import logging

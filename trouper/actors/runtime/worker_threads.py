@@ -50,8 +50,8 @@ async def run_on_thread(
 
 
 class DiskThread:
-    """The thread on which SSDWriter uses the file system, with a limiter of its own: a slow disk
-    takes no thread from others. Tests use one with virtual time or failures."""
+    """The thread on which SSDWriter uses the file system: a slow disk takes no thread from
+    others."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(1)

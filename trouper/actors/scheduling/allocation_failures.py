@@ -76,9 +76,10 @@ def no_memory(tokens: int) -> Problem:
 
 @attrs.define(eq=False)
 class SystemShortages:
-    """Steps that failed for lack of file descriptors, processes or system memory, which compiling a
-    kernel takes. All requests resume; rows with new work in the step run alone until past that
-    point, and a second failure there is answered 503."""
+    """Steps that failed for lack of file descriptors, processes or system memory.
+
+    All requests resume. Rows with new work in the step run alone until past it, and are answered
+    503 after a second failure."""
 
     _suspects: tuple[Standing, ...] = ()
     _until: float = 0.0

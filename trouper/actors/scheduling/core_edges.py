@@ -1,5 +1,3 @@
-"""The core's watches, and the way to the disk."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -92,7 +92,7 @@ class CrashHandover:
         now: float,
     ) -> None:
         """Hand sequences to the next scheduler, if allowed. `handled`, whose token was at work, is
-        refused. `admitted` is tried again, since the cache at fault may be gone. `proving`: the
+        refused. `admitted` is tried again. `proving`: the
         crashed plans had no client. `used_bytes`: of rows and cached blocks."""
         plans = tuple(unanswered)
         self._keep_aborted(plans)

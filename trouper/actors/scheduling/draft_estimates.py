@@ -63,7 +63,6 @@ class Record:
     caution: int = 1
     """Factor of `min_match` for n-grams. Doubles after rejected drafts."""
     rest_steps: int = IDLE_STEPS
-    """Steps of a rest. Doubles with each rest."""
     num_drafts: int = 0
     """Drafts since the last rest."""
     drafted_at: int = 0

@@ -4,8 +4,7 @@ Least recently used leaves go first, as in SGLang's radix cache: a child cannot 
 parent. A snapshot has a time of use of its own and may be evicted alone.
 
 Rows and loads pin nodes. A pin locks the node and all ancestors; the bytes of all others are
-`evictable_bytes`. Locks propagate to the first locked ancestor only: a pin's cost does not grow
-with the text.
+`evictable_bytes`. Locks propagate to the first locked ancestor only.
 """
 
 from __future__ import annotations

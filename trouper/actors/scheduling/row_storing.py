@@ -46,7 +46,6 @@ class WriteQueue:
         self._in_flight: dict[bytes, tuple[bytes, BlockRef]] = {}
 
     def add(self, node: Node | None) -> None:
-        """Queue a node and all ancestors."""
         nodes: deque[Node] = deque()
         while (
             self.enabled

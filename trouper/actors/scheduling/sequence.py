@@ -308,7 +308,6 @@ class Sequence:
             insort(self.boundaries, num_tokens)
 
     def last_boundary(self, until: int) -> int:
-        """The last boundary ahead up to `until`, or 0."""
         index = bisect_right(self.boundaries, until)
         last = self.boundaries[index - 1] if index else 0
         return last if last > self.num_computed_tokens else 0

@@ -52,7 +52,6 @@ class Option(NamedTuple):
     room: int
 
     def expect_tokens(self, size: int) -> float:
-        """Expected accepted tokens of a draft."""
         rate = self.record.acceptance.rate
         return rate * (1 - rate ** min(size, self.room)) / (1 - rate) if rate < 1 else size
 
@@ -180,7 +179,6 @@ class Speculation:
         self.stats = counted(self.stats, plan, stepped)
 
     def _learn(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
-        """Learn the accepted tokens of each row, and of all rows by proposer."""
         drafted = {row: (tokens, accepted) for row, tokens, accepted in stepped.drafted}
         names = plan.proposer_of
         counts: dict[ProposerName, tuple[int, int]] = {}

@@ -48,8 +48,6 @@ class StepStatistics:
         return attrs.evolve(plan, report_banks=True)
 
     def stepped(self, stepped: Stepped, now: float, *, decoding: int, tokens: int) -> None:
-        """Observe a step. `decoding`: number of rows that decoded; `tokens`: prefilled and
-        decoded."""
         produced = bool(stepped.rows)
         if stepped.banks is not None:
             self._banks = stepped.banks

@@ -10,8 +10,8 @@ single tenant.
 
 Batches yield to all others (`preemption.py`), and take turns among themselves.
 
-The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024)
-orders only the queue; here rows are bounded too, since a long answer holds a row for minutes.
+Source of the queue: the virtual token counter of Sheng et al., "Fairness in Serving Large Language
+Models" (OSDI 2024).
 """
 
 from __future__ import annotations

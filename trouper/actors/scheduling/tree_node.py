@@ -105,7 +105,6 @@ class Node:
         return max(((n, node) for n, node in found if n), default=(0, None))
 
     def longest_with_snapshot(self, tokens: bytes) -> Node | None:
-        """The longest usable child with a snapshot that is a prefix of `tokens`."""
         # All prefixes of `tokens` are prefixes of the common part with the last child that is not
         # greater.
         index = bisect_right(self._order, tokens, key=_tokens)

@@ -33,8 +33,6 @@ WAIT_S = 900
 
 @attrs.frozen
 class ServedModel:
-    """A server with one of its models."""
-
     url: str
     """Without /v1"""
     model: str

@@ -1,5 +1,3 @@
-"""The needs of each coding agent."""
-
 from __future__ import annotations
 
 import json

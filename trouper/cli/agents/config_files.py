@@ -1,5 +1,3 @@
-"""Changes of clients' files."""
-
 from __future__ import annotations
 
 import difflib
@@ -27,7 +25,8 @@ from trouper.protocol.private_files import FILE_MODE, make_parents
 
 SENSITIVE = re.compile(r"key$|(?<!per_)token$|secret|password|authorization", re.IGNORECASE)
 SENSITIVE_LINE = re.compile(
-    r"(?<![\w-])(?P<name>[\w-]*(?:key|(?<!per_)token|secret|password|authorization)[\"']?\s*[:=]\s*[\"']?)(?P<value>[^\"',\s]+)",
+    r"(?<![\w-])(?P<name>[\w-]*(?:key|(?<!per_)token|secret|password|authorization)"
+    r"[\"']?\s*[:=]\s*[\"']?)(?P<value>[^\"',\s]+)",
     re.IGNORECASE,
 )
 PUBLIC = frozenset({"none", "${{", "true", "false", "null"})

@@ -84,7 +84,8 @@ def examined(plan: CheckedSettings, checks: Mapping[str, Check]) -> Iterator[tup
         try:
             for finding in check(plan):
                 yield subject, finding
-        except Exception as error:  # noqa: BLE001 - whatever is broken here is what the doctor is for.
+        except Exception as error:  # noqa: BLE001
+            # Whatever is broken here is what the doctor is for.
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
             yield subject, Finding("fail", message, "see what is said above")
 

@@ -33,8 +33,6 @@ def drops_chunks(cache: object) -> bool:
 
 @attrs.frozen
 class RowOffsets:
-    """A cache with an offset for each row."""
-
     cache: LayerCache
 
     @property

@@ -104,7 +104,7 @@ def descriptions() -> list[str]:
 
 
 @cache
-def _registered(group: str, path: tuple[str, ...]) -> dict[str, tuple[Plugin, ...]]:  # noqa: ARG001  The metadata is searched on it.
+def _registered(group: str, path: tuple[str, ...]) -> dict[str, tuple[Plugin, ...]]:  # noqa: ARG001
     found: dict[str, tuple[Plugin, ...]] = {}
     for entry in entry_points(group=group):
         found[entry.name] = (*found.get(entry.name, ()), Plugin(entry))

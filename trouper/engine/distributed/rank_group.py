@@ -64,7 +64,6 @@ class RankGroup:
         return part if self.size == 1 else mx.distributed.all_sum(part, group=self._group)
 
     def share(self, data: bytes) -> bytes:
-        """Broadcast rank 0's data. Waits for all ranks."""
         if self.size == 1:
             return data
         payload = data if self.leads else b""

@@ -61,7 +61,8 @@ def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None
             return f"its {heads} {name} do not divide by {count}"
     try:
         model.shard(group)
-    except Exception as error:  # noqa: BLE001 - any architecture's code over any sizes: it is the answer
+    except Exception as error:  # noqa: BLE001
+        # Any architecture's code over any sizes: it is the answer.
         return first_line_of(error)
     return None
 

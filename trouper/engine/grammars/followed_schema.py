@@ -100,7 +100,6 @@ def _rewritten(schema: Any, dropped: list[Steps] | None = None) -> Any:
 
 
 def _rewrite(outer: Any, key: Any, steps: Steps, root: Any, dropped: list[Steps] | None) -> None:
-    """Replace the subschema `outer[key]`."""
     schema = outer[key]
     changed = _changed(schema, root)
     if dropped is not None and isinstance(schema, dict):

@@ -145,7 +145,6 @@ class Grammars:
         self._live: WeakValueDictionary[Key, CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
         self._slow = LruCache[tuple[GrammarFault, float]](SLOW_BYTES)
-        """Faults of slow grammars, and when each is forgotten."""
         self._trials = TrialPool(self._described)
         self.compiled_inline = 0
         """Number of grammars that the engine's thread compiled."""
@@ -169,7 +168,6 @@ class Grammars:
 
     @property
     def mask_bytes(self) -> int:
-        """Bytes of one row's mask."""
         return mask_bytes(self._size)
 
     def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> FollowedGrammar:

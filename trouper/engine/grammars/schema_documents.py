@@ -18,8 +18,6 @@ MAX_PATH, TAIL = 80, 57
 
 @attrs.frozen
 class Location:
-    """A location in a schema of a request."""
-
     steps: Steps = ()
     param: str = ""
     """The schema's parameter; "": that of the grammar."""

@@ -90,7 +90,6 @@ class Fault:
 
     @property
     def path(self) -> Steps:
-        """Path of the keyword."""
         return (*self.steps, self.keyword) if self.keyword else self.steps
 
 
@@ -106,7 +105,6 @@ def path_of(steps: Steps) -> str:
 
 
 def fault_of(schema: Any, is_wrong: IsWrong) -> Fault:
-    """Find the fault of a schema that fails."""
     steps, part = part_at_fault(schema, is_wrong)
     shared = _shared(schema)
     present = [key for key in TESTED if key in part] if isinstance(part, dict) else []

@@ -57,7 +57,7 @@ class Constraint:
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
         """Masks before each draft token, and after the last; fewer if the grammar ends. Uses a copy
-        of the matcher (1.4 us), since a failed one cannot be rolled back."""
+        of the matcher, since a failed one cannot be rolled back."""
         masks, lookahead = (
             [self.allowed(drawn)],
             Constraint(self._matcher.deep_copy(), self._eos, self._min_tokens, self._ends),

@@ -24,7 +24,6 @@ from trouper.system.waking_time import LOOK_S, WakingTime
 log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("trial_script.py")
 START_S = 60.0
-"""Time limit for starting a process."""
 AGAIN_S = 30.0
 """Time after which a failed start is repeated."""
 SLOW_KEPT_S = 600.0

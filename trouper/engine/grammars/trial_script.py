@@ -1,9 +1,8 @@
 """Script that compiles grammars before the server does.
 
-1,000 definitions that refer to one another overflow llguidance's stack and end the process; `a?`
-50,000 times compiles for more than a minute without interruption. The script imports nothing of the
-package and starts in 0.2 s. Frames on stdin and stdout: a little-endian length of four bytes, then
-JSON; first the vocabulary, then grammars.
+A grammar may overflow llguidance's stack, which ends the process, or compile for minutes. The
+script imports nothing of the package and starts in 0.2 s. Frames on stdin and stdout: a
+little-endian length of four bytes, then JSON; first the vocabulary, then grammars.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ class Key(NamedTuple):
 
     level: int
     row: RowId
-    """The only row of the bank, or NO_ROW."""
 
 
 @attrs.frozen(eq=False)

@@ -71,7 +71,6 @@ class Pass:
     """`regions`: of each bank, then of all rows if several. `banks`: the caches of each."""
 
     keeps_shapes: ClassVar[bool]
-    """Whether buffers keep shapes."""
     regions: Sequence[Region]
     banks: Sequence[BankCaches]
 
@@ -268,7 +267,8 @@ class CompiledPass:
         try:
             logits, changed = self._function(tokens, arrays, buffers)
             was_traced = not self._call
-        except Exception as error:  # noqa: BLE001 - any architecture's code over arrays without values: it is the answer
+        except Exception as error:  # noqa: BLE001
+            # Any architecture's code over arrays without values: it is the answer.
             self.fault = line_of(error)
             model_pass.put(buffers)
             return build(model_pass.regions, tokens)

@@ -44,7 +44,6 @@ class Heads:
     dim: int
     key_heads: int
     group: int
-    """Query heads for each key head."""
     window: int = 0
     """Maximum of attended keys, the query's own included; 0: all."""
     ring: int = 0

@@ -72,12 +72,10 @@ class Layout:
 
     @cached_property
     def snapshot_bytes(self) -> int:
-        """Bytes of a snapshot with full windows."""
         return self.state_bytes + sum(shape.nbytes for shape in chain(*self.rings))
 
     @cached_property
     def ring_token_bytes(self) -> int:
-        """Bytes of one token in all windows."""
         return sum(shape.nbytes // shape.dims[0] for shape in chain(*self.rings))
 
     @cached_property

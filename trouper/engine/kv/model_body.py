@@ -1,5 +1,3 @@
-"""The submodule of a model that gives hidden states."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -25,7 +23,8 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
         cache = make_prompt_cache(model)
         hidden = body(mx.array([[0, 1]]), cache=cache)
         logits = model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
-    except Exception:  # noqa: BLE001 - any architecture's code: whatever it raises, it gives no hidden states
+    except Exception:  # noqa: BLE001
+        # Any architecture's code: whatever it raises, it gives no hidden states.
         return False
     return (
         isinstance(hidden, mx.array)

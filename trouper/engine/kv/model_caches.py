@@ -106,7 +106,8 @@ def pass_fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
     """Why a pass over begun caches cannot be built, or ""."""
     try:
         build_pass(model, caches, region)
-    except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
+    except Exception as error:  # noqa: BLE001
+        # Any architecture's code over caches that are not mlx-lm's: it is the answer.
         return line_of(error)
     return ""
 
@@ -131,7 +132,6 @@ def by_caches(model: nn.Module) -> Capabilities:
 
 
 def flatten(caches: Sequence[Any]) -> list[Any]:
-    """Flatten nested caches to leaves."""
     return [
         leaf
         for cache in caches
@@ -140,7 +140,6 @@ def flatten(caches: Sequence[Any]) -> list[Any]:
 
 
 def state_slots(model: nn.Module) -> list[StateSlots]:
-    """Recurrent states for each of the model's caches of such."""
     history = adapted(model).history
     caches = flatten(make_prompt_cache(model))
     return [

@@ -29,8 +29,6 @@ CACHE, MASK = "cache", "mask"
 
 
 class RecurrentCache(ArraysCache):
-    """mlx-lm's recurrent cache with its calls."""
-
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.calls: list[RecordedCall] | None = None

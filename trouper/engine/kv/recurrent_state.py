@@ -52,8 +52,7 @@ class StateSlots:
 
     def record(self, lengths: Ints | None = None) -> None:
         """Record the next pass, over all decoding rows. lengths: (n,) own tokens of each row, for
-        models that keep padding out; None: states take in the whole pass. Models may assign to
-        arrays or add in place, hence other handles are kept."""
+        models that keep padding out; None: states take in the whole pass."""
         self._before = [mx.array(state) for state in self._decoding.cache]
         self._decoding.lengths = None if lengths is None else mx.array(lengths)
         self._decoding.calls, self._decoding.reads_lengths = [], False
@@ -170,8 +169,6 @@ class VerifiedPass:
 
 
 class StateRows:
-    """The recurrent states of all layers by row, in one order for all banks."""
-
     def __init__(self, caches: Sequence[StateSlots], shapes: Shapes = EXACT) -> None:
         """`shapes`: decides which rows share a repeated pass."""
         self._caches, self._groups = caches, shapes.groups

@@ -53,7 +53,6 @@ class RowCopies:
         self._banks[row].buffers.begin_with(parts, room)
 
     def advance(self, row: RowId, tokens: int) -> None:
-        """Count `tokens` written tokens."""
         slots = self._banks[row].slots
         slots.lengths[slots.slot(row)] += tokens
 

@@ -57,7 +57,7 @@ class SingleRows:
     def move_outgrown(self) -> None:
         """Each row has its own caches."""
 
-    def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:  # noqa: ARG002  The caches grow.
+    def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:  # noqa: ARG002
         self._adapters.open(row, adapter)
         self._caches[row] = make_prompt_cache(self._model)
         self._lengths[row] = 0

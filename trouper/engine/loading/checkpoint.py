@@ -32,7 +32,6 @@ class Checkpoint:
     config: dict[str, Any]
     stored_bytes: int
     float32_bytes: int
-    """In float32."""
     digest: int
     """63-bit hash of config, shapes and sampled weights, for ranks to compare."""
     source: Architecture

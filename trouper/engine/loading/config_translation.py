@@ -1,7 +1,7 @@
 """Keys of config.json that mlx-lm's modules read under other names, or not at all.
 
-transformers 5 writes rope into `rope_parameters`, possibly by layer type. Of mlx-lm's modules 17
-read that key; 49 would give wrong tokens, 33 would refuse the config.
+transformers 5 writes rope into `rope_parameters`, possibly by layer type. Most of mlx-lm's modules
+do not read that key, and would give wrong tokens or refuse the config.
 """
 
 from __future__ import annotations

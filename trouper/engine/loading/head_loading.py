@@ -107,7 +107,6 @@ def open_head(target: Candidate, capabilities: Capabilities, settings: Settings)
 def _make_head(
     target: Candidate, capabilities: Capabilities, settings: Settings
 ) -> tuple[MtpHead | None, str]:
-    """The head and "", or None and the reason."""
     found, family = read_head_weights(target.directory, target.config), family_of(target.config)
     if found.unknown:
         return None, f"heads of {target.config['model_type']} are not supported"
@@ -119,7 +118,8 @@ def _make_head(
         return None, f"rows of this model cannot take drafts back ({capabilities.drafts})"
     try:
         head = _head(found, target, family)
-    except Exception as error:  # noqa: BLE001 - any file's weights in a family's own code: whatever it raises, it is the answer
+    except Exception as error:  # noqa: BLE001
+        # Any file's weights in a family's own code: whatever it raises, it is the answer.
         return None, f"its weights do not make a head: {line_of(error)}"
     reason = unsuitable(head, capabilities)
     return (None, reason) if reason else (head, "")

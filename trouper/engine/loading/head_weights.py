@@ -88,7 +88,6 @@ class HeadWeights:
     convolution: mx.array | None = None
     """Of any layer."""
     unknown: bool = False
-    """Whether a head has an unknown form."""
 
 
 def read_head_weights(directory: Path, config: Mapping[str, Any]) -> HeadWeights:
@@ -134,7 +133,6 @@ class ModelWithoutHead(nn.Module):
         return sanitized
 
     def take_model(self) -> nn.Module:
-        """The model with children from `load_model`."""
         model = self._get_model()
         for name, child in self.items():
             model[name] = child

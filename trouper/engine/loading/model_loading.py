@@ -56,8 +56,6 @@ MIN_VOCABULARY = 0.25
 
 @attrs.frozen(eq=False)
 class EvaluatedModel:
-    """On the thread of `load`."""
-
     model: nn.Module
     card: ModelCard
     tokenizer: HubTokenizer

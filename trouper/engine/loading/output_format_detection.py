@@ -216,7 +216,8 @@ def _rendered_or_nothing(
 ) -> str:
     try:
         return render(messages, options)
-    except Exception:  # noqa: BLE001 - a template is code of any kind: whatever it raises, it renders no call.
+    except Exception:  # noqa: BLE001
+        # A template is code of any kind: whatever it raises, it renders no call.
         return ""
 
 

@@ -193,7 +193,8 @@ class _Prober:
                 adaptation.adapted(messages[:-1]), options
             ):
                 return False  # The empty result is dropped.
-        except Exception:  # noqa: BLE001 - a template is code of any kind: whatever it raises, it refuses.
+        except Exception:  # noqa: BLE001
+            # A template is code of any kind: whatever it raises, it refuses.
             return False
         return MARK.findall(text) == _marks(adapted) and not WRONG_ARGUMENTS.search(text)
 

@@ -1,8 +1,8 @@
 """Script that tries a directory's tokenizer and chat templates before the server does.
 
-A template may loop or grow without end, a tokenizer's expressions may backtrack, and Python cannot
-interrupt `10**10**10`. The script imports nothing of the package. stdin: JSON with `directory`,
-`conversations`, `cpu_s`. stdout: a line per part before the trial, and `FAULT` lines.
+A template may loop or grow without end, and a tokenizer's expressions may backtrack. The script
+imports nothing of the package. stdin: JSON with `directory`, `conversations`, `cpu_s`. stdout: a
+line per part before the trial, and `FAULT` lines.
 """
 
 from __future__ import annotations

@@ -182,7 +182,6 @@ def padded_rank(rank: int) -> int:
 
 
 def stacked_bytes(layer: nn.Module, adapters: int, rank: int) -> int:
-    """Bytes of a layer's stack, where `rank` is the greatest."""
     return (1 + adapters) * sum(sizes_of(layer)) * padded_rank(rank) * dtype_of(layer).size
 
 
@@ -199,7 +198,6 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def adapter_bytes(model: nn.Module) -> int:
-    """Bytes with padding."""
     return sum(layer.adapters.nbytes for layer in adapted_layers(model).values())
 
 

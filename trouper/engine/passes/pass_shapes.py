@@ -61,7 +61,7 @@ class Shapes:
     """Whether sizes are rounded, since the device prepares each shape."""
     mask_elements: int = 2**22
     """Maximum of queries times keys of a row with a mask as array, which spares new shapes. Such
-    attention computes all scores: 2,048 queries over 20,480 keys took 29 GB (Qwen3-4B's shape)."""
+    attention computes all scores."""
     vector_tokens: int = VECTOR_TOKENS
     """Maximum keys of a row for MLX's own kernels, which need no plan."""
     copied_width: int = COPIED_WIDTH
@@ -97,7 +97,6 @@ class Shapes:
         return self.capacity(tokens) if self.rounded else tokens
 
     def capacity(self, tokens: int) -> int:
-        """Capacity of buffers for `tokens` tokens."""
         if not self.rounded:
             return -(-tokens // STEP) * STEP
         shorter = kv_capacity(tokens + NO_CUDNN, STEP) - NO_CUDNN
@@ -108,7 +107,6 @@ class Shapes:
         )
 
     def capacities(self, tokens: int) -> Iterator[int]:
-        """All rounded capacities up to that for `tokens` tokens, ascending."""
         size = 1
         while size <= tokens:
             yield self.capacity(size)
@@ -170,7 +168,6 @@ ROUNDED = Shapes(pass_tokens=256, lone_tokens=LONE_WIDTHS[-1], rounded=True)
 
 
 def of_device() -> Shapes:
-    """Shapes for the default device."""
     if device.prepares_shapes():
         return attrs.evolve(ROUNDED, length_kernel=device.runs_cuda_kernels())
     return EXACT if device.is_cpu() else ACCELERATED

@@ -33,6 +33,7 @@ def fault_of(errors: Callable[[], mx.array], bound: float) -> str:
     """Why a kernel cannot be used, or "": `errors` raises or reaches the bound."""
     try:
         right = mx.abs(errors()).max().item() < bound  # type: ignore[operator]
-    except Exception as error:  # noqa: BLE001 - whatever the device's compiler or driver says, there is another way
+    except Exception as error:  # noqa: BLE001
+        # Whatever the device's compiler or driver says, there is another way.
         return line_of(error)
     return "" if right else "its results are wrong"

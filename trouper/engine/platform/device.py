@@ -113,7 +113,6 @@ SPARE_PART = 16
 WEIGHTS_PART = 0.7
 """Fraction of the device's memory for all models' weights; KV has the remainder."""
 FREE = "free_memory"
-"""Key of free CUDA memory."""
 
 
 def is_cpu() -> bool:
@@ -216,7 +215,6 @@ class WiredMemory:
     limit_bytes: int = 0
 
     def hold(self, holder: object, nbytes: int, sharers: int = 1) -> None:
-        """Wire `nbytes` of loaded weights. `sharers`: processes on the device."""
         self._ceiling = int(self.recommended() * WIRED_PART) // sharers
         self._held[id(holder)] = nbytes
         self._apply()

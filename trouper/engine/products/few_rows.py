@@ -30,7 +30,6 @@ SOURCE = """
 WARPS, TILE = 8, 8
 """Warps of a block, rows of a tile."""
 BLOCK_OUTPUTS = 16
-"""Outputs of a block."""
 MAX_TILES = 4
 """Maximum number of tiles of a block."""
 TRIED_ROWS, TRIED_OUTPUTS, TRIED_INPUTS = 13, 40, 1152

@@ -120,7 +120,6 @@ def convert(layer: nn.Module, kind: type[nn.Module]) -> nn.Module:
 
 
 def replace_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    """Put layers into the model, by path."""
     model.update_modules(tree_unflatten([*layers.items()]))
 
 

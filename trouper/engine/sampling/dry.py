@@ -1,9 +1,9 @@
 """DRY, "don't repeat yourself": a penalty on the token that would continue a repetition
 (https://github.com/oobabooga/text-generation-webui/pull/5677), in llama.cpp's form.
 
-llama.cpp searches repetitions at each token. Here the lengths of matches are kept: a new token t
-makes the match at j one longer than the match at j - 1 was, if the token at j is t, else 0. A step
-is one comparison of (k, W) on the device. A breaker sets all matches to 0.
+The lengths of matches are kept: a new token t makes the match at j one longer than the match at j -
+1 was, if the token at j is t, else 0. A step is one comparison of (k, W) on the device. A breaker
+sets all matches to 0.
 """
 
 from __future__ import annotations
@@ -254,7 +254,6 @@ class Dry:
             )
 
     def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
-        """Count the kept ones of the (positions,) tokens."""
         for step in range(int(spans.counts[self._rows].max()) if self._states else 0):
             there = spans.counts[self._rows] > step
             positions = spans.starts[self._rows] + np.where(there, step, 0)

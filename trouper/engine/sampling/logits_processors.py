@@ -131,7 +131,9 @@ class ProcessedRows:
         for name in names:
             try:
                 logits = _checked(self._processors[name](tokens, logits), given.shape)
-            except BaseException as error:  # noqa: BLE001 - an embedder's code: whatever it raises concerns its row alone, also a panic of Rust code, which is no `Exception`
+            except BaseException as error:  # noqa: BLE001
+                # An embedder's code: whatever it raises concerns its row alone, also a panic of
+                # Rust code, which is no `Exception`.
                 reason = f"logits processor {name!r}: {type(error).__name__}: {error}"
                 return Processed(position, given, choices, reason)
             choices.append((name, _without_choice(logits)))
@@ -143,7 +145,6 @@ class ProcessedRows:
             self._tokens.append(tokens[mx.array(self._rows)])
 
     def accepted(self, spans: Spans, tokens: Ints, kept: KeptMask) -> None:
-        """Count the kept ones of the (positions,) tokens."""
         for step in range(int(spans.counts[self._rows].max()) if self._tokens is not None else 0):
             there = spans.counts[self._rows] > step
             positions = spans.starts[self._rows] + np.where(there, step, 0)

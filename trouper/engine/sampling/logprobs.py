@@ -39,7 +39,6 @@ class PendingLogprobs:
         return [self.sampled, self.tokens, self.top_ids, self.top, *named]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
-        """Wait for the device and return the values. `kept`: mask of the rows; None: all."""
         sampled, tokens = (
             cast(list[float], self.sampled.tolist()),
             cast(list[int], self.tokens.tolist()),

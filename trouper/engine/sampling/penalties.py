@@ -1,5 +1,3 @@
-"""Logit bias, min_tokens and penalties."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -141,7 +139,6 @@ class Penalties:
             self._seen[self._indices, sampled] = True
 
     def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
-        """Count the kept ones of the (positions,) tokens."""
         if self._histories:
             positions, which = spans.of(self._rows)
             positions, which = positions[kept[positions]], which[kept[positions]]

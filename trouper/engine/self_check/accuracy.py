@@ -2,8 +2,8 @@
 
 The error of a position is the root mean square, over the vocabulary, of the difference of
 log-probabilities, divided by the standard deviation of the reference's logits. 0: equal. About 1.4:
-unrelated. The error does not depend on the scale of a model's logits, and one outlier among 100,000
-tokens does not dominate it.
+unrelated. The error does not depend on the scale of a model's logits, and one
+outlier among 100,000 tokens does not dominate it.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class Check:
                 subject = make(SEEDS[0])
                 if tiny.listens(subject.model, subject.reference.texts[0]):
                     yield make
-            except Exception:  # noqa: BLE001, S112 - any architecture's code over arbitrary sizes: the next ones
+            except Exception:  # noqa: BLE001, S112
+                # Any architecture's code over arbitrary sizes: the next ones.
                 continue
 
     def _tiny_subject(self, config: Config, gain: float, seed: int) -> Subject:

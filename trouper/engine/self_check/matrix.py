@@ -54,7 +54,8 @@ class Subject:
         """Run a scenario; None: passed. Any exception is a failure."""
         try:
             difference = self.error(scenario, capabilities)
-        except Exception as error:  # noqa: BLE001 - any architecture's code: whatever it raises is the finding
+        except Exception as error:  # noqa: BLE001
+            # Any architecture's code: whatever it raises is the finding.
             return Failure(f"{scenario.name}: {line_of(error)}", raised=True)
         if difference <= self.reference.bound:
             return None

@@ -50,7 +50,6 @@ class ForcedRows:
         self.taken: list[Taken] = []
 
     def open(self, *texts: int) -> list[RowId]:
-        """Open one row for each text."""
         self.rows.make_room([len(self._texts[text]) // 2 for text in texts])
         return [self._open(text, []) for text in texts]
 
@@ -178,7 +177,6 @@ SLACK = Drafting(tokens=2).slack
 
 
 FIRST_BANK = 4
-"""Number of tokens of the first bank in scenarios of banks."""
 
 Script = Callable[[ForcedRows], None]
 

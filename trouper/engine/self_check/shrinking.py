@@ -2,8 +2,8 @@
 
 The meaning of a key follows from its name. Widths and counts of heads are divided by common
 factors, so that relations between them (heads * head size = hidden size; heads a multiple of KV
-heads; a mixer's heads * head size = a multiple of the hidden size) are preserved. The code has no
-knowledge of single architectures: `tiny` tries whether a config builds and its model runs.
+heads; a mixer's heads * head size = a multiple of the hidden size) are preserved. `tiny` tries
+whether a config builds and its model runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ COUNTS_HEADS = re.compile(
 )
 SIZES_HEADS = re.compile(r"head_dim$|d_head$|^kv_channels$|^rotary_dim$|_per_head$")
 WIDTHS = re.compile(
-    r"hidden_size|intermediate_size|^hidden_dim$|^d_model$|^n_embd$|^model_dim$|^n_inner$|lora_rank$|low_rank_dim$|_rank$"
+    r"hidden_size|intermediate_size|^hidden_dim$|^d_model$|^n_embd$|^model_dim$|^n_inner$"
+    r"|lora_rank$|low_rank_dim$|_rank$"
     r"|^block_(ff_)?dim$|^mamba_d_ssm$|^embedding_size$|^dim_model_base$|expert_dim$|^lru_width$"
 )
 HIDDEN_SIZES = re.compile(r"^(hidden_size|hidden_dim|d_model|n_embd|model_dim)$")
@@ -63,7 +64,6 @@ class Factors:
 
 
 def layers_of(config: Mapping[str, Any]) -> int:
-    """Number of layers of a config; 0: not named."""
     return max(
         (value for key, value in values(config) if LAYERS.search(key) and isinstance(value, int)),
         default=0,

@@ -1,5 +1,3 @@
-"""The self-check during loading, or its remembered result."""
-
 from __future__ import annotations
 
 import os

@@ -145,7 +145,8 @@ def _builds(config: Config, kinds: set[Signature]) -> bool:
         return (
             logits.shape[:2] == (1, 2) and values <= MAX_VALUES and set(signatures(model)) == kinds
         )
-    except Exception:  # noqa: BLE001 - any architecture's code over sizes that nobody chose: this one does not build
+    except Exception:  # noqa: BLE001
+        # Any architecture's code over sizes that nobody chose: this one does not build.
         return False
 
 

@@ -18,14 +18,12 @@ from trouper.engine.kv.draft_rows import DraftRows
 from trouper.protocol.plans import RowId
 
 FED_AT_ONCE = 2
-"""Maximum number of tokens in the first pass of a draft. After a draft that was accepted to its end
-a row lacks two: the last drafted token and the sampled one."""
+"""Maximum number of tokens in the first pass of a draft. After an accepted draft a
+row lacks the last drafted token and the sampled one."""
 
 
 @attrs.frozen(kw_only=True)
 class DraftLimits:
-    """Bounds of the draft model, and of its target."""
-
     context: int = sys.maxsize
     """Maximum number of tokens of a row that the draft model drafts for."""
     num_tokens: int = sys.maxsize
@@ -38,8 +36,6 @@ UNLIMITED = DraftLimits()
 
 
 class DraftModel:
-    """`Proposer` by a draft model."""
-
     def __init__(
         self,
         rows: DraftRows,
@@ -50,7 +46,6 @@ class DraftModel:
         """`max_tokens`: maximum length of a draft. `agree` returns rank 0's tokens."""
         self._rows, self._max_tokens, self._agree, self._limits = rows, max_tokens, agree, limits
         self._tokens: dict[RowId, list[int]] = {}
-        """Committed tokens of each row."""
         self._ahead: dict[RowId, list[int]] = {}
         """Drafted tokens that the draft model has run behind the committed ones."""
 
@@ -184,7 +179,6 @@ class MtpHead(nn.Module):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one hidden state."""
         return self._size * int(self.hidden_norm.weight.dtype.size)
 
     def make_cache(self) -> list[Any]:

@@ -87,7 +87,6 @@ class DraftProposals:
         self._ngrams, self._head, self.max_tokens = NgramRows(drafting), head, drafting.tokens
         self._proposers: dict[ProposerName, Proposer] = {"ngram": self._ngrams}
         self._with_kv = [proposer for proposer in (draft_model, head) if proposer is not None]
-        """Proposers with KV in the rows' slots."""
         if draft_model is not None:
             self._proposers["draft_model"] = draft_model
         if head is not None:
@@ -116,7 +115,6 @@ class DraftProposals:
 
     @property
     def with_passes(self) -> Sequence[ProposerName]:
-        """Names of the proposers that run passes."""
         return [name for name in self._proposers if name != "ngram"]
 
     def wants(self, *, ngrams: bool) -> bool:
@@ -166,7 +164,6 @@ class DraftProposals:
         return drafts
 
     def matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
-        """Return the match lengths for `Stepped.matched`."""
         self._feed_proposers()
         return self._ngrams.matched(rows)
 

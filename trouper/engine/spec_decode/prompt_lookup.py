@@ -192,7 +192,6 @@ class NgramRows:
         }
 
     def matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
-        """Return the match lengths for `Stepped.matched`."""
         return tuple(
             (row, n)
             for row in rows

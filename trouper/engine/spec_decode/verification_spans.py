@@ -2,8 +2,7 @@
 
 Row i runs its last token and `counts[i] - 1` draft tokens. A draft token is accepted if it equals
 the token sampled at its position; the first other one ends the span. The result equals the one
-without drafts, at any temperature, since the noise is a hash of the position; rejection sampling
-(Leviathan et al., 2023) would only keep the distribution.
+without drafts, at any temperature, since the noise is a hash of the position.
 """
 
 from __future__ import annotations
