@@ -180,6 +180,10 @@ clients *flags: _setup
 generated-clients: _setup
     @.venv/bin/python -m tests.generated_clients
 
+# Each operation, parameter and field that was added, removed or changed between two files of /openapi.json
+openapi-diff old new: _setup
+    @.venv/bin/python -m tests.openapi_diff "$@"
+
 # N requests of every kind, eight at a time, at two ranks and at one: all end, and answers are equal
 ranks-campaign requests="500" *flags: _setup
     @.venv/bin/python -m tests.ranks.campaign "$@"
