@@ -210,7 +210,7 @@ VALUES = {
         words={"a": 1},
         numbers={7: "x"},
         identifiers={TWO: Decimal("1.5")},
-        colours={colour: 1 for colour in Colour},
+        colours=dict.fromkeys(Colour, 1),
         patterned={"x1": [1]},
         free={"a": [1, None]},
     ),
