@@ -176,7 +176,7 @@ sim-ranks worlds="100" *flags: _setup
 clients *flags: _setup
     @.venv/bin/python -m tests.clients "$@"
 
-# Clients that generators make of /openapi.json, from their registries: made, and those in Python run against the server
+# Clients that generators make of /openapi.json, from their registries: made, and those in Python and TypeScript run against the server
 generated-clients: _setup
     @.venv/bin/python -m tests.generated_clients
 

@@ -1,5 +1,5 @@
 """`just generated-clients`: generators of clients, from their registries, make clients of
-/openapi.json; those in Python ask a server with the fake engine."""
+/openapi.json; those in Python and TypeScript ask a server with the fake engine."""
 
 from __future__ import annotations
 
@@ -80,20 +80,8 @@ def with_openapi_generator_python(home: Path, tool: Callable[[str], str], url: s
     run(home, python, "openapi_generator_client.py", url)
 
 
-def with_openapi_generator_fetch(home: Path, tool: Callable[[str], str], url: str) -> None:
-    generate(
-        home, tool, "typescript-fetch", "fetch", "--additional-properties=importFileExtension=.js"
-    )
-    node = home / "fetch"
-    shutil.copy(PROGRAMS / "fetch_client.mts", node)
-    install(node, "typescript@5", "@types/node@20")
-    run(node, "npx", "tsc", *TSC, "fetch_client.mts")
-    run(node, "node", "fetch_client.mjs", url)
-
-
 def with_openapi_generator_java(home: Path, tool: Callable[[str], str], _: str) -> None:
     generate(home, tool, "java", "java", "--library", "native")
-    run(home / "java", "mvn", "--quiet", "--batch-mode", "compile")
 
 
 def generate(home: Path, tool: Callable[[str], str], language: str, *options: str) -> None:
@@ -112,8 +100,7 @@ GENERATORS = {
     with_datamodel_codegen: "uv",
     with_openapi_typescript: "npx",
     with_openapi_generator_python: "java",
-    with_openapi_generator_fetch: "java",
-    with_openapi_generator_java: "mvn",
+    with_openapi_generator_java: "java",
 }
 """With the program that each needs."""
 

@@ -20,11 +20,9 @@ MODELS = {
     "messages": AnthropicModel("claude-sonnet-4-5", provider=ANTHROPIC),
 }
 WITH_A_TOOL = ("sets", "times", "decimals", "discriminated unions")
-FORMATS = {
-    name: [kind for kind in schema_cases.VALUES if (name, kind) != ("messages", "recursion")]
-    for name in MODELS
-}
-"""The library refuses to ask Anthropic for a recursive format."""
+CLOSED = [name for name in schema_cases.VALUES if name not in schema_cases.OPEN | {"recursion"}]
+FORMATS = {"chat": schema_cases.VALUES, "responses": schema_cases.VALUES, "messages": CLOSED}
+"""The library asks Anthropic for no recursive format, and for no names that are not listed."""
 
 
 async def asked(model, output, value, streamed, with_tool):
@@ -48,7 +46,7 @@ async def asked(model, output, value, streamed, with_tool):
     return result.output
 
 
-def run(name, output, label, streamed, names=schema_cases.VALUES, with_tool=False):
+def run(name, output, label, streamed, *, names=schema_cases.VALUES, with_tool=False):
     schema_cases.each(
         f"{name}, {label}",
         streamed,
@@ -60,7 +58,8 @@ def run(name, output, label, streamed, names=schema_cases.VALUES, with_tool=Fals
 for name in MODELS:
     for streamed in (False, True):
         run(name, ToolOutput, "tool", streamed)
-        run(name, NativeOutput, "format", streamed, FORMATS[name])
-        run(name, ToolOutput, "tool beside a tool", streamed, WITH_A_TOOL, True)
-        run(name, NativeOutput, "format beside a tool", streamed, WITH_A_TOOL, True)
+        run(name, NativeOutput, "format", streamed, names=FORMATS[name])
+        for output, kind in ((ToolOutput, "tool"), (NativeOutput, "format")):
+            label = f"{kind} beside a tool"
+            run(name, output, label, streamed, names=WITH_A_TOOL, with_tool=True)
     run(name, PromptedOutput, "prompted", False)

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import createClient from "openapi-fetch";
 import type { components, paths } from "./schema.d.ts";
 
-const client = createClient<paths>({ baseUrl: process.argv[2] });
+const client = createClient<paths, "application/json">({ baseUrl: process.argv[2] });
 const messages = [{ role: "user" as const, content: "hello" }];
 const max_tokens = 3;
 

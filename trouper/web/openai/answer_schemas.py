@@ -39,13 +39,9 @@ AT: Json = {
     "logprob": NUMBER,
     "bytes": nullable(array({"type": "integer", "minimum": 0, "maximum": 255})),
 }
+TOKEN_LOGPROBS = array(closed({**AT, "top_logprobs": array(closed(AT, *AT))}, *AT, "top_logprobs"))
 CHAT_LOGPROBS = closed(
-    {
-        "content": array(
-            closed({**AT, "top_logprobs": array(closed(AT, *AT))}, *AT, "top_logprobs")
-        ),
-        "refusal": NULL,
-    },
+    {"content": TOKEN_LOGPROBS, "refusal": nullable(TOKEN_LOGPROBS)},
     "content",
     "refusal",
 )
@@ -70,7 +66,7 @@ MESSAGE = closed(
     {
         "role": {"const": "assistant"},
         "content": nullable(TEXT),
-        "refusal": NULL,
+        "refusal": nullable(TEXT),
         "reasoning_content": TEXT,
         "tool_calls": array(closed(CALL, *CALL)),
     },
@@ -82,7 +78,7 @@ DELTA = closed(
     {
         "role": {"const": "assistant"},
         "content": TEXT,
-        "refusal": NULL,
+        "refusal": nullable(TEXT),
         "reasoning_content": TEXT,
         "tool_calls": array(
             closed(CALL | {"index": COUNT, "function": CALL_PART}, "index", "function")
@@ -187,7 +183,7 @@ MODELS = full(
     {
         "object": {"const": "list"},
         "data": array(ref("ModelBody")),
-        "has_more": {"const": False},
+        "has_more": FLAG,
         "first_id": nullable(TEXT),
         "last_id": nullable(TEXT),
     }

@@ -143,7 +143,7 @@ FILLED = full(
     {
         "index": COUNT,
         "content": TEXT,
-        "stop": {"const": True},
+        "stop": FLAG,
         "model": TEXT,
         "tokens_predicted": COUNT,
         "tokens_evaluated": COUNT,
@@ -153,6 +153,4 @@ FILLED = full(
         "stopping_word": TEXT,
     }
 )
-FILLED_PART = full(
-    {"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": {"const": False}}
-)
+FILLED_PART = full({"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": FLAG})
