@@ -54,13 +54,15 @@ class Field:
 
     def changes(self, new: Field) -> str:
         """Return the differences as one line, or ""."""
-        parts = []
+        lines = []
         for name in ("types", "values", "rules", "needs"):
             old_set, new_set = getattr(self, name), getattr(new, name)
             if old_set != new_set:
-                gone, come = sorted(old_set - new_set), sorted(new_set - old_set)
-                parts += [f"{name} {', '.join([f'-{x}' for x in gone] + [f'+{x}' for x in come])}"]
-        return "; ".join(parts)
+                lost, new_ones = sorted(old_set - new_set), sorted(new_set - old_set)
+                lines += [
+                    f"{name} {', '.join([f'-{x}' for x in lost] + [f'+{x}' for x in new_ones])}"
+                ]
+        return "; ".join(lines)
 
 
 class Fields:
@@ -180,13 +182,13 @@ def _of_schema(
 def differences(old: Json, new: Json) -> dict[str, list[str]]:
     """Return the operations by the difference that they have: one of a shared schema is one."""
     before, after = operations(old), operations(new)
-    found: dict[str, list[str]] = {}
+    by_line: dict[str, list[str]] = {}
     for name in before.keys() ^ after.keys():
-        found.setdefault("removed" if name in before else "added", []).append(name)
+        by_line.setdefault("removed" if name in before else "added", []).append(name)
     for name in before.keys() & after.keys():
         for line in _of_operation(before[name], after[name]):
-            found.setdefault(line, []).append(name)
-    return {line: sorted(names) for line, names in sorted(found.items())}
+            by_line.setdefault(line, []).append(name)
+    return {line: sorted(names) for line, names in sorted(by_line.items())}
 
 
 def _of_operation(old: Mapping[str, Field], new: Mapping[str, Field]) -> Iterator[str]:
@@ -208,10 +210,10 @@ def main() -> int:
     parser.add_argument("new", type=Path)
     files = parser.parse_args()
     old, new = (json.loads(path.read_text("utf-8")) for path in (files.old, files.new))
-    found = differences(old, new)
-    for line, names in found.items():
+    by_line = differences(old, new)
+    for line, names in by_line.items():
         print(f"{line}\n    {', '.join(names)}")  # noqa: T201
-    return int(bool(found))
+    return int(bool(by_line))
 
 
 if __name__ == "__main__":

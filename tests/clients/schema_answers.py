@@ -8,12 +8,12 @@ from typing import Any
 
 from tests.scripted.conversation import Conversation
 
-ASKED = "Write this: "
+PROMPT = "Write this: "
 LOOK = "look_up"
 
 
 def script(conversation: Conversation) -> str:
-    value = asked(conversation)
+    value = value_of(conversation)
     names = [str(tool["function"]["name"]) for tool in conversation.tools]
     if LOOK in names and not conversation.results:
         return conversation.call(LOOK, place="Oslo")
@@ -23,8 +23,8 @@ def script(conversation: Conversation) -> str:
     return conversation.answer(json.dumps(value, ensure_ascii=False), reasoning="As asked.")
 
 
-def asked(conversation: Conversation) -> dict[str, Any]:
+def value_of(conversation: Conversation) -> dict[str, Any]:
     """Return the value that the question has."""
-    text = conversation.question.partition(ASKED)[2]
+    text = conversation.question.partition(PROMPT)[2]
     value, _ = json.JSONDecoder().raw_decode(text)
     return dict(value)

@@ -32,5 +32,5 @@ def test_every_client_has_a_program() -> None:
         ("_client.", {client.program for client in CLIENTS.values()}),
         ("_schemas.", {client.schemas for client in CLIENTS.values()}),
     ):
-        found = {path.name for path in PROGRAMS.iterdir() if part in path.name}
-        assert found == programs - {""}
+        files = {path.name for path in PROGRAMS.iterdir() if part in path.name}
+        assert files == programs - {""}

@@ -11,9 +11,9 @@ OPENAI = openai.OpenAI(base_url=f"{loop.URL}/v1", api_key="none", max_retries=0)
 ANTHROPIC = anthropic.Anthropic(base_url=loop.URL, api_key="none", max_retries=0)
 
 
-def asked(client, value, streamed, more):
+def answer_of(client, value, streamed, more):
     ask = client.chat.completions.create_partial if streamed else client.chat.completions.create
-    found = ask(
+    answer = ask(
         model="any",
         messages=[{"role": "user", "content": schema_cases.question(value)}],
         response_model=type(value),
@@ -21,8 +21,8 @@ def asked(client, value, streamed, more):
         **more,
     )
     if not streamed:
-        return found
-    last = list(found)[-1]
+        return answer
+    last = list(answer)[-1]
     return type(value).model_validate(last.model_dump())
 
 
@@ -31,7 +31,7 @@ def run(mode, make, client, streamed=False, names=schema_cases.VALUES, **more):
     schema_cases.each(
         mode.name.lower().replace("_", " "),
         streamed,
-        lambda value: asked(made, value, streamed, more),
+        lambda value: answer_of(made, value, streamed, more),
         names,
     )
 

@@ -3,7 +3,7 @@
 import schema_cases
 
 
-def asked(model, value, streamed, more):
+def answer_of(model, value, streamed, more):
     structured = model.with_structured_output(type(value), **more)
     if not streamed:
         return structured.invoke(schema_cases.question(value))
@@ -11,4 +11,4 @@ def asked(model, value, streamed, more):
 
 
 def run(label, model, streamed, names=schema_cases.VALUES, **more):
-    schema_cases.each(label, streamed, lambda value: asked(model, value, streamed, more), names)
+    schema_cases.each(label, streamed, lambda value: answer_of(model, value, streamed, more), names)

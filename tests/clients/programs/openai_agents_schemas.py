@@ -21,13 +21,13 @@ set_tracing_disabled(True)
 STRICT = [name for name in schema_cases.VALUES if name not in schema_cases.OPEN | {"sets"}]
 
 
-async def asked(kind, value, streamed, strict, forced):
-    looked = []
+async def answer_of(kind, value, streamed, strict, forced):
+    places = []
 
     @function_tool
     def look_up(place: str) -> str:
         """Look up the weather."""
-        looked.append(place)
+        places.append(place)
         return schema_cases.LOOKED
 
     async with AsyncOpenAI(base_url=f"{loop.URL}/v1", api_key="none", max_retries=0) as client:
@@ -44,7 +44,7 @@ async def asked(kind, value, streamed, strict, forced):
             assert any(event.type == "raw_response_event" for event in events)
         else:
             result = await Runner.run(agent, schema_cases.question(value))
-    assert looked == (["Oslo"] if forced else []), looked
+    assert places == (["Oslo"] if forced else []), places
     return result.final_output
 
 
@@ -52,7 +52,7 @@ def run(label, kind, streamed, *, strict, forced=None, names=schema_cases.VALUES
     schema_cases.each(
         label,
         streamed,
-        lambda value: asyncio.run(asked(kind, value, streamed, strict, forced)),
+        lambda value: asyncio.run(answer_of(kind, value, streamed, strict, forced)),
         names,
     )
 
@@ -60,7 +60,7 @@ def run(label, kind, streamed, *, strict, forced=None, names=schema_cases.VALUES
 def refused(kind, forced):
     """OpenAI refuses what a strict schema cannot ask for, too."""
     try:
-        asyncio.run(asked(kind, schema_cases.VALUES["sets"], False, True, forced))
+        asyncio.run(answer_of(kind, schema_cases.VALUES["sets"], False, True, forced))
     except BadRequestError as error:
         named = error.param
     else:

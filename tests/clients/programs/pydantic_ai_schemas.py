@@ -25,14 +25,14 @@ FORMATS = {"chat": schema_cases.VALUES, "responses": schema_cases.VALUES, "messa
 """The library asks Anthropic for no recursive format, and for no names that are not listed."""
 
 
-async def asked(model, output, value, streamed, with_tool):
+async def answer_of(model, output, value, streamed, with_tool):
     agent = Agent(model, output_type=output(type(value)), retries=0)
-    looked, seen = [], []
+    places, seen = [], []
     if with_tool:
 
         @agent.tool_plain
         def look_up(place: str) -> str:
-            looked.append(place)
+            places.append(place)
             return schema_cases.LOOKED
 
     async def handler(_, events):
@@ -42,7 +42,7 @@ async def asked(model, output, value, streamed, with_tool):
         schema_cases.question(value), event_stream_handler=handler if streamed else None
     )
     assert bool(seen) == streamed
-    assert looked == (["Oslo"] if with_tool else []), looked
+    assert places == (["Oslo"] if with_tool else []), places
     return result.output
 
 
@@ -50,7 +50,7 @@ def run(name, output, label, streamed, *, names=schema_cases.VALUES, with_tool=F
     schema_cases.each(
         f"{name}, {label}",
         streamed,
-        lambda value: asyncio.run(asked(MODELS[name], output, value, streamed, with_tool)),
+        lambda value: asyncio.run(answer_of(MODELS[name], output, value, streamed, with_tool)),
         names,
     )
 

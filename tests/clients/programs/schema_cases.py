@@ -10,7 +10,7 @@ from uuid import UUID
 import loop
 from pydantic import AnyUrl, AwareDatetime, BaseModel, ConfigDict, Field
 
-ASKED = "Write this: "
+PROMPT = "Write this: "
 """Stands before the JSON that the scripted model writes."""
 
 
@@ -225,7 +225,7 @@ LOOKED = "It is sunny."
 
 
 def question(value):
-    return ASKED + value.model_dump_json()
+    return PROMPT + value.model_dump_json()
 
 
 def check(value, answer):
