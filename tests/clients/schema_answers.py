@@ -20,7 +20,7 @@ def script(conversation: Conversation) -> str:
     outputs = [name for name in names if name != LOOK]
     if outputs:
         return conversation.call(outputs[0], **value)
-    return conversation.answer(json.dumps(value, ensure_ascii=False), reasoning="As asked.")
+    return conversation.answer(json.dumps(value, ensure_ascii=False), reasoning="As it says.")
 
 
 def value_of(conversation: Conversation) -> dict[str, Any]:

@@ -5,11 +5,11 @@ import loop
 import schema_cases
 from langchain_openai import ChatOpenAI
 
-ASKED = {"model": "any", "base_url": f"{loop.URL}/v1", "api_key": "none", "max_retries": 0}
+OPTIONS = {"model": "any", "base_url": f"{loop.URL}/v1", "api_key": "none", "max_retries": 0}
 STRICT = [name for name in schema_cases.VALUES if name not in schema_cases.OPEN | {"sets"}]
 MODELS = {
-    "chat": ChatOpenAI(**ASKED),
-    "responses": ChatOpenAI(use_responses_api=True, **ASKED),
+    "chat": ChatOpenAI(**OPTIONS),
+    "responses": ChatOpenAI(use_responses_api=True, **OPTIONS),
 }
 
 for name, model in MODELS.items():

@@ -28,7 +28,7 @@ async def answer_of(kind, value, streamed, strict, forced):
     def look_up(place: str) -> str:
         """Look up the weather."""
         places.append(place)
-        return schema_cases.LOOKED
+        return schema_cases.WEATHER
 
     async with AsyncOpenAI(base_url=f"{loop.URL}/v1", api_key="none", max_retries=0) as client:
         agent = Agent(

@@ -33,7 +33,7 @@ async def answer_of(model, output, value, streamed, with_tool):
         @agent.tool_plain
         def look_up(place: str) -> str:
             places.append(place)
-            return schema_cases.LOOKED
+            return schema_cases.WEATHER
 
     async def handler(_, events):
         seen.extend([event async for event in events])

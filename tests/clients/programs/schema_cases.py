@@ -221,7 +221,7 @@ VALUES = {
 }
 OPEN = {"dicts", "nested models"}
 """Classes that OpenAI's strict mode has no schema for: their objects have any names."""
-LOOKED = "It is sunny."
+WEATHER = "It is sunny."
 
 
 def question(value):
