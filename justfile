@@ -176,9 +176,13 @@ sim-ranks worlds="100" *flags: _setup
 clients *flags: _setup
     @.venv/bin/python -m tests.clients "$@"
 
-# Clients that generators make of /openapi.json, from their registries: made, and those in Python run against the server
+# Clients that generators make of /openapi.json, from their registries: made, and those in Python and TypeScript run against the server
 generated-clients: _setup
     @.venv/bin/python -m tests.generated_clients
+
+# Each operation, parameter and field that was added, removed or changed between two files of /openapi.json
+openapi-diff old new: _setup
+    @.venv/bin/python -m tests.openapi_diff "$@"
 
 # N requests of every kind, eight at a time, at two ranks and at one: all end, and answers are equal
 ranks-campaign requests="500" *flags: _setup

@@ -36,22 +36,22 @@ def main() -> int:
     parser.add_argument("clients", nargs="*", metavar="NAME", help=", ".join(CLIENTS))
     parser.add_argument("--family", action="append", choices=sorted(FAMILIES))
     parser.add_argument("--json", type=Path, help="write every case into this file")
-    given = parser.parse_args()
-    if unknown := set(given.clients) - set(CLIENTS):
+    flags = parser.parse_args()
+    if unknown := set(flags.clients) - set(CLIENTS):
         parser.error(
             f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}"
         )
     rows, failed = [], False
     print("| client | version | family | loops that ended as expected | refused requests |")  # noqa: T201
     print("|---|---|---|---|---|")  # noqa: T201
-    for client in given.clients or CLIENTS:
-        for family in given.family or ["qwen3"]:
+    for client in flags.clients or CLIENTS:
+        for family in flags.family or ["qwen3"]:
             outcome = run(client, family)
             failed |= not outcome.cases or not all(case.ok for case in outcome.cases)
             rows.append({"family": family, "version": version(client), **attrs.asdict(outcome)})
             print(report(client, family, outcome), flush=True)  # noqa: T201
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    if flags.json is not None:
+        flags.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
     return int(failed)
 
 

@@ -18,11 +18,12 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @attrs.frozen
 class Client:
-    """A client library. `packages` () : it is among this project's own; `program` is a file of
-    programs/."""
+    """A client library. `packages` () : it is among this project's own; `program` and `schemas`
+    (objects of many classes, for those that make schemas) are files of programs/."""
 
     program: str
     packages: tuple[str, ...] = ()
+    schemas: str = ""
 
     @property
     def is_javascript(self) -> bool:
@@ -33,11 +34,21 @@ CLIENTS: Mapping[str, Client] = {
     "openai": Client("openai_client.py"),
     "anthropic": Client("anthropic_client.py"),
     "litellm": Client("litellm_client.py", ("litellm", "mcp")),
-    "langchain-openai": Client("langchain_openai_client.py", ("langchain-openai",)),
-    "langchain-anthropic": Client("langchain_anthropic_client.py", ("langchain-anthropic",)),
-    "pydantic-ai": Client("pydantic_ai_client.py", ("pydantic-ai-slim[openai,anthropic]",)),
-    "openai-agents": Client("openai_agents_client.py", ("openai-agents",)),
-    "instructor": Client("instructor_client.py", ("instructor[anthropic]",)),
+    "langchain-openai": Client(
+        "langchain_openai_client.py", ("langchain-openai",), "langchain_openai_schemas.py"
+    ),
+    "langchain-anthropic": Client(
+        "langchain_anthropic_client.py", ("langchain-anthropic",), "langchain_anthropic_schemas.py"
+    ),
+    "pydantic-ai": Client(
+        "pydantic_ai_client.py", ("pydantic-ai-slim[openai,anthropic]",), "pydantic_ai_schemas.py"
+    ),
+    "openai-agents": Client(
+        "openai_agents_client.py", ("openai-agents",), "openai_agents_schemas.py"
+    ),
+    "instructor": Client(
+        "instructor_client.py", ("instructor[anthropic]",), "instructor_schemas.py"
+    ),
     "llama-index": Client("llama_index_client.py", ("llama-index-llms-openai-like",)),
     "smolagents": Client("smolagents_client.py", ("smolagents[openai]",)),
     "ai-sdk": Client(
@@ -52,11 +63,11 @@ def cache() -> Path:
     return Path(home) / "trouper" / "clients"
 
 
-def command(name: str) -> list[str]:
-    """What runs the client's program; installs it first, if it is not there."""
+def command(name: str, program: str) -> list[str]:
+    """What runs a program of the client; installs the client first, if it is not there."""
     client = CLIENTS[name]
     if not client.packages:
-        return [sys.executable, str(PROGRAMS / client.program)]
+        return [sys.executable, str(PROGRAMS / program)]
     directory, wanted = cache() / name, json.dumps(client.packages)
     installed = directory / "installed.json"
     if not installed.exists() or installed.read_text("utf-8") != wanted:
@@ -67,10 +78,10 @@ def command(name: str) -> list[str]:
         )
         installed.write_text(wanted, "utf-8")
     if not client.is_javascript:
-        return [str(directory / "bin" / "python"), str(PROGRAMS / client.program)]
+        return [str(directory / "bin" / "python"), str(PROGRAMS / program)]
     # Modules are found from where the program lies.
-    shutil.copy(PROGRAMS / client.program, directory)
-    return ["node", str(directory / client.program)]
+    shutil.copy(PROGRAMS / program, directory)
+    return ["node", str(directory / program)]
 
 
 def _install_python(directory: Path, packages: tuple[str, ...]) -> None:
@@ -99,6 +110,6 @@ def version(name: str) -> str:
     package_name = (client.packages or (name,))[0].split("[")[0]
     code = f"import importlib.metadata as found; print(found.version({package_name!r}))"
     outcome = subprocess.run(
-        [command(name)[0], "-c", code], capture_output=True, text=True, check=True
+        [command(name, client.program)[0], "-c", code], capture_output=True, text=True, check=True
     )
     return outcome.stdout.strip()

@@ -12,11 +12,13 @@ from typing import Any
 
 import attrs
 
-from tests.clients.install import PROGRAMS, command
+from tests.clients.install import CLIENTS, PROGRAMS, command
 from tests.scripted.process import recorded, scripted_server
 
-SCRIPT = "tests.clients.tool_loop:script"
-LIMIT_S = 300
+LOOP = "tests.clients.tool_loop:script"
+SCHEMAS = "tests.clients.schema_answers:script"
+OF_SCHEMAS = "qwen3"
+LIMIT_S = 600
 QUIET = {
     "OPENAI_API_KEY": "none",
     "ANTHROPIC_API_KEY": "none",
@@ -54,14 +56,21 @@ class Outcome:
 
 
 def run(client: str, family: str = "qwen3") -> Outcome:
+    """Run the loop of tool calls, and the program about schemas, which depends on no family."""
+    loop = _run(client, CLIENTS[client].program, "--family", family, "--script", LOOP)
+    if not (program := CLIENTS[client].schemas) or family != OF_SCHEMAS:
+        return loop
+    schemas = _run(client, program, "--script", SCHEMAS, "--follow-grammars")
+    return Outcome([*loop.cases, *schemas.cases], [*loop.refused, *schemas.refused])
+
+
+def _run(client: str, program: str, *flags: str) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as home:
         record = Path(home) / "record.jsonl"
-        with scripted_server(
-            "--family", family, "--script", SCRIPT, "--record", str(record)
-        ) as url:
-            said = _ran([*command(client), url], Path(home))
+        with scripted_server(*flags, "--record", str(record)) as url:
+            lines = _ran([*command(client, program), url], Path(home))
         refusals = [line for line in recorded(record) if line["status"] >= 400]
-    cases = [Case(client=client, name=line.pop("case"), **line) for line in said]
+    cases = [Case(client=client, name=line.pop("case"), **line) for line in lines]
     return Outcome(
         cases, [f"{line['path']}: {line['status']} {line['answer']}" for line in refusals]
     )

@@ -1,5 +1,5 @@
 """`just generated-clients`: generators of clients, from their registries, make clients of
-/openapi.json; those in Python ask a server with the fake engine."""
+/openapi.json; those in Python and TypeScript ask a server with the fake engine."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ PACKAGES = (
     "openapi-spec-validator",
 )
 LIMIT_S = 900
+TSC = ("--strict", "--target", "es2022", "--module", "nodenext", "--skipLibCheck")
 
 
 def run(home: Path, *line: str) -> None:
@@ -61,25 +62,36 @@ def with_datamodel_codegen(home: Path, tool: Callable[[str], str], url: str) -> 
     run(home, tool("python"), "pydantic_models.py", url)
 
 
-def with_openapi_typescript(home: Path, _: Callable[[str], str], __: str) -> None:
-    run(
-        home,
-        "npm",
-        "install",
-        "--silent",
-        "--no-audit",
-        "--prefix",
-        ".",
-        "openapi-typescript",
-        "typescript@5",
-    )
-    run(home, "npx", "openapi-typescript", "openapi.json", "--output", "schema.d.ts")
-    run(home, "npx", "tsc", "--noEmit", "--strict", "schema.d.ts")
+def with_openapi_typescript(home: Path, _: Callable[[str], str], url: str) -> None:
+    node = home / "typescript"
+    node.mkdir()
+    shutil.copy(PROGRAMS / "typescript_client.mts", node)
+    install(node, "openapi-typescript", "openapi-fetch", "typescript@5", "@types/node@20")
+    run(node, "npx", "openapi-typescript", "../openapi.json", "--output", "schema.d.ts")
+    run(node, "npx", "tsc", *TSC, "typescript_client.mts")
+    run(node, "node", "typescript_client.mjs", url)
 
 
-def with_openapi_generator(home: Path, tool: Callable[[str], str], _: str) -> None:
-    generate = (tool("openapi-generator-cli"), "generate", "-i", "openapi.json", "-g", "java")
-    run(home, *generate, "--library", "native", "-o", "java")
+def with_openapi_generator_python(home: Path, tool: Callable[[str], str], url: str) -> None:
+    generate(home, tool, "python", "generated_python")
+    python = tool("python")
+    run(home, "uv", "pip", "install", "--quiet", "--python", python, "./generated_python")
+    shutil.copy(PROGRAMS / "openapi_generator_client.py", home)
+    run(home, python, "openapi_generator_client.py", url)
+
+
+def with_openapi_generator_java(home: Path, tool: Callable[[str], str], _: str) -> None:
+    generate(home, tool, "java", "java", "--library", "native")
+
+
+def generate(home: Path, tool: Callable[[str], str], language: str, *options: str) -> None:
+    line = (tool("openapi-generator-cli"), "generate", "-i", "openapi.json", "-g", language)
+    run(home, *line, "-o", *options)
+
+
+def install(home: Path, *packages: str) -> None:
+    (home / "package.json").write_text('{"private": true, "type": "module"}', "utf-8")
+    run(home, "npm", "install", "--silent", "--no-audit", "--no-fund", *packages)
 
 
 GENERATORS = {
@@ -87,7 +99,8 @@ GENERATORS = {
     with_openapi_python_client: "uv",
     with_datamodel_codegen: "uv",
     with_openapi_typescript: "npx",
-    with_openapi_generator: "java",
+    with_openapi_generator_python: "java",
+    with_openapi_generator_java: "java",
 }
 """With the program that each needs."""
 

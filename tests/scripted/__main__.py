@@ -48,6 +48,11 @@ def arguments() -> argparse.Namespace:
         "--prefill-rate", type=float, default=0.0, help="prompt tokens a second; 0: at once"
     )
     parser.add_argument(
+        "--follow-grammars",
+        action="store_true",
+        help="an answer that its grammar refuses becomes one that says so",
+    )
+    parser.add_argument(
         "--record", type=Path, help="write a JSON line for each HTTP request into this file"
     )
     parser.add_argument(
@@ -92,6 +97,7 @@ async def serve(given: argparse.Namespace, directory: Path) -> None:
         context_length=given.context,
         step_s=given.step_ms / 1000,
         prefill_rate=given.prefill_rate,
+        follows_grammars=given.follow_grammars,
     )
     recorder = None if given.record is None else Recorder(given.record)
     shutdown = trio.Event()

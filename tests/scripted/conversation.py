@@ -27,6 +27,8 @@ class Conversation:
     forced: bool = False
     """A grammar is to be followed: a call is JSON without markers, and text is not to be formatted
     either."""
+    may_call: bool = False
+    """The grammar is of the text, and leaves room for calls in the model's own format."""
 
     @property
     def turn(self) -> int:
@@ -65,9 +67,11 @@ class Conversation:
     def calls(self, *calls: tuple[str, Json], text: str = "", reasoning: str = "") -> str:
         """Several calls in one answer, and text before them. A forced answer has room for the first
         alone."""
+        if self.may_call:
+            return self.family.answer("", calls, "")
         if self.forced:
             name, arguments = calls[0]
-            return json.dumps({"name": name, "arguments": arguments})
+            return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         return self.family.answer(text, calls, reasoning)
 
 

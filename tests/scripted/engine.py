@@ -16,6 +16,7 @@ from tests.fakes import FakeEngine, Tokens, card
 from tests.scripted.conversation import Conversation, Script
 from tests.scripted.families import Family
 from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Admit, Plan
 
@@ -74,7 +75,8 @@ def as_bytes(tokens: Tokens) -> bytes:
 
 @attrs.define(eq=False, kw_only=True)
 class ScriptedEngine(FakeEngine):
-    """`step_s`: what a step takes. `prefill_rate`: prompt tokens a second; 0: they take no time."""
+    """`step_s`: what a step takes. `prefill_rate`: prompt tokens a second; 0: they take no time.
+    `follows_grammars`: an answer that its grammar refuses becomes one that says so."""
 
     script: Script
     family: Family
@@ -82,8 +84,9 @@ class ScriptedEngine(FakeEngine):
     context_length: int = 131_072
     step_s: float = 0.0
     prefill_rate: float = 0.0
+    follows_grammars: bool = False
     answers: list[Tokens] = attrs.field(factory=list)
-    known: dict[tuple[Tokens, bool], int] = attrs.field(factory=dict)
+    known: dict[tuple[Tokens, Grammar | None], int] = attrs.field(factory=dict)
     """The number of the answer to each prompt: a row that resumes goes on with its own."""
 
     @classmethod
@@ -115,16 +118,31 @@ class ScriptedEngine(FakeEngine):
         await trio.sleep(self.step_s + (prefilled / self.prefill_rate if self.prefill_rate else 0))
 
     def key_of(self, admit: Admit, prompt: Tokens) -> int:
-        forced = admit.grammar is not None
-        if (prompt, forced) not in self.known:
-            self.known[prompt, forced] = len(self.answers)
-            self.answers.append(self.words.encode(self._text(prompt, forced=forced), special=False))
-        return self.known[prompt, forced]
+        if (prompt, admit.grammar) not in self.known:
+            self.known[prompt, admit.grammar] = len(self.answers)
+            text = self._text(prompt, admit.grammar)
+            answer = self.words.encode(text, special=False)
+            if self.follows_grammars and admit.grammar is not None:
+                answer = self._following(admit.grammar, answer)
+            self.answers.append(answer)
+        return self.known[prompt, admit.grammar]
 
-    def _text(self, prompt: Tokens, *, forced: bool) -> str:
+    def _following(self, grammar: Grammar, answer: Tokens) -> Tokens:
+        assert self.words.grammars is not None
+        constraint = self.words.grammars.constraint(grammar)
+        for index, token in enumerate([*answer, min(self.words.eos_token_ids)]):
+            allowed = constraint.allowed(index)[token // 8] >> token % 8 & 1
+            if not allowed or constraint.accept(token):
+                text = "".join(map(self.words.token_text, answer[: index + 1]))
+                return self.words.encode(f"no grammar of this goes on so: {text}", special=False)
+        return answer
+
+    def _text(self, prompt: Tokens, grammar: Grammar | None) -> str:
+        forced, may_call = grammar is not None, bool(grammar and grammar.calls)
+        conversation = self.words.conversation(prompt)
         try:
             return self.script(
-                Conversation(family=self.family, forced=forced, **self.words.conversation(prompt))
+                Conversation(family=self.family, forced=forced, may_call=may_call, **conversation)
             )
         except Exception:  # noqa: BLE001 - any script's code: the engine must not end of it, and who wrote the script wants to see it
             traceback.print_exc()

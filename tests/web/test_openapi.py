@@ -97,6 +97,9 @@ async def test_nothing_is_there_that_generators_of_clients_cannot_read(strict: b
             values = part.get("enum", ["x"])
             assert {type(value) for value in values} in ({str}, {int}), part
             assert "properties" not in part or part in components.values(), part
+            for one in part.get("properties", {}).values():
+                assert "default" not in one, "openapi-typescript takes it for required"
+                assert strict or one.get("type") != "null", "openapi-generator fails"
             if "discriminator" in part:
                 tag = part["discriminator"]["propertyName"]
                 for member in part["anyOf"]:

@@ -110,6 +110,7 @@ def test_of_no_likely_tokens_the_likeliest_is_left() -> None:
 CHANGES_AN_ANSWER = (
     "stop_regex",
     "stop_conditions",
+    "stop_tokens",
     "banned_tokens",
     "banned_strings",
     "bad_words_ids",
@@ -119,6 +120,12 @@ CHANGES_AN_ANSWER = (
     "grammar_string",
     "guided_decoding",
     "nvext",
+    "response_schema",
+    "adapter_id",
+    "system_prompt",
+    "instruction_template",
+    "sequence_bias",
+    "truncate",
 )
 
 
@@ -137,12 +144,22 @@ async def stops(served: Served, more: dict[str, Any]) -> Any:
     return answer["choices"][0]["finish_reason"]
 
 
+STOPS = (
+    "stop",
+    "stop_sequence",
+    "stop_sequences",
+    "stop_strings",
+    "stop_words",
+    "stopping_strings",
+)
+
+
 async def test_other_names_of_stops_and_lengths_work() -> None:
     async with serving() as served:
-        _, answer = await ask(served, {"prompt": "abc", "max_tokens": 9, "ignore_eos": True})
+        _, answer = await ask(served, {"prompt": "abc", "max_tokens": 9, "ban_eos_token": True})
         first = answer["choices"][0]["text"][0]
         assert await stops(served, {}) == "length"
-        for name in ("stop", "stop_sequences", "stop_strings", "stopping_strings"):
+        for name in STOPS:
             assert await stops(served, {name: [first]}) == "stop", name
             assert await stops(served, {name: [first], "min_new_tokens": 9}) == "length", name
 

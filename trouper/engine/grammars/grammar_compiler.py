@@ -25,6 +25,7 @@ from trouper.engine.grammars.schema_documents import (
     with_documents,
 )
 from trouper.engine.grammars.schema_faults import (
+    DROPPABLE,
     SchemaFaultError,
     depth_of,
     fault_of,
@@ -66,6 +67,7 @@ THOUGHT = (
 COMPILE_S = 10.0
 MIN_TRIAL_S = 1.0
 """Minimum time to compile a schema of which all but the type was dropped."""
+UNLESS_STRICT = "; leave it out, or ask without strict, which drops and names it"
 SLOW_BYTES = 4 * 2**20
 """Bound of the cache of grammars that took too long to compile."""
 RECENT_BYTES = 32 * 2**20
@@ -276,7 +278,9 @@ class Grammars:
             if not is_wrong(document.schema):
                 return document
             location = document.location
-            location = document.at(fault_of(document.schema, is_wrong).path)
+            fault = fault_of(document.schema, is_wrong)
+            location = document.at(fault.path)
+            reason += UNLESS_STRICT if fault.keyword in DROPPABLE else ""
         raise GrammarFaultError(reason, location or document.location)
 
     def _fault(self, grammar: Grammar, timeout_s: float) -> str:

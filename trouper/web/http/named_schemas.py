@@ -245,10 +245,18 @@ def _flat(members: Sequence[Json]) -> Iterator[Json]:
     for member in members:
         inner = _one_type(member)
         alone = inner.keys() <= {"anyOf", "description"} and "anyOf" in inner
-        for one in _flat(inner["anyOf"]) if alone else [member]:
+        for one in _flat(inner["anyOf"]) if alone else _with_pure_arrays(member):
             if one not in seen:
                 seen.append(one)
                 yield one
+
+
+def _with_pure_arrays(member: Json) -> list[Json]:
+    """Return an array of mixed values behind arrays of each of their types, which
+    openapi-generator reads."""
+    kinds = member.get("items", {}).get("anyOf", ()) if member.get("type") == "array" else ()
+    is_plain = all(kind.get("type") in ("string", "array") for kind in kinds)
+    return [*(member | {"items": kind} for kind in kinds if is_plain), member]
 
 
 def _member_name(member: Json) -> str:

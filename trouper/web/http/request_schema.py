@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -161,25 +162,41 @@ def _as_read(kind: Any, schema: Json) -> Json:
 
 
 def _as_read_past(kind: Any, schema: Json) -> Json:
+    """Return the schema for lenient reading. Names that are refused are a rule where others are
+    read past: generated clients have no parameter for them."""
     properties = {**schema["properties"]}
+    essential = {name: _refused(NOTHING[1:]) for name in sorted(kind.essential - properties.keys())}
     for name in kind.refused:
         if kind.may_skip(name):
             properties[name] = {"description": READ_PAST}
-    essential = {name: _refused(NOTHING[1:]) for name in sorted(kind.essential - properties.keys())}
+        elif kind.harmless is None:
+            essential[name] = properties.pop(name)
     aliases = {
         alias: {"description": f"What other servers call `{name}`."} | properties[name]
         for alias, name in kind.aliases.items()
         if name in properties
     }
-    more = {**schema, "properties": {**essential, **aliases, **properties}}
     if kind.harmless is None:
-        return more | {"additionalProperties": True}
+        rules = [*schema.get("allOf", ()), *([{"properties": essential}] if essential else ())]
+        return {
+            **schema,
+            "properties": {**aliases, **properties},
+            "additionalProperties": True,
+            **({"allOf": rules} if rules else {}),
+        }
+    more = {**schema, "properties": {**essential, **aliases, **properties}}
     harmless = {name: {"description": READ_PAST} for name in sorted(kind.harmless)}
     return more | {"properties": harmless | more["properties"]}
 
 
 def _optional(value: Json) -> Json:
-    value = {key: inner for key, inner in value.items() if (key, inner) != ("default", None)}
+    """Return the schema with null for absent. Generators take a `default` for a value that each
+    request has, and so for a required one."""
+    value, default = dict(value), value.get("default")
+    value.pop("default", None)
+    if default is not None:
+        words = [value["description"]] if "description" in value else []
+        value["description"] = " ".join([*words, f"Default: {json.dumps(default)}."])
     return value if NULL in value.get("anyOf", ()) else nullable(value)
 
 

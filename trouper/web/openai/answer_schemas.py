@@ -39,9 +39,8 @@ AT: Json = {
     "logprob": NUMBER,
     "bytes": nullable(array({"type": "integer", "minimum": 0, "maximum": 255})),
 }
-CHAT_LOGPROBS = full(
-    {"content": array(full({**AT, "top_logprobs": array(full(AT))})), "refusal": NULL}
-)
+TOKEN_LOGPROBS = array(full({**AT, "top_logprobs": array(full(AT))}))
+CHAT_LOGPROBS = full({"content": TOKEN_LOGPROBS, "refusal": nullable(TOKEN_LOGPROBS)})
 COMPLETION_LOGPROBS = full(
     {
         "tokens": array(TEXT),
@@ -59,7 +58,7 @@ MESSAGE = full(
     {
         "role": {"const": "assistant"},
         "content": nullable(TEXT),
-        "refusal": NULL,
+        "refusal": nullable(TEXT),
         "reasoning_content": TEXT,
         "tool_calls": array(full(CALL)),
     },
@@ -69,7 +68,7 @@ DELTA = closed(
     {
         "role": {"const": "assistant"},
         "content": TEXT,
-        "refusal": NULL,
+        "refusal": nullable(TEXT),
         "reasoning_content": TEXT,
         "tool_calls": array(
             closed(CALL | {"index": COUNT, "function": CALL_PART}, "index", "function")
@@ -174,7 +173,7 @@ MODELS = full(
     {
         "object": {"const": "list"},
         "data": array(ref("ModelBody")),
-        "has_more": {"const": False},
+        "has_more": FLAG,
         "first_id": nullable(TEXT),
         "last_id": nullable(TEXT),
     }

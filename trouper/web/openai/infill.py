@@ -139,7 +139,7 @@ FILLED = full(
     {
         "index": COUNT,
         "content": TEXT,
-        "stop": {"const": True},
+        "stop": FLAG,
         "model": TEXT,
         "tokens_predicted": COUNT,
         "tokens_evaluated": COUNT,
@@ -149,6 +149,4 @@ FILLED = full(
         "stopping_word": TEXT,
     }
 )
-FILLED_PART = full(
-    {"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": {"const": False}}
-)
+FILLED_PART = full({"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": FLAG})

@@ -89,7 +89,7 @@ REASONING = full(
         "status": STATUS,
         "summary": array({}),
         "content": array(REASONING_TEXT),
-        "encrypted_content": NULL,
+        "encrypted_content": nullable(TEXT),
     }
 )
 CALL = full(
@@ -122,7 +122,7 @@ BUILT_IN_CALLS: tuple[Json, ...] = tuple(
             "call_id": TEXT,
             "action": OBJECT,
             "operation": OBJECT,
-            "environment": NULL,
+            "environment": nullable(OBJECT),
         },
         "required": ["id", "type", "status", "call_id"],
     }
@@ -163,7 +163,7 @@ RESPONSE = full(
         "tool_choice": either(TEXT, OBJECT),
         "parallel_tool_calls": FLAG,
         "text": full({"format": OBJECT, "verbosity": {"const": "medium"}}),
-        "reasoning": full({"effort": nullable(TEXT), "summary": NULL}),
+        "reasoning": full({"effort": nullable(TEXT), "summary": nullable(TEXT)}),
         "truncation": {"const": "disabled"},
         "service_tier": {"const": "default"},
         "store": FLAG,
@@ -173,7 +173,7 @@ RESPONSE = full(
         "prompt_cache_key": nullable(TEXT),
     }
 )
-DELETED = full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
+DELETED = full({"id": TEXT, "object": {"const": "response"}, "deleted": FLAG})
 COUNTED = full({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT})
 INPUT_ITEMS = list_of(OBJECT)
 
