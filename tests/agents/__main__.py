@@ -150,45 +150,45 @@ def main() -> int:
         help="keep how long the first prompts are, for `trouper connect` and docs/agents.md",
     )
     parser.add_argument("--json", type=Path, help="write every session into this file")
-    given = parser.parse_args()
-    words = given.words
-    if unknown := set(given.agents) - set(AGENTS):
+    flags = parser.parse_args()
+    words = flags.words
+    if unknown := set(flags.agents) - set(AGENTS):
         parser.error(f"no such agent: {', '.join(sorted(unknown))}; there are {', '.join(AGENTS)}")
-    if given.save_prompts and (words or given.fill):
+    if flags.save_prompts and (words or flags.fill):
         parser.error("--save-prompts is for prompts without --words and --fill")
-    if words and (mute := [name for name in given.agents if AGENTS[name].piped is None]):
+    if words and (mute := [name for name in flags.agents if AGENTS[name].piped is None]):
         parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
     sessions = []
-    print(FILLED if given.fill else HEADER)  # noqa: T201
-    for agent in given.agents or [
+    print(FILLED if flags.fill else HEADER)  # noqa: T201
+    for agent in flags.agents or [
         name for name, program in AGENTS.items() if program.piped or not words
     ]:
-        for family in given.family or FAMILIES:
+        for family in flags.family or FAMILIES:
             sessions.append(
                 run(
                     agent,
                     family,
                     words=words,
-                    prefill_rate=given.prefill_rate,
-                    context=given.context,
-                    max_prompt=given.max_prompt,
-                    fill=given.fill,
+                    prefill_rate=flags.prefill_rate,
+                    context=flags.context,
+                    max_prompt=flags.max_prompt,
+                    fill=flags.fill,
                 )
             )
-            print((filled if given.fill else report)(sessions[-1]), flush=True)  # noqa: T201
-            if given.save_bodies:
+            print((filled if flags.fill else report)(sessions[-1]), flush=True)  # noqa: T201
+            if flags.save_bodies:
                 save(agent, sessions[-1].bodies)
-        if given.save_prompts:
+        if flags.save_prompts:
             save_first_prompts(sessions)
-    if not given.fill:
+    if not flags.fill:
         print(SUMMARY)  # noqa: T201
         for agent, group in groupby(sessions, lambda session: session.agent):
             print(summary(agent, list(group)))  # noqa: T201
-    if given.json is not None:
-        given.json.write_text(
+    if flags.json is not None:
+        flags.json.write_text(
             json.dumps([attrs.asdict(session) for session in sessions], indent=1) + "\n", "utf-8"
         )
-    return int(not all(one.shortened if given.fill else one.ok for one in sessions))
+    return int(not all(one.shortened if flags.fill else one.ok for one in sessions))
 
 
 if __name__ == "__main__":
