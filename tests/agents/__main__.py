@@ -3,6 +3,8 @@ and write a table.
 
 python -m tests.agents --family qwen3_5 codex claude
 python -m tests.agents --words 100000 --prefill-rate 2000 --context 262144 claude pi
+python -m tests.agents --fill --context 32768 opencode
+python -m tests.agents --fill --max-prompt 30000 opencode
 """
 
 from __future__ import annotations
@@ -58,6 +60,27 @@ def report(session: Session) -> str:
     return "\n".join([row, *(f"<!-- {note} -->" for note in notes)])
 
 
+FILLED = """\
+| agent | version | went on with a shorter conversation | requests | refused | longest prompt |
+|---|---|---|---|---|---|"""
+
+
+def filled(session: Session) -> str:
+    """A row of an agent whose context became full; what it wrote, if it did not go on."""
+    longest = max((turn.prompt for turn in session.turns), default=0)
+    cells = (
+        session.agent,
+        version(session.agent),
+        "yes" if session.shortened else "**no**",
+        len(session.turns),
+        len(session.refused),
+        f"{longest:,}",
+    )
+    notes = () if session.shortened else (*session.refused, session.output[-1500:])
+    row = "| " + " | ".join(map(str, cells)) + " |"
+    return "\n".join([row, *(f"<!-- {note} -->" for note in notes)])
+
+
 SUMMARY = """
 | agent | version | ended with the file edited | first prompt | later prompts from the cache: median (least) | tokens that were sent before and came from the cache, at least |
 |---|---|---|---|---|---|"""
@@ -80,16 +103,22 @@ def summary(agent: str, sessions: Sequence[Session]) -> str:
 
 
 def save_first_prompts(sessions: Sequence[Session]) -> None:
-    """Keep the longest first prompt of each agent that ended well, for `trouper connect`."""
+    """Keep the longest first prompt of each agent that ended well, for `trouper connect`. Families
+    that the same version was tried with before count, too."""
     kept = dict(first_prompts())
     for agent, group in groupby(sessions, lambda session: session.agent):
         ended = list(group)
         if agent in CONNECTED and all(session.ok for session in ended):
+            tokens, families = max(session.first_prompt for session in ended), len(ended)
+            before = kept.get(agent)
+            if before is not None and before.version == version(agent):
+                tokens = max(tokens, before.tokens)
+                families = max(families, before.families)
             kept[agent] = FirstPrompt(
                 version=version(agent),
                 date=datetime.now(UTC).date().isoformat(),
-                families=len(ended),
-                tokens=max(session.first_prompt for session in ended),
+                families=families,
+                tokens=tokens,
             )
     ordered = {name: attrs.asdict(kept[name]) for name in CONNECTED if name in kept}
     FIRST_PROMPTS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
@@ -105,6 +134,14 @@ def main() -> int:
     )
     parser.add_argument("--context", type=int, default=131_072, help="tokens that the model holds")
     parser.add_argument(
+        "--max-prompt", type=int, default=0, help="longer prompts are refused; agents do not know"
+    )
+    parser.add_argument(
+        "--fill",
+        action="store_true",
+        help="long results until the conversation was made shorter, in place of the task",
+    )
+    parser.add_argument(
         "--save-bodies", action="store_true", help="keep what the agents send for the tests"
     )
     parser.add_argument(
@@ -113,42 +150,45 @@ def main() -> int:
         help="keep how long the first prompts are, for `trouper connect` and docs/agents.md",
     )
     parser.add_argument("--json", type=Path, help="write every session into this file")
-    given = parser.parse_args()
-    words = given.words
-    if unknown := set(given.agents) - set(AGENTS):
+    flags = parser.parse_args()
+    words = flags.words
+    if unknown := set(flags.agents) - set(AGENTS):
         parser.error(f"no such agent: {', '.join(sorted(unknown))}; there are {', '.join(AGENTS)}")
-    if words and given.save_prompts:
-        parser.error("--save-prompts is for prompts without --words")
-    if words and (mute := [name for name in given.agents if AGENTS[name].piped is None]):
+    if flags.save_prompts and (words or flags.fill):
+        parser.error("--save-prompts is for prompts without --words and --fill")
+    if words and (mute := [name for name in flags.agents if AGENTS[name].piped is None]):
         parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
     sessions = []
-    print(HEADER)  # noqa: T201
-    for agent in given.agents or [
+    print(FILLED if flags.fill else HEADER)  # noqa: T201
+    for agent in flags.agents or [
         name for name, program in AGENTS.items() if program.piped or not words
     ]:
-        for family in given.family or FAMILIES:
+        for family in flags.family or FAMILIES:
             sessions.append(
                 run(
                     agent,
                     family,
                     words=words,
-                    prefill_rate=given.prefill_rate,
-                    context=given.context,
+                    prefill_rate=flags.prefill_rate,
+                    context=flags.context,
+                    max_prompt=flags.max_prompt,
+                    fill=flags.fill,
                 )
             )
-            print(report(sessions[-1]), flush=True)  # noqa: T201
-            if given.save_bodies:
+            print((filled if flags.fill else report)(sessions[-1]), flush=True)  # noqa: T201
+            if flags.save_bodies:
                 save(agent, sessions[-1].bodies)
-        if given.save_prompts:
+        if flags.save_prompts:
             save_first_prompts(sessions)
-    print(SUMMARY)  # noqa: T201
-    for agent, group in groupby(sessions, lambda session: session.agent):
-        print(summary(agent, list(group)))  # noqa: T201
-    if given.json is not None:
-        given.json.write_text(
+    if not flags.fill:
+        print(SUMMARY)  # noqa: T201
+        for agent, group in groupby(sessions, lambda session: session.agent):
+            print(summary(agent, list(group)))  # noqa: T201
+    if flags.json is not None:
+        flags.json.write_text(
             json.dumps([attrs.asdict(session) for session in sessions], indent=1) + "\n", "utf-8"
         )
-    return int(not all(session.ok for session in sessions))
+    return int(not all(one.shortened if flags.fill else one.ok for one in sessions))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def script(conversation: Conversation) -> str:
     offered = {str(tool["function"]["name"]) for tool in conversation.tools}
     if not offered:
         return _without_tools(conversation)
-    steps = _steps(offered)
+    steps = steps_of(offered)
     done = len(conversation.results)
     if done < len(steps):
         name, arguments = steps[done]
@@ -56,7 +56,8 @@ def script(conversation: Conversation) -> str:
     return conversation.answer(f"{FINAL}: {conversation.results[-1]}", reasoning="That was it.")
 
 
-def _steps(offered: set[str]) -> Sequence[Step]:
+def steps_of(offered: set[str]) -> Sequence[Step]:
+    """Return the steps of the agent that offers these tools."""
     path = os.path.join(os.environ[DIRECTORY], "greeting.py")  # noqa: PTH118 - one text
     return next(steps(path) for tool, steps in STEPS.items() if tool in offered)
 

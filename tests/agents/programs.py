@@ -52,7 +52,7 @@ AGENTS: Mapping[str, Program] = {
     "opencode": Program(("opencode-ai",), ("run", TASK), piped=("run",)),
     "qwen": Program(("@qwen-code/qwen-code",), ("--yolo", "-p", TASK), piped=("--yolo",)),
     "cline": Program(("cline",), ("--yolo", TASK)),
-    "pi": Program(("@earendil-works/pi-coding-agent@0.87.1",), ("-p", TASK), piped=("-p",)),
+    "pi": Program(("@earendil-works/pi-coding-agent",), ("-p", TASK), piped=("-p",)),
     # Of stdin it reads no more than a pipe holds.
     "continue": Program(("@continuedev/cli",), ("--auto", "-p", TASK)),
     "aider": Program(

@@ -22,6 +22,7 @@ from tests.agents.shapes import shapes
 from tests.scripted.process import ROOT, recorded, scripted_server
 
 SCRIPT = "tests.agents.edit_task:script"
+FULL_CONTEXT = "tests.agents.full_context:script"
 LIMIT_S = 300.0
 QUIET = {
     "NO_PROXY": "127.0.0.1",
@@ -96,6 +97,12 @@ class Session:
         return ended and not self.refused and not self.warned
 
     @property
+    def shortened(self) -> bool:
+        """It ended after its context was full; nothing else was refused."""
+        other = [line for line in self.refused if "context_length_exceeded" not in line]
+        return self.answered and not other
+
+    @property
     def first_prompt(self) -> int:
         """Tokens of the longest prompt that begins a conversation."""
         return max((turn.prompt for turn in self.turns if not turn.known), default=0)
@@ -113,9 +120,13 @@ def run(
     words: int = 0,
     prefill_rate: float = 0.0,
     context: int = 131_072,
+    max_prompt: int = 0,
+    fill: bool = False,
 ) -> Session:
     """Let an agent edit a file. With `words` so many of a text come before the task, by stdin.
-    `prefill_rate`: prompt tokens a second, 0: no time. `context`: tokens that the model holds."""
+    `prefill_rate`: prompt tokens a second, 0: no time. `context`: tokens that the model holds.
+    Longer prompts than `max_prompt` are refused, of which the agent knows nothing. With `fill` the
+    task does not end before the agent has made its conversation shorter."""
     install(agent)
     with tempfile.TemporaryDirectory(
         prefix="agent-", dir=Path.cwd().parent, ignore_cleanup_errors=True
@@ -129,13 +140,14 @@ def run(
             "--family",
             family,
             "--script",
-            SCRIPT,
+            FULL_CONTEXT if fill else SCRIPT,
             "--record",
             str(record),
             "--prefill-rate",
             str(prefill_rate),
             "--context",
             str(context),
+            *(("--set", f"max_prompt_tokens={max_prompt}") if max_prompt else ()),
         )
         began = time.monotonic()
         with _variable(edit_task.DIRECTORY, str(work)), scripted_server(*flags) as url:

@@ -21,7 +21,7 @@ from tests.web.serving import serving
 from tests.web.test_several_models import serving_several
 from trouper import cli
 from trouper.cli.agents.agent import ServedModel
-from trouper.cli.agents.coding_agents import BEHAVES_AS, MIN_WINDOW
+from trouper.cli.agents.coding_agents import BEHAVES_AS, MIN_WINDOW, PI_COMPACTS_FROM
 from trouper.cli.agents.merging import plain
 from trouper.cli.commands.connect import AGENTS, SYNONYMS
 from trouper.cli.exits import USAGE_ERROR
@@ -233,7 +233,7 @@ async def ran(
     return {**json.loads(last), "said": "\n".join(said)}
 
 
-CHANGED_BY_RUN = {"pi": ".pi/agent/models.json"}
+CHANGED_BY_RUN = {"pi": {".pi/agent/models.json", ".pi/agent/settings.json"}}
 
 
 @pytest.mark.parametrize("agent", [agent.name for agent in AGENTS.values() if agent.program])
@@ -256,7 +256,20 @@ async def test_run_starts_the_client_with_what_it_needs(
     assert "fake" in given + "".join(files.values())
     assert not any(KEY in argument for argument in client["arguments"]), "other users can read them"
     own = {name for name in files if not name.startswith(".cache/trouper/agents/")}
-    assert own == ({CHANGED_BY_RUN[agent]} if agent in CHANGED_BY_RUN else set())
+    assert own == CHANGED_BY_RUN.get(agent, set())
+
+
+@pytest.mark.parametrize("context", [PI_COMPACTS_FROM - 8, PI_COMPACTS_FROM])
+def test_pi_has_something_to_compact_in_a_short_context(context: int, home: Path) -> None:
+    """pi keeps 20,000 tokens by its own count, which is half of the real one with code."""
+    setup = AGENTS["pi"].setup(ServedModel("http://127.0.0.1:8000", "org/m", context))
+    [_, settings] = [plain(file.values) for file in setup.files]
+    short = context < PI_COMPACTS_FROM
+    kept = {"reserveTokens": min(context // 4, 32_768), "keepRecentTokens": context // 8}
+    assert settings.get("compaction") == (
+        {"modelOverrides": {"trouper/org/m": kept}} if short else None
+    )
+    assert len(setup.merged_to_run) == 1 + short
 
 
 async def test_claude_code_gets_no_other_key(home: Path, tmp_path: Path) -> None:

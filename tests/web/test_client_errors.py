@@ -51,7 +51,9 @@ OF_MESSAGE: Mapping[str, tuple[str, ...]] = {
     "LangChain": (r"context_length_exceeded", r"prompt is too long"),
     "LangChain, in a stream": (r"exceeds the context window",),
     "CrewAI": (r"maximum context length", r"context length exceeded"),
-    "OpenHands": (r"maximum context length", r"contextwindowexceedederror", r"prompt is too long"),
+    "OpenHands": (r"please reduce the length of", r"prompt is too long"),
+    "Mistral Vibe": (r"maximum context length", r"prompt is too long"),
+    "goose": (r"too long", r"context length", r"reduce the length"),
 }
 OF_ANTHROPIC: Mapping[str, str] = {
     "Claude Code": r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)",

@@ -9,11 +9,13 @@ import attrs
 import pytest
 
 from tests.actors.test_model_manager import manager_of
+from tests.fakes import FakeEngine, card
 from tests.web.serving import Served, ask, exchange, get, serving, serving_manager
 from tests.web.test_logs import Log, log
 from tests.web.test_openapi import described
 from trouper import ServerSettings, Settings, SettingsInvalid
 from trouper.cli.flags import all_from
+from trouper.protocol.model import LoadedModel
 from trouper.protocol.names import aliased, aliases_in_use, require_aliases
 from trouper.web.serving.model_names import ModelAliases
 
@@ -127,6 +129,18 @@ async def test_the_list_of_models_and_one_of_them_are_of_names_that_exist() -> N
     async with serving() as served:
         assert (await exchange(served, get("/v1/models/claude-opus")))[0] == 404
         assert (await exchange(served, get("/v1/models/fake")))[0] == 200
+
+
+class OfDirectory(FakeEngine):
+    async def load(self) -> LoadedModel:
+        return LoadedModel(attrs.evolve(card(), id="/models/own"), self.tokenizer)
+
+
+async def test_a_model_named_by_its_directory_is_found_by_its_path() -> None:
+    async with serving(OfDirectory()) as served:
+        for path in ("/v1/models//models/own", "/v1/models/%2Fmodels%2Fown", "/models//models/own"):
+            assert (await exchange(served, get(path)))[0] == 200, path
+        assert (await exchange(served, get("/v1/models/own")))[0] == 404
 
 
 async def test_the_first_use_of_a_name_is_logged(log: Log) -> None:

@@ -55,6 +55,21 @@ async function run(model, streamed) {
   assert.ok(usage.inputTokens > 20 && usage.outputTokens > 5, JSON.stringify(usage));
 }
 
+// A prompt beyond the context ends in an error that is not repeated and says what is full.
+async function overflow(model, streamed) {
+  const asked = { model, prompt: "word ".repeat(150_000), maxRetries: 0 };
+  let failure;
+  try {
+    const result = streamed ? streamText({ ...asked, onError: ({ error }) => (failure = error) }) : await generateText(asked);
+    if (streamed) for await (const _ of result.fullStream);
+  } catch (error) {
+    failure ??= error;
+  }
+  const said = `${failure?.message} ${JSON.stringify(failure)}`;
+  assert.ok(/prompt is too long/i.test(said) && /context|maximum/i.test(said), said);
+  if (failure.statusCode) assert.ok(failure.statusCode === 400 && !failure.isRetryable, said);
+}
+
 const openai = createOpenAI({ baseURL: `${url}/v1`, apiKey: "none" });
 const compatible = createOpenAICompatible({ name: "trouper", baseURL: `${url}/v1`, apiKey: "none", includeUsage: true });
 const models = {
@@ -65,8 +80,10 @@ const models = {
 };
 for (const [name, model] of Object.entries(models)) {
   for (const streamed of [false, true]) {
-    let detail = "";
-    await run(model, streamed).catch((error) => (detail = `${error.name}: ${error.message} ${error.responseBody ?? ""}`));
-    console.log(`CASE ${JSON.stringify({ case: name, streamed, ok: !detail, detail: detail.slice(0, 600) })}`);
+    for (const [kind, what] of [[name, run], [`${name}, full context`, overflow]]) {
+      let detail = "";
+      await what(model, streamed).catch((error) => (detail = `${error.name}: ${error.message} ${error.responseBody ?? ""}`));
+      console.log(`CASE ${JSON.stringify({ case: kind, streamed, ok: !detail, detail: detail.slice(0, 600) })}`);
+    }
   }
 }

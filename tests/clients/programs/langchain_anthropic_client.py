@@ -25,3 +25,8 @@ for streamed in (False, True):
         streamed,
         lambda model=thinking, streamed=streamed: langchain_loop.run(model, streamed),
     )
+    loop.case(
+        "messages, full context",
+        streamed,
+        lambda model=plain, streamed=streamed: langchain_loop.full(model, streamed),
+    )

@@ -1,6 +1,7 @@
 """The loop of both LangChain clients."""
 
 import loop
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import StructuredTool
 
@@ -44,3 +45,10 @@ def run(model, streamed, **more):
             assert isinstance(result, ToolMessage)
             messages.append(result)
     raise AssertionError("it does not end")
+
+
+def full(model, streamed):
+    def ask(text):
+        return list(model.stream(text)) if streamed else model.invoke(text)
+
+    loop.overflows(ContextOverflowError, ask)

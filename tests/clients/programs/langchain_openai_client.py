@@ -27,3 +27,9 @@ for streamed in (False, True):
         streamed,
         lambda model=responses, streamed=streamed: langchain_loop.run(model, streamed),
     )
+    for name, model in (("chat", chat), ("responses", responses)):
+        loop.case(
+            f"{name}, full context",
+            streamed,
+            lambda model=model, streamed=streamed: langchain_loop.full(model, streamed),
+        )

@@ -60,6 +60,17 @@ def chat(model, base, streamed):
     raise AssertionError("it does not end")
 
 
+def full(model, base, streamed):
+    def ask(text):
+        message = {"role": "user", "content": text}
+        answer = litellm.completion(
+            model=model, api_base=base, api_key="none", messages=[message], stream=streamed
+        )
+        return list(answer) if streamed else answer
+
+    loop.overflows(litellm.ContextWindowExceededError, ask)
+
+
 for provider, base in (
     ("openai", f"{loop.URL}/v1"),
     ("hosted_vllm", f"{loop.URL}/v1"),
@@ -70,6 +81,13 @@ for provider, base in (
             f"{provider}/",
             streamed,
             lambda provider=provider, base=base, streamed=streamed: chat(
+                f"{provider}/any", base, streamed
+            ),
+        )
+        loop.case(
+            f"{provider}/, full context",
+            streamed,
+            lambda provider=provider, base=base, streamed=streamed: full(
                 f"{provider}/any", base, streamed
             ),
         )

@@ -83,6 +83,15 @@ def check_usage(prompt, completion, total=None):
     )
 
 
+def overflows(error, ask):
+    """`ask` raises the client's own `error` for a full context."""
+    try:
+        ask("word " * 150_000)
+    except error:
+        return
+    raise AssertionError("an answer to a prompt that is longer than the context")
+
+
 def case(name, streamed, function):
     """Run one case and print how it went."""
     try:

@@ -265,6 +265,11 @@ def _cline(served: ServedModel) -> Setup:
     )
 
 
+PI_COMPACTS_FROM = 160_000
+"""With a shorter context pi's defaults (16,384 tokens free, 20,000 kept, counted by characters)
+leave it nothing to compact when the context is full."""
+
+
 def _pi(served: ServedModel) -> Setup:
     entry = {
         "id": served.model,
@@ -281,17 +286,22 @@ def _pi(served: ServedModel) -> Setup:
     }
     directory = home("PI_CODING_AGENT_DIR", ".pi/agent")
     models = ConfigFile(directory / "models.json", JSON, {"providers": {PROVIDER: provider}})
-    defaults = {"defaultProvider": PROVIDER, "defaultModel": served.model}
+    compaction: dict[str, Any] = {}
+    if served.context < PI_COMPACTS_FROM:
+        kept = {"reserveTokens": served.output, "keepRecentTokens": served.context // 8}
+        compaction = {"compaction": {"modelOverrides": {f"{PROVIDER}/{served.model}": kept}}}
+    defaults = {"defaultProvider": PROVIDER, "defaultModel": served.model, **compaction}
+    settings = directory / "settings.json"
     return Setup(
-        files=(models, ConfigFile(directory / "settings.json", JSON, defaults)),
-        merged_to_run=(models,),
+        files=(models, ConfigFile(settings, JSON, defaults)),
+        merged_to_run=(models, *((ConfigFile(settings, JSON, compaction),) if compaction else ())),
         arguments=("--provider", PROVIDER, "--model", served.model),
         variables=served.key_variables,
         exports=served.key_variables,
         notes=(
             (
                 "--run adds the provider to models.json, which alone can hold one, and changes no "
-                "default."
+                "default; for a short context it adds to settings.json when this model compacts."
             ),
         ),
     )

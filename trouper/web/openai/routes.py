@@ -297,5 +297,8 @@ class OpenAi:
         answer=ref("ModelBody"),
     )
     async def model(self, model: str) -> Response:
-        base, adapter = split_adapter(model, self._service.entries())
+        entries = self._service.entries()
+        # A path loses its second slash on the way, and some models are named by their directory.
+        absolute = any(f"/{model}" in entry.names for entry in entries)
+        base, adapter = split_adapter(f"/{model}" if absolute else model, entries)
         return as_json(listed_body(self._service.listed(base or model), adapter))
