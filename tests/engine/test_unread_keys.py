@@ -75,8 +75,8 @@ NAMED = {
 
 
 def unread(config: dict[str, Any]) -> dict[str, bool]:
-    arguments = find_architecture(config).get_classes()[1]
-    return {each.key: each.wrong for each in list_unread(config, arguments)}
+    classes = find_architecture(config).get_classes()
+    return {each.key: each.wrong for each in list_unread(config, classes)}
 
 
 @pytest.mark.parametrize("key", WRONG)
@@ -156,8 +156,9 @@ def test_no_config_of_a_tiny_model_is_refused(name: str) -> None:
     assert not any(unread((CONFIGS | FAMILIES)[name]).values())
 
 
-MISSING_HERE = {"glm"}
-"""mlx-lm rotates whole heads of GLM-4, and their makers half of each."""
+MISSING_HERE = {"glm", "hy_v4"}
+"""mlx-lm rotates whole heads of GLM-4, and their makers half of each. mlx-vlm, where it is
+installed, has no limit for the activation of Hunyuan 4."""
 
 
 @pytest.mark.skipif(not EVERY, reason="all configs: just test-long")
@@ -165,10 +166,13 @@ def test_no_default_config_of_transformers_is_refused() -> None:
     refused, compared = set(), 0
     for kind in CONFIG_MAPPING_NAMES:
         try:
-            keys = unread(AutoConfig.for_model(kind).to_dict() | {"model_type": kind})
+            config = AutoConfig.for_model(kind).to_dict() | {"model_type": kind}
+            keys = unread(config)
         except (Exception, SystemExit):  # noqa: BLE001 - no architecture of mlx-lm, or no sound defaults
             continue
+        if not {"vocab_size", "text_config"} & config.keys():
+            continue  # A tower for images.
         compared += 1
         refused |= {kind} if any(keys.values()) else set()
-    assert refused == MISSING_HERE
+    assert refused <= MISSING_HERE and "glm" in refused
     assert compared > 80

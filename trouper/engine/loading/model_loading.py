@@ -280,10 +280,10 @@ def _require_read(
     """Raises `ModelUnusable` for a key that changes tokens, unless --unread-config allows the
     key."""
     try:
-        arguments = found.source.get_classes()[1]
+        classes = found.source.get_classes()
     except (Exception, SystemExit):  # noqa: BLE001 - loading meets the same, and says it
         return
-    unread = list_unread(found.config, arguments)
+    unread = list_unread(found.config, classes)
     wrong = [each for each in unread if each.wrong]
     if wrong and settings.unread_config == "refuse":
         raise ModelUnusable(

@@ -11,18 +11,20 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 import attrs
 from mlx_lm import utils
 from mlx_lm.models import rope_utils
 
+from trouper.engine.architectures.architecture_lookup import Classes
 from trouper.engine.loading.config_translation import translate
 
 Config = Mapping[str, Any]
 PACKAGES = ("mlx_lm.models", "mlx_vlm.models")
+OF_IMAGES = re.compile(r"vision|image|audio|processing")
 NUMBER = re.compile(r"[\w.]+")
 WITHOUT_ROPE = re.compile(r"use_rope|no_?rope|nope", re.IGNORECASE)
 HALF = re.compile(r"head_dim // 2|0\.5 \*|\* 0\.5")
@@ -48,9 +50,12 @@ class Unread:
         return f"{self.key} ({value if len(value) <= 60 else value[:60] + '...'}): {self.effect}"
 
 
-def list_unread(config: dict[str, Any], arguments: type) -> list[Unread]:
-    """List keys that neither the module of `arguments` nor modules used there read."""
-    source = _source_of(arguments.__module__)
+def list_unread(config: dict[str, Any], classes: Classes) -> list[Unread]:
+    """List keys that neither the module of the classes nor modules used there read."""
+    model, arguments = classes
+    # mlx-vlm's language models have one class, which is bound to their package.
+    name = model.args[0].__name__ if isinstance(model, partial) else arguments.__module__
+    source = _source_of(name)
     words, names = frozenset(WORD.findall(source)), _names_read(source)
     if "rope_parameters" not in words:
         config = config | translate(config, arguments)
@@ -116,14 +121,24 @@ def _is_neutral(value: object) -> bool:
 
 @cache
 def _source_of(name: str) -> str:
-    """Includes the source of used architecture modules."""
-    module = sys.modules[name]
-    used = {module} | {
-        sys.modules[value.__module__] if isinstance(value, type) else value
-        for value in vars(module).values()
-        if isinstance(value, type | ModuleType)
-    }
-    return "\n".join(inspect.getsource(each) for each in used if each.__name__.startswith(PACKAGES))
+    """Includes the source of used architecture modules, and those of a package of its own."""
+    own = {sys.modules[name]}
+    package = name if hasattr(sys.modules[name], "__path__") else name.rpartition(".")[0]
+    if package not in ("", *PACKAGES):
+        inside = [each for each in sys.modules if each.startswith(f"{package}.")]
+        own |= {sys.modules[each] for each in inside if not OF_IMAGES.search(each)}
+    used = {*own}
+    for _ in range(2):  # A language model may be another one's subclass.
+        used |= {
+            each
+            for module in list(used)
+            for value in vars(module).values()
+            if isinstance(value, type | ModuleType)
+            if (
+                each := sys.modules[value.__module__] if isinstance(value, type) else value
+            ).__name__.startswith(PACKAGES)
+        }
+    return "\n".join(inspect.getsource(each) for each in used)
 
 
 @cache
@@ -144,11 +159,10 @@ def _names_read(source: str) -> frozenset[str]:
                 texts += values
             case ast.Tuple(elts=values) | ast.List(elts=values) | ast.Set(elts=values):
                 texts += values
-    return frozenset((*names, *(each.value for each in texts if _is_text(each))))
-
-
-def _is_text(node: ast.expr | None) -> TypeGuard[ast.Constant]:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+    for text in texts:
+        if isinstance(text, ast.Constant) and isinstance(text.value, str):
+            names.add(text.value)
+    return frozenset(names)
 
 
 # -- rules -----------------------------------------------------------------------------------------
