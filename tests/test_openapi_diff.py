@@ -76,7 +76,7 @@ def test_a_field_is_named_once(new: Json, line: str) -> None:
     assert differences(document(old), document(new)) == {line: ["POST /ask"]}
 
 
-def test_members_of_unions_are_told_apart_by_their_type() -> None:
+def test_members_of_unions_differ_by_their_type() -> None:
     members = [of(["type"], type={"const": kind}, text=TEXT) for kind in ("a", "b")]
     old = document({"anyOf": members})
     new = document({"anyOf": [members[0]]})

@@ -76,7 +76,7 @@ class Siege:
         one = attrs.evolve(abuse, asks=(wish,))
         self.wrong += [f"{abuse.name}: {fault}" for fault in faults(one, [heard])]
 
-    async def honest(self, beside: Streams, asks: Sequence[Ask]) -> float:
+    async def honest(self, running: Streams, asks: Sequence[Ask]) -> float:
         """Return the longest pause beside honest requests."""
         begin = trio.current_time()
 
@@ -85,11 +85,11 @@ class Siege:
                 await ask(self.port, asks[number % len(asks)])
                 number += CLIENTS
 
-        await beside.hear()
+        await running.hear()
         async with trio.open_nursery() as nursery:
             for number in range(CLIENTS):
                 nursery.start_soon(client, number)
-        longest, _ = await beside.report()
+        longest, _ = await running.report()
         return longest
 
     async def load(self, case: Case) -> None:
@@ -105,9 +105,9 @@ class Siege:
         if heard.status in (0, INTERNAL.status) or not has_message:
             self.wrong.append(f"{case.name}: {heard.status} {heard.body[:200]!r}")
 
-    async def end(self, phase: str, beside: Streams, honest_s: float, before: Memory) -> None:
+    async def end(self, phase: str, running: Streams, honest_s: float, before: Memory) -> None:
         """Print what a phase did, and note what was wrong."""
-        gap_s, broken = await beside.report()
+        gap_s, broken = await running.report()
         memory = await Memory.back(self.port, self.process, before, BACK_S)
         answers = dict(sorted(self.statuses.items()))
         print(
@@ -127,17 +127,17 @@ async def play(siege: Siege, count: int, cases: Sequence[Case]) -> None:
     jobs = ROUNDS * [(abuse, wish) for abuse in named([]) for wish in abuse.asks[:ASKS]]
     large = 2 * CLIENTS * [(abuse, wish) for abuse in named(LARGE) for wish in abuse.asks]
     honest = [wish for kind, asks in HONEST.items() for wish in asks if kind != "scores"]
-    async with streams(siege.port, count) as beside:
-        await siege.honest(beside, honest)
+    async with streams(siege.port, count) as running:
+        await siege.honest(running, honest)
         await siege.send(large)
-        honest_s = await siege.honest(beside, honest)
+        honest_s = await siege.honest(running, honest)
         before = await Memory.of(siege.port, siege.process)
         await siege.send(jobs)
-        await siege.end(f"{len(jobs)} requests", beside, honest_s, before)
-        await beside.hear()
+        await siege.end(f"{len(jobs)} requests", running, honest_s, before)
+        await running.hear()
         for case in cases:
             await siege.load(case)
-        await siege.end(f"{len(cases)} directories and adapters", beside, honest_s, before)
+        await siege.end(f"{len(cases)} directories and adapters", running, honest_s, before)
 
 
 def main() -> int:

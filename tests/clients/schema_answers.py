@@ -16,7 +16,7 @@ def script(conversation: Conversation) -> str:
     value = value_of(conversation)
     names = [str(tool["function"]["name"]) for tool in conversation.tools]
     if LOOK in names and not conversation.results:
-        return conversation.call(LOOK, place="Oslo")
+        return conversation.call(LOOK, city="Oslo")
     outputs = [name for name in names if name != LOOK]
     if outputs:
         return conversation.call(outputs[0], **value)

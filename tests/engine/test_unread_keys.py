@@ -142,9 +142,9 @@ def test_parts_that_nobody_reads_are_named(part: dict[str, Any], key: str) -> No
 
 def test_what_requests_do_not_get_is_named() -> None:
     applied = {"eos_token_id": [2], "do_sample": True, "temperature": 1.0, "max_length": 20}
-    asked = {"suppress_tokens": [5], "repetition_penalty": 1.05, "top_k": 20}
+    ignored = {"suppress_tokens": [5], "repetition_penalty": 1.05, "top_k": 20}
     assert list_unapplied(applied) == []
-    assert list_unapplied(applied | asked) == [
+    assert list_unapplied(applied | ignored) == [
         "suppress_tokens ([5])",
         "repetition_penalty (1.05)",
         "top_k (20)",

@@ -81,22 +81,6 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str | None, str | None]] = {
         "cwm",
         "think",
     ),
-    "Inkling": (
-        (
-            "{# <|content_thinking|> #}<|message_model|>{{ c.function.name }}"
-            '<|content_invoke_tool_json|>{"name":"{{ c.function.name }}","args":'
-            "{{ c.function.arguments | tojson }}}<|end_message|>"
-        ),
-        (
-            "<|message_model|>",
-            "<|content_thinking|>",
-            "<|content_text|>",
-            "<|content_invoke_tool_json|>",
-            "<|end_message|>",
-        ),
-        "inkling",
-        "inkling",
-    ),
     "IQuest Coder 2": (
         "<iquestcoder_tool_call>{{ c.function.name }}"
         + ITEMS

@@ -90,8 +90,6 @@ def written(arguments: dict[str, Any]) -> dict[str, str]:
         "k2_horizon": "<ifm|tool_calls>\n<ifm|tool_call>edit\n"
         + tagged("<ifm|arg_key>NAME</ifm|arg_key>\n<ifm|arg_value>", "</ifm|arg_value>\n")
         + "</ifm|tool_call>\n</ifm|tool_calls>",
-        "inkling": '<|message_model|>edit<|content_invoke_tool_json|>{"name":"edit","args":'
-        f"{as_json}}}<|end_message|>",
         "command_r": 'Action: ```json\n[\n    {\n        "tool_name": "edit",\n        "parameters": '
         f"{as_json}\n    }}\n]```",
         "rwkv": f"**Tool Call:**\n\n```json\n{call}\n```",

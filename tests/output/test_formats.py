@@ -44,7 +44,7 @@ def test_every_streamed_format_has_a_parser_a_sample_and_its_markers() -> None:
     assert {*STREAMED, *BUFFERED_TOOL_PARSERS} == set(CALLS)
     for name, markers in CALL_MARKERS.items():
         unknown = [marker for marker in markers if marker not in CALLS[name]]
-        assert name in {"granite", "mistral", "pythonic", HARMONY} or not unknown
+        assert name in {"granite", "k2_horizon", "mistral", "pythonic", HARMONY} or not unknown
 
 
 NO_MARKERS = {"b", "path", "line", "options", "deep", "item", "|constrain|", "![CDATA[ä"}

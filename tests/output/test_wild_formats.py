@@ -60,13 +60,6 @@ ANSWERS = {
         "<|START_THINKING|>I look.<|END_THINKING|><|START_RESPONSE|>Hello!<|END_RESPONSE|>",
         "I look.",
     ),
-    "inkling": (
-        (
-            "<|content_thinking|>I look.<|end_message|><|message_model|><|content_text|>Hello!"
-            "<|end_message|><|content_model_end_sampling|>"
-        ),
-        "I look.",
-    ),
     "k2_horizon": ("<ifm|think>I look.</ifm|think>Hello!", "I look."),
     "plamo3": ("<|plamo:begin_think:plamo|>I look.<|plamo:end_think:plamo|>Hello!", "I look."),
     "gemma4": ("<|channel>thought\nI look.\n<channel|>Hello!", "I look."),

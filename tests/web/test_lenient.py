@@ -347,10 +347,10 @@ async def test_openapi_describes_what_is_read_past() -> None:
         assert schema["additionalProperties"] is not strict
         assert ("n_predict" in schema["properties"]) is not strict
         assert "grammar" not in schema["properties"]
-        whole = validator(document, schema)
+        against = validator(document, schema)
         body = {"messages": [{"role": "user", "content": "x"}]}
-        assert whole.is_valid(body | {"grammar": ""}) is not strict
-        assert not whole.is_valid(body | {"grammar": "x"})
+        assert against.is_valid(body | {"grammar": ""}) is not strict
+        assert not against.is_valid(body | {"grammar": "x"})
         verbosity = validator(document, schema["properties"]["verbosity"])
         assert verbosity.is_valid(None) and verbosity.is_valid(ODD) is not strict
 

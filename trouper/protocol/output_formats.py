@@ -8,7 +8,6 @@ from trouper.protocol.problems import SettingsInvalid
 
 AUTO, NONE = "auto", "none"
 HARMONY = "harmony"
-INKLING = "inkling"
 FUNCTIONARY_32 = "functionary_v32"
 # Formats whose arguments are streamed while generated.
 STREAMED_TOOL_PARSERS = (
@@ -31,7 +30,6 @@ STREAMED_TOOL_PARSERS = (
     "hunyuan",
     "hy_v3",
     "hy_v3_opensource",
-    INKLING,
     "internlm",
     "iquest_coder_v2",
     "jamba",
@@ -131,7 +129,6 @@ THINKING = {
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     "ernie45": ("<think>", "</think>"),
     "hy_v3_opensource": ("<think:opensource>", "</think:opensource>"),
-    INKLING: ("<|content_thinking|>", "<|end_message|>"),
     "k2_horizon": ("<ifm|think>", "</ifm|think>"),
     "kimi_vl": ("◁think▷", "◁/think▷"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
@@ -245,14 +242,6 @@ CALL_MARKERS = {
     "hunyuan": ("<tool_calls>", "<tool_call>", "</tool_call>", "</tool_calls>"),
     "hy_v3": _hy_markers(""),
     "hy_v3_opensource": _hy_markers(":opensource"),
-    INKLING: (
-        "<|message_model|>",
-        "<|content_text|>",
-        "<|content_invoke_tool_json|>",
-        "<|content_invoke_tool_text|>",
-        "<|content_tool_error|>",
-        "<|content_model_end_sampling|>",
-    ),
     "iquest_coder_v2": (
         "<iquestcoder_tool_call>",
         "</iquestcoder_tool_call>",
@@ -268,7 +257,10 @@ CALL_MARKERS = {
     "lfm2": (),
     "minicpm5": ("<param name=", "</param>"),
     "minimax_m3": INVOKES[:2],
-    "mirothinker": ("<use_mcp_tool>", "</use_mcp_tool>", "<server_name>", "<arguments>"),
+    "mirothinker": (
+        *("<use_mcp_tool>", "</use_mcp_tool>", "<server_name>", "</server_name>"),
+        *("<tool_name>", "</tool_name>", "<arguments>", "</arguments>"),
+    ),
     "muse_spark": ("<atem:invoke", "</atem:invoke>", "<atem:parameter", "</atem:parameter>"),
     "nemotron_mini": ("<toolcall>", "</toolcall>"),
     "nemotron_v2": ("<TOOLCALL>", "</TOOLCALL>"),

@@ -49,8 +49,8 @@ class TokenLogprobs:
     token: int
     logprob: float
     # A prompt of 7,000 tokens has 140,000 of them: arrays hold 8 bytes each, tuples 110.
-    top_ids: array[int] = attrs.field(factory=partial(array, "i"))
-    top_logprobs: array[float] = attrs.field(factory=partial(array, "f"))
+    top_ids: Sequence[int] = attrs.field(factory=partial(array, "i"))
+    top_logprobs: Sequence[float] = attrs.field(factory=partial(array, "f"))
 
     @property
     def top(self) -> tuple[tuple[int, float], ...]:

@@ -22,12 +22,12 @@ STRICT = [name for name in schema_cases.VALUES if name not in schema_cases.OPEN 
 
 
 async def answer_of(kind, value, streamed, strict, forced):
-    places = []
+    cities = []
 
     @function_tool
-    def look_up(place: str) -> str:
+    def look_up(city: str) -> str:
         """Look up the weather."""
-        places.append(place)
+        cities.append(city)
         return schema_cases.WEATHER
 
     async with AsyncOpenAI(base_url=f"{loop.URL}/v1", api_key="none", max_retries=0) as client:
@@ -44,7 +44,7 @@ async def answer_of(kind, value, streamed, strict, forced):
             assert any(event.type == "raw_response_event" for event in events)
         else:
             result = await Runner.run(agent, schema_cases.question(value))
-    assert places == (["Oslo"] if forced else []), places
+    assert cities == (["Oslo"] if forced else []), cities
     return result.final_output
 
 

@@ -27,12 +27,12 @@ FORMATS = {"chat": schema_cases.VALUES, "responses": schema_cases.VALUES, "messa
 
 async def answer_of(model, output, value, streamed, with_tool):
     agent = Agent(model, output_type=output(type(value)), retries=0)
-    places, seen = [], []
+    cities, seen = [], []
     if with_tool:
 
         @agent.tool_plain
-        def look_up(place: str) -> str:
-            places.append(place)
+        def look_up(city: str) -> str:
+            cities.append(city)
             return schema_cases.WEATHER
 
     async def handler(_, events):
@@ -42,7 +42,7 @@ async def answer_of(model, output, value, streamed, with_tool):
         schema_cases.question(value), event_stream_handler=handler if streamed else None
     )
     assert bool(seen) == streamed
-    assert places == (["Oslo"] if with_tool else []), places
+    assert cities == (["Oslo"] if with_tool else []), cities
     return result.output
 
 
@@ -60,6 +60,6 @@ for name in MODELS:
         run(name, ToolOutput, "tool", streamed)
         run(name, NativeOutput, "format", streamed, names=FORMATS[name])
         for output, kind in ((ToolOutput, "tool"), (NativeOutput, "format")):
-            label = f"{kind} beside a tool"
+            label = f"{kind} with a tool"
             run(name, output, label, streamed, names=WITH_A_TOOL, with_tool=True)
     run(name, PromptedOutput, "prompted", False)

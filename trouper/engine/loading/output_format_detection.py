@@ -30,7 +30,6 @@ from trouper.protocol.output_formats import (
     BUFFERED_TOOL_PARSERS,
     CALL_MARKERS,
     HARMONY,
-    INKLING,
     NONE,
     OWN_MARKERS,
     REASONING_PARSER_ALIASES,
@@ -47,11 +46,10 @@ RENDERED = {
     "glm": r"<tool_call>\s*probe_tool\s*<arg_key>",
     "iquest_coder_v2": r"<iquestcoder_tool_call>\s*probe_tool",
     "k2_horizon": r"<ifm\|tool_call>",
-    INKLING: r"<\|content_invoke_tool_json\|>",
     "mirothinker": r"<tool_name>probe_tool</tool_name>",
     "plamo3": r"<\|plamo:begin_tool_name:plamo\|>probe_tool",
     "rwkv": r"\*\*Tool Call:\*\*",
-    "command_r": r"Action:\s*```json\s*\[?\s*\{",
+    "command_r": r"Action:\s*```json\s*(?:\[\s*)?\{",
     "cwm": r"<tool: ?probe_tool>",
     "minimax_m2": r'<minimax:tool_call>\s*<invoke name="probe_tool">',
     "minimax_m3": r'\]<\]minimax\[>\[\s*<invoke name="probe_tool">',
@@ -95,7 +93,6 @@ RENDERED = {
 }
 IN_SOURCE = {
     HARMONY: "<|channel|>",
-    INKLING: "<|content_invoke_tool_json|>",
     "k2_horizon": "<ifm|tool_call>",
     "mirothinker": "<use_mcp_tool>",
     "command_r": "followed by a json-formatted list of actions",
@@ -126,7 +123,6 @@ REASONING_IN_SOURCE = {
             "openpangu",
             "k2_horizon",
             "plamo3",
-            INKLING,
         )
     },
     "solar_open": ("<|think|>", "<|content|>"),

@@ -89,10 +89,10 @@ def _of_rope(config: Config, names: frozenset[str]) -> Iterator[tuple[str, Any]]
         found = config.get(key)
         if not isinstance(found, dict):
             continue
-        parts = [found, *(part for part in found.values() if isinstance(part, dict))]
-        for name, value in (item for part in parts for item in part.items()):
-            known = name in names or name in OF_ROPE.split() or isinstance(value, dict)
-            if not known and not _is_neutral(value):
+        levels = [found, *(part for part in found.values() if isinstance(part, dict))]
+        for name, value in (item for part in levels for item in part.items()):
+            is_read = name in names or name in OF_ROPE.split() or isinstance(value, dict)
+            if not is_read and not _is_neutral(value):
                 yield f"{key}.{name}", value
 
 
@@ -101,8 +101,8 @@ def _of_quantization(config: Config) -> Iterator[tuple[str, Any]]:
     for key in QUANTIZATIONS:
         found = config.get(key)
         for name, value in found.items() if isinstance(found, dict) else ():
-            known = name in names or name in OF_QUANTIZATION or isinstance(value, dict)
-            if not known and not _is_neutral(value) and CHANGES_WEIGHTS.search(name):
+            is_read = name in names or name in OF_QUANTIZATION or isinstance(value, dict)
+            if not is_read and not _is_neutral(value) and CHANGES_WEIGHTS.search(name):
                 yield f"{key}.{name}", value
 
 

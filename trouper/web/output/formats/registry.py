@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 
 from trouper.protocol.model import Tokenizer
-from trouper.protocol.output_formats import ANSWERING, FUNCTIONARY_32, HARMONY, INKLING, OWN_MARKERS
+from trouper.protocol.output_formats import ANSWERING, FUNCTIONARY_32, HARMONY, OWN_MARKERS
 from trouper.web.output.formats.buffered_calls import buffered_section, python_section
 from trouper.web.output.formats.call_sink import CallSink, NotACall
 from trouper.web.output.formats.functionary import functionary_answer
@@ -26,7 +26,6 @@ from trouper.web.output.formats.header_calls import (
     header_section,
     mistral_section,
 )
-from trouper.web.output.formats.inkling import inkling_answer
 from trouper.web.output.formats.json_calls import NO_END, Ends, json_section
 from trouper.web.output.formats.marked_answer import NO_CALLS, CallFormat, MarkedAnswer
 from trouper.web.output.formats.tagged_calls import TagLayout, tagged_section
@@ -268,8 +267,6 @@ def answer_steps(
         return _forced(source, sink)
     if tokenizer.tool_parser == HARMONY:
         return harmony_answer(source, sink, thinks=thinks)
-    if INKLING in (tokenizer.tool_parser, tokenizer.reasoning_parser):
-        return inkling_answer(source, sink, thinks=thinks)
     if tokenizer.tool_parser == FUNCTIONARY_32:
         return functionary_answer(source, sink)
     calls = call_format(tools, tokenizer) if tools.offered else NO_CALLS
