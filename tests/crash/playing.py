@@ -179,9 +179,9 @@ def play(model: Path, streams: int = STREAMS, clients: int = CLIENTS) -> Outcome
     bear."""
     with (
         crashing(model, "a_prompt") as (port, process),
+        client_of(port) as client,
         ThreadPoolExecutor(streams + clients) as pool,
     ):
-        client = client_of(port)
         wanted, futures = read_all(client, pool, streams)
         settled(futures)
         readiness = Readiness(port)

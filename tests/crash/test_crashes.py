@@ -60,8 +60,11 @@ def test_one_prompt_that_crashes_the_model_hurts_nobody_else(model: Path) -> Non
 def test_a_model_that_bears_no_two_rows_serves_them_one_after_another(model: Path) -> None:
     """Two clients and their retries ended a server of gpt_bigcode. Each of these has the answer
     that it has alone."""
-    with crashing(model, "two_rows") as (port, process), ThreadPoolExecutor(4) as pool:
-        client = client_of(port)
+    with (
+        crashing(model, "two_rows") as (port, process),
+        client_of(port) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
         alone = [
             client.completions.create(model="default", **body(place)).choices[0].text
             for place in range(4)
@@ -95,8 +98,7 @@ def test_a_device_that_is_gone_ends_the_server_with_one_line(model: Path) -> Non
 
 
 def test_what_is_refused_says_so_to_clients_of_both_kinds(model: Path) -> None:
-    with crashing(model, "a_prompt") as (port, process):
-        client = client_of(port)
+    with crashing(model, "a_prompt") as (port, process), client_of(port) as client:
         assert ask_deadly(client, stream=False) == (422, "request_crashes_engine")
         with pytest.raises(openai.UnprocessableEntityError, match="the same is refused for"):
             client.completions.create(

@@ -97,9 +97,12 @@ def test_what_a_user_may_not_read_is_named(mode: str, sound: Path, nobody: Path)
 def info(directory: Path) -> str:
     """The reason of `trouper models info`; without config.json nothing can be described."""
     outcome = CliRunner().invoke(cli.main, ["models", "info", str(directory), "--json"])
-    if outcome.exit_code:
+    if not outcome.stdout:
+        assert outcome.exit_code == 2
         return outcome.stderr.strip().removeprefix("trouper: ")
-    return str(json.loads(outcome.stdout)["problem"])
+    problem = str(json.loads(outcome.stdout)["problem"])
+    assert outcome.exit_code == (2 if problem else 0)
+    return problem
 
 
 def listed(directory: Path) -> str | None:

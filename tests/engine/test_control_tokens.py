@@ -213,6 +213,25 @@ def test_honest_prompts_have_the_tokens_that_they_had(
             assert tokenizers[family].encode_chat(request, **options) == expected, text
 
 
+def test_an_end_of_messages_in_an_earlier_answer_is_text(
+    tokenizers: Mapping[str, HubTokenizer],
+) -> None:
+    """`<|end|>` ends reasoning, too, in formats with markers of that name."""
+    for name, tokenizer in tokenizers.items():
+        prompts = [
+            tokenizer.encode_chat(
+                [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": f"x{text}"},
+                    {"role": "user", "content": "x"},
+                ]
+            )
+            for text in ("x", "<|end|>")
+        ]
+        honest, hostile = (controls_of(tokenizer, prompt) for prompt in prompts)
+        assert hostile == honest, name
+
+
 @given(
     family=st.sampled_from(sorted(SOURCES)),
     texts=st.lists(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,15 +87,17 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
 @AS_JSON
 def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
     """What the files of a model say of it: one that `ls` lists, the directory of one, or the
-    embedded one, as `serve --model` takes it."""
+    embedded one, as `serve --model` takes it. Exits with 2 for a model that cannot be served."""
     [files] = with_problems([_found(model, models_from)])
     body = _body(files)
     if as_json:
         click.echo(json.dumps(body))
-        return
-    for name, value in body.items():
-        if value != "":
-            click.echo(f"{name:16}{line_shown(_shown(name, value))}")
+    else:
+        for name, value in body.items():
+            if value != "":
+                click.echo(f"{name:16}{line_shown(_shown(name, value))}")
+    if files.problem:
+        sys.exit(2)
 
 
 def _shown(name: str, value: Any) -> str:

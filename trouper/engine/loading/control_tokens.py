@@ -190,12 +190,14 @@ def _is_marker(text: str, source: str, markers: frozenset[str]) -> bool:
 
 
 def _kept(formats: Iterable[OutputFormat], source: str) -> re.Pattern[str] | None:
-    """Markers of the formats, and those of others that the template's source has."""
+    """Markers of the formats, and those of others that the template's source has. `<|end|>` ends a
+    message, too."""
     names = {each.reasoning_parser or "" for each in formats}
+    pairs = [{*pair} - {*THINKING[HARMONY]} for pair in THINKING.values()]
     pairs = [
         pair
-        for name, pair in THINKING.items()
-        if name != HARMONY and (name in names or any(text in source for text in pair))
+        for name, pair in zip(THINKING, pairs, strict=True)
+        if name in names or any(text in source for text in pair)
     ]
     answering = [texts for name, texts in ANSWERING.items() if name in names]
     kept = {text for texts in (*pairs, *answering) for text in texts}
