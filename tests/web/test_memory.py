@@ -39,6 +39,18 @@ async def test_memory_is_given_back_once_for_those_that_end_together(
         await eventually(lambda: len(trims) > before)
 
 
+async def test_what_was_held_for_scores_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their body is small."""
+    trims: list[None] = []
+    monkeypatch.setattr(heap, "give_back", lambda: trims.append(None))
+    body = {"prompt": "x" * 1000, "max_tokens": 1, "echo": True}
+    async with serving(FakeEngine()) as served:
+        await ask(served, body)
+        assert not trims
+        await ask(served, body | {"logprobs": 5})
+        await eventually(lambda: bool(trims))
+
+
 async def test_what_has_come_of_a_refused_body_is_freed_and_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -41,10 +41,10 @@ LARGE_BODY = 2**17
 """Bytes of a body beyond which parsing leaves the event loop."""
 LARGE_AT_ONCE = 1
 """Large bodies parsed at a time: parsing holds the GIL."""
-HUGE_BODY = 2**20
+HUGE = 2**20
+"""Bytes of a body, or held for a request, after which memory goes back to the system."""
 GIVE_BACK_AFTER_S = 0.5
-"""Delay between a huge body and the return of memory to the system; one call serves several
-requests."""
+"""Delay between a huge request and the return of memory; one call serves several requests."""
 BATCH_OWNER = "trouper.batch_owner"
 """ASGI state key of a batch line: the identity of the batch's API key. Clients cannot set the
 state."""
@@ -223,8 +223,13 @@ class CurrentRequest:
         scope = self.scope
         if scope.holding is None:
             scope.holding = self.budget.open(self.tenant)
-            self.at_end(scope.holding.give_back)
+            self.at_end(self._give_back, scope.holding)
         return scope.holding
+
+    def _give_back(self, holding: Holding) -> None:
+        if holding.bytes > HUGE:
+            self._heap.give_back_soon()
+        holding.give_back()
 
     def hold(self, amount: int) -> None:
         """Hold `amount` more bytes. Raises `RequestFailed` (413, 429, 503)."""
@@ -250,8 +255,6 @@ class CurrentRequest:
                 lambda size: trio.from_thread.run_sync(take, size),
                 limiter=self._large,
             )
-            if len(data) > HUGE_BODY:
-                self.at_end(self._heap.give_back_soon)
         self.scope.body_bytes, self.scope.is_large = len(data), len(data) > LARGE_BODY
         self.holding.take_up_to(await self.run_off_loop(parsed_bytes, data))
         try:
@@ -259,7 +262,7 @@ class CurrentRequest:
                 parse_json, data, None if self.settings.strict else self.read_past
             )
         finally:
-            if len(data) > HUGE_BODY:
+            if len(data) > HUGE:
                 del data
                 await trio.to_thread.run_sync(heap.give_back)
 
@@ -273,11 +276,7 @@ class CurrentRequest:
         except RequestFailed:
             await body.drop(self.settings.body_timeout_s)
             raise
-        try:
-            return cast("bytes", await request.get_data(cache=False, as_text=False))
-        finally:
-            if body.received > HUGE_BODY:
-                self.at_end(self._heap.give_back_soon)
+        return cast("bytes", await request.get_data(cache=False, as_text=False))
 
     def note_ignored(self) -> None:
         self.ignored.note(self.read_past.take_new(), request.path)
