@@ -316,6 +316,10 @@ zoo *configs: _setup
 zoo-files *names: _setup
     @.venv/bin/python -m tests.zoo_files "$@"
 
+# One verdict of `models info`, `doctor` and `serve`, as processes, on some eighty broken or odd directories, or on these DIRECTORIES
+broken-directories *directories: _setup
+    @.venv/bin/python -m tests.broken_directories_by_cli "$@"
+
 # Greedy tokens of each family at two and three ranks against one rank's, in float32
 ranks-parity tokens="512" *flags: _setup
     @.venv/bin/python -m tests.ranks "$@"
