@@ -63,9 +63,9 @@ def serve(directory: Path) -> Verdict:
     with process:
         ready = process.stdout.readline()
         if "is ready at" in ready:
-            asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+            body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
             url = f"http://127.0.0.1:{port}/v1/chat/completions"
-            answer = httpx.post(url, json=asked, timeout=PATIENCE_S)
+            answer = httpx.post(url, json=body, timeout=PATIENCE_S)
             process.terminate()
             errors = process.communicate()[1]
             return Verdict("", "Traceback" in errors or answer.status_code >= 500)
@@ -83,8 +83,8 @@ def play(directories: Sequence[tuple[str, Path]]) -> Iterator[str]:
     """Print a line for each, and yield the names of those about which the commands differ."""
     for name, directory in directories:
         verdicts = [command(directory) for command in (info, doctor, serve)]
-        first, tried, served = (each.reason for each in verdicts)
-        is_one = first == served and bool(tried) == bool(first) and first.startswith(tried)
+        first, tried, last = (each.reason for each in verdicts)
+        is_one = first == last and bool(tried) == bool(first) and first.startswith(tried)
         is_right = is_one and not any(each.has_traceback for each in verdicts)
         print(f"{'ok ' if is_right else 'BAD'} {name}: {first or 'served'}", flush=True)
         if not is_right:
@@ -94,15 +94,15 @@ def play(directories: Sequence[tuple[str, Path]]) -> Iterator[str]:
 
 def main() -> int:
     with TemporaryDirectory() as scratch:
-        named = [(Path(each).name, Path(each)) for each in sys.argv[1:]]
-        if not named:
+        directories = [(Path(each).name, Path(each)) for each in sys.argv[1:]]
+        if not directories:
             sound = save("llama", Path(scratch) / "sound")
-            named = [
+            directories = [
                 (name, build(name, sound, Path(scratch) / str(number) / "model"))
                 for number, name in enumerate(CASES)
             ]
-        wrong = list(play(named))
-    print(f"{len(named)} directories, {len(wrong)} with more than one verdict")
+        wrong = list(play(directories))
+    print(f"{len(directories)} directories, {len(wrong)} with more than one verdict")
     return bool(wrong)
 
 
