@@ -213,6 +213,18 @@ def tokenizer_alone(name: str, content: bytes = b"\0") -> Make:
     return make
 
 
+def tokenizer_of_code(*names: str) -> Make:
+    def make(directory: Path) -> None:
+        (directory / "tokenizer.json").unlink()
+        for name in names:
+            (directory / name).write_bytes(b"\0")
+        code = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
+        config = {"tokenizer_class": "OwnTokenizer", "auto_map": code}
+        write_json(directory / "tokenizer_config.json", config)
+
+    return make
+
+
 def small_tokenizer(directory: Path) -> None:
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -335,6 +347,10 @@ CASES: dict[str, BrokenDirectory] = {
     "tekken": BrokenDirectory(tokenizer_alone("tekken.json", b"{}"), "tekken.json, which is not"),
     "tiktoken": BrokenDirectory(tokenizer_alone("tiktoken.model"), "tiktoken.model, which is not"),
     "SentencePiece": BrokenDirectory(tokenizer_alone("tokenizer.model"), "of SentencePiece"),
+    "tokenizer of code": BrokenDirectory(tokenizer_of_code(), "tokenization_own.OwnTokenizer"),
+    "tiktoken and code": BrokenDirectory(
+        tokenizer_of_code("tiktoken.model"), "tiktoken.model, which is not"
+    ),
     "tokenizer empty": BrokenDirectory(write("tokenizer.json", ""), "tokenizer.json is empty"),
     "tokenizer a pointer": BrokenDirectory(write("tokenizer.json", POINTER), "git lfs pull"),
     "tokenizer no JSON": BrokenDirectory(

@@ -64,14 +64,6 @@ LINKED = (
     "chat_template.*",
 )
 # Tokenizers' files that Trouper does not read.
-OTHER_TOKENIZERS = {
-    "tekken.json": "Mistral's tekken.json",
-    "tiktoken.model": "tiktoken.model",
-    "*.tiktoken": "a file of tiktoken",
-    "tokenizer.model": "tokenizer.model of SentencePiece",
-    "spiece.model": "spiece.model of SentencePiece",
-    "sentencepiece*.model": "a model of SentencePiece",
-}
 MODULE = re.compile(r"\d+_\w+")
 
 
@@ -169,14 +161,3 @@ def require_content(path: Path) -> None:
         for opening, meaning in OPENINGS.items():
             if begin.startswith(opening):
                 raise ModelUnusable(f"{path} is {meaning}, by its content; {OTHER_VERSION}")
-
-
-def no_tokenizer(directory: Path) -> str:
-    """Error text for a missing tokenizer.json."""
-    for pattern, meaning in OTHER_TOKENIZERS.items():
-        if next(directory.glob(pattern), None) is not None:
-            return (
-                f"{directory} has no tokenizer.json, and {meaning}, which is not read here: use a "
-                "conversion with tokenizer.json"
-            )
-    return f"{directory} has no tokenizer.json: download it again"

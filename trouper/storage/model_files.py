@@ -18,10 +18,17 @@ from trouper.storage.checkpoint_files import (
     tensors_of,
 )
 from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
-from trouper.storage.foreign_files import no_tokenizer
 
 LONGEST_WORD = 40
 Kind = Literal["generator", "embedder"]
+OTHER_TOKENIZERS = {
+    "tekken.json": "Mistral's tekken.json",
+    "tiktoken.model": "tiktoken.model",
+    "*.tiktoken": "a file of tiktoken",
+    "tokenizer.model": "tokenizer.model of SentencePiece",
+    "spiece.model": "spiece.model of SentencePiece",
+    "sentencepiece*.model": "a model of SentencePiece",
+}
 # Files of sentence-transformers.
 EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
 # Endings of generating classes in transformers.
@@ -169,3 +176,29 @@ def _changed_at(directory: Path) -> float:
         return max(path.stat().st_mtime for path in directory.glob("*.*"))
     except (OSError, ValueError):
         return 0.0
+
+
+def no_tokenizer(directory: Path) -> str:
+    """Error text for a missing tokenizer.json."""
+    for pattern, meaning in OTHER_TOKENIZERS.items():
+        if next(directory.glob(pattern), None) is not None:
+            return (
+                f"{directory} has no tokenizer.json, and {meaning}, which is not read here: use a "
+                "conversion with tokenizer.json"
+            )
+    if names := _own_code(directory):
+        return (
+            f"{directory} has no tokenizer.json, and Python code for it ({names}), which is not "
+            "run here: use a conversion with tokenizer.json"
+        )
+    return f"{directory} has no tokenizer.json: download it again"
+
+
+def _own_code(directory: Path) -> str:
+    """Names of the tokenizer's Python code, or ""."""
+    try:
+        named = read_json(directory / "tokenizer_config.json").get("auto_map")
+    except ModelUnusable:
+        return ""
+    code = named.get("AutoTokenizer") if isinstance(named, dict) else None
+    return ", ".join(filter(None, code if isinstance(code, list) else [code or ""]))

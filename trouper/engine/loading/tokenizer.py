@@ -29,7 +29,6 @@ from trouper.engine.loading.tokenizer_files import (
     apply_template,
     inner_tokenizer,
     open_tokenizer,
-    own_code,
 )
 from trouper.engine.loading.tokenizer_trial import LONGEST_BYTES, try_tokenizer
 from trouper.engine.platform.error_text import is_of_library, line_of
@@ -327,9 +326,7 @@ def load(
         if exists(path := directory / "tokenizer.json"):
             require_content(path)
             read_json(path, LONGEST_BYTES)
-        raise ModelUnusable(
-            f"{directory} has no usable tokenizer: {_why(directory, error)}"
-        ) from error
+        raise ModelUnusable(f"{directory} has no usable tokenizer: {line_of(error)}") from error
     return HubTokenizer(
         eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
         has_chat_template=has_template,
@@ -340,15 +337,6 @@ def load(
         output_format=output_format,
         controls=controls,
     )
-
-
-def _why(directory: Path, error: BaseException) -> str:
-    if names := own_code(directory):
-        return (
-            f"it is Python code of the model ({names}), which is not run here; use a "
-            "conversion with a tokenizer.json alone"
-        )
-    return line_of(error)
 
 
 def _rendered(

@@ -21,7 +21,8 @@ from trouper.engine.loading.template_variables import rename_switches
 from trouper.engine.platform.error_text import is_of_library
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import read_json
-from trouper.storage.foreign_files import no_tokenizer, require_content
+from trouper.storage.foreign_files import require_content
+from trouper.storage.model_files import no_tokenizer
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 NAMED_PARSER = "named_tool_parser"
@@ -51,7 +52,7 @@ def _open_without_file(directory: Path, options: Mapping[str, Any]) -> Tokenizer
     try:
         opened = load_tokenizer(directory, options)
     except BaseException as error:
-        if not is_of_library(error) or own_code(directory):
+        if not is_of_library(error):
             raise
         raise ModelUnusable(no_tokenizer(directory)) from error
     if opened.decode(opened.encode(SAMPLE, add_special_tokens=False)).strip() != SAMPLE:
@@ -72,16 +73,6 @@ def _agrees(opened: TokenizerWrapper, path: Path) -> bool:
     same = tokens == [*opened.encode(SAMPLE, add_special_tokens=False)]
     # A class of transformers may number added tokens anew.
     return bool(same and plain.get_vocab().items() <= opened.get_vocab().items())
-
-
-def own_code(directory: Path) -> str:
-    """Names of the tokenizer's Python code, or ""."""
-    try:
-        named = read_json(directory / CONFIG).get("auto_map")
-    except ModelUnusable:
-        return ""
-    code = named.get("AutoTokenizer") if isinstance(named, dict) else None
-    return ", ".join(filter(None, code if isinstance(code, list) else [code or ""]))
 
 
 def _hints(directory: Path) -> dict[str, Any]:
