@@ -43,11 +43,11 @@ async def test_what_was_held_for_scores_is_given_back(monkeypatch: pytest.Monkey
     """Their body is small."""
     trims: list[None] = []
     monkeypatch.setattr(heap, "give_back", lambda: trims.append(None))
-    body = {"prompt": "x" * 1000, "max_tokens": 1, "echo": True}
+    body = {"prompt": "x" * 2000, "max_tokens": 1, "echo": True}
     async with serving(FakeEngine()) as served:
         await ask(served, body)
         assert not trims
-        await ask(served, body | {"logprobs": 5})
+        await ask(served, body | {"logprobs": 20})
         await eventually(lambda: bool(trims))
 
 

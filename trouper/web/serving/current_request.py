@@ -41,8 +41,10 @@ LARGE_BODY = 2**17
 """Bytes of a body beyond which parsing leaves the event loop."""
 LARGE_AT_ONCE = 1
 """Large bodies parsed at a time: parsing holds the GIL."""
-HUGE = 2**20
-"""Bytes of a body, or held for a request, after which memory goes back to the system."""
+HUGE_BODY = 2**20
+HUGE_HOLDING = 2**24
+"""Bytes held for a request, above those of an agent's long prompt, after which memory goes back to
+the system: scores have small bodies."""
 GIVE_BACK_AFTER_S = 0.5
 """Delay between a huge request and the return of memory; one call serves several requests."""
 BATCH_OWNER = "trouper.batch_owner"
@@ -227,7 +229,7 @@ class CurrentRequest:
         return scope.holding
 
     def _give_back(self, holding: Holding) -> None:
-        if holding.bytes > HUGE:
+        if holding.bytes > HUGE_HOLDING:
             self._heap.give_back_soon()
         holding.give_back()
 
@@ -255,6 +257,8 @@ class CurrentRequest:
                 lambda size: trio.from_thread.run_sync(take, size),
                 limiter=self._large,
             )
+            if len(data) > HUGE_BODY:
+                self.at_end(self._heap.give_back_soon)
         self.scope.body_bytes, self.scope.is_large = len(data), len(data) > LARGE_BODY
         self.holding.take_up_to(await self.run_off_loop(parsed_bytes, data))
         try:
@@ -262,7 +266,7 @@ class CurrentRequest:
                 parse_json, data, None if self.settings.strict else self.read_past
             )
         finally:
-            if len(data) > HUGE:
+            if len(data) > HUGE_BODY:
                 del data
                 await trio.to_thread.run_sync(heap.give_back)
 
@@ -276,7 +280,11 @@ class CurrentRequest:
         except RequestFailed:
             await body.drop(self.settings.body_timeout_s)
             raise
-        return cast("bytes", await request.get_data(cache=False, as_text=False))
+        try:
+            return cast("bytes", await request.get_data(cache=False, as_text=False))
+        finally:
+            if body.received > HUGE_BODY:
+                self.at_end(self._heap.give_back_soon)
 
     def note_ignored(self) -> None:
         self.ignored.note(self.read_past.take_new(), request.path)
