@@ -17,7 +17,7 @@ from tests.engine.driver import GREEDY, Driver, Orders, Request, Row, only_bank
 from tests.engine.test_exactness import engine_of, every_family, model_of, one_half, other_half
 from tests.engine.test_slots import Watching
 from tests.families import build, prompts
-from tests.family_configs import VOCABULARY
+from tests.family_configs import OF_EACH_KIND, VOCABULARY
 from trouper.engine.adaptations import adaptation_registry
 from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
 from trouper.engine.kv.block_store import BlockArrays, BlockStore, readable, stored_from
@@ -195,20 +195,7 @@ class TestRestored:
         play(name, requests, {4 + AHEAD: {"store": (order,)}})
 
     @every_family
-    @pytest.mark.long(
-        but=(
-            "llama",
-            "deepseek_v3",
-            "gemma3_text",
-            "gemma3n",
-            "gpt_oss",
-            "falcon_h1",
-            "lfm2",
-            "mamba2",
-            "qwen3_next",
-            "recurrent_gemma",
-        )
-    )
+    @pytest.mark.long(but=OF_EACH_KIND)
     def test_f2_f6_through_bytes_into_another_engine(self, name: str) -> None:
         order = store(name, 0, WHOLE)
         kept = [*order.blocks, *([] if order.snapshot is None else [order.snapshot])]

@@ -33,9 +33,6 @@ class Passed(msgspec.Struct, frozen=True):
     state: str
 
 
-NOTHING = Passed("")
-
-
 def with_problems(models: Sequence[ModelFiles]) -> list[ModelFiles]:
     """The models with `problem` as `serve` would say it."""
     from trouper.engine.architectures.architecture_lookup import descriptions, registered
@@ -48,18 +45,13 @@ def with_problems(models: Sequence[ModelFiles]) -> list[ModelFiles]:
         for files in models
         if files.architecture not in changing
     }
+    remembered = {key for key, state in states.items() if before.get(key) == state}
     checked = [
-        files
-        if files.problem or before.get(_key(files), NOTHING) == states.get(_key(files))
-        else _opened(files)
-        for files in models
+        files if files.problem or _key(files) in remembered else _opened(files) for files in models
     ]
-    passed = {
-        _key(files): states[_key(files)]
-        for files in checked
-        if not files.problem and _key(files) in states
-    }
-    if any(before.get(name) != value for name, value in passed.items()):
+    sound = {_key(files) for files in checked if not files.problem}
+    passed = {key: state for key, state in states.items() if key in sound}
+    if not passed.keys() <= remembered:
         write_memo(memo, dict([*(before | passed).items()][-MAX_REMEMBERED:]))
     return checked
 

@@ -63,7 +63,6 @@ LINKED = (
     "tokenizer_config.json",
     "chat_template.*",
 )
-# Tokenizers' files that Trouper does not read.
 MODULE = re.compile(r"\d+_\w+")
 
 

@@ -21,6 +21,7 @@ from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
 
 LONGEST_WORD = 40
 Kind = Literal["generator", "embedder"]
+# Tokenizers' files that Trouper does not read.
 OTHER_TOKENIZERS = {
     "tekken.json": "Mistral's tekken.json",
     "tiktoken.model": "tiktoken.model",

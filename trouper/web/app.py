@@ -371,7 +371,7 @@ class HttpEdge:
 
 
 class Reports:
-    """What the server says of itself: health, usage, metrics."""
+    """Reports on the server: health, usage, metrics."""
 
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
         self._service, self._keys, self._metrics = service, keys, metrics

@@ -38,8 +38,7 @@ def run(mode, make, client, streamed=False, names=schema_cases.VALUES, **more):
 
 for mode in (Mode.TOOLS, Mode.JSON, Mode.JSON_SCHEMA, Mode.RESPONSES_TOOLS):
     run(mode, instructor.from_openai, OPENAI)
-STRICT = [name for name in schema_cases.VALUES if name not in schema_cases.OPEN | {"sets"}]
-run(Mode.TOOLS_STRICT, instructor.from_openai, OPENAI, names=STRICT)
+run(Mode.TOOLS_STRICT, instructor.from_openai, OPENAI, names=schema_cases.STRICT)
 for mode in (Mode.TOOLS, Mode.JSON_SCHEMA):
     run(mode, instructor.from_openai, OPENAI, streamed=True)
 for mode in (Mode.ANTHROPIC_TOOLS, Mode.ANTHROPIC_JSON):

@@ -6,7 +6,6 @@ import schema_cases
 from langchain_openai import ChatOpenAI
 
 OPTIONS = {"model": "any", "base_url": f"{loop.URL}/v1", "api_key": "none", "max_retries": 0}
-STRICT = [name for name in schema_cases.VALUES if name not in schema_cases.OPEN | {"sets"}]
 MODELS = {
     "chat": ChatOpenAI(**OPTIONS),
     "responses": ChatOpenAI(use_responses_api=True, **OPTIONS),
@@ -19,8 +18,18 @@ for name, model in MODELS.items():
             f"{name}, format", model, streamed, method="json_schema", strict=False
         )
     langchain_objects.run(
-        f"{name}, strict format", model, False, STRICT, method="json_schema", strict=True
+        f"{name}, strict format",
+        model,
+        False,
+        schema_cases.STRICT,
+        method="json_schema",
+        strict=True,
     )
     langchain_objects.run(
-        f"{name}, strict tool", model, False, STRICT, method="function_calling", strict=True
+        f"{name}, strict tool",
+        model,
+        False,
+        schema_cases.STRICT,
+        method="function_calling",
+        strict=True,
     )

@@ -18,7 +18,6 @@ from agents import (
 from openai import AsyncOpenAI, BadRequestError
 
 set_tracing_disabled(True)
-STRICT = [name for name in schema_cases.VALUES if name not in schema_cases.OPEN | {"sets"}]
 
 
 async def answer_of(kind, value, streamed, strict, forced):
@@ -70,11 +69,11 @@ def refused(kind, forced):
 
 for name, kind in (("responses", OpenAIResponsesModel), ("chat", OpenAIChatCompletionsModel)):
     for streamed in (False, True):
-        run(f"{name}, strict", kind, streamed, strict=True, names=STRICT)
+        run(f"{name}, strict", kind, streamed, strict=True, names=schema_cases.STRICT)
         run(f"{name}, not strict", kind, streamed, strict=False)
         for forced in ("required", "look_up"):
             label = f"{name}, strict, tool {forced}"
-            run(label, kind, streamed, strict=True, forced=forced, names=STRICT)
+            run(label, kind, streamed, strict=True, forced=forced, names=schema_cases.STRICT)
         label = f"{name}, not strict, tool required"
         run(label, kind, streamed, strict=False, forced="required")
     loop.case(f"{name}: a strict set is refused by name", False, lambda k=kind: refused(k, None))

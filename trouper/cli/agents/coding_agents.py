@@ -286,15 +286,17 @@ def _pi(served: ServedModel) -> Setup:
     }
     directory = home("PI_CODING_AGENT_DIR", ".pi/agent")
     models = ConfigFile(directory / "models.json", JSON, {"providers": {PROVIDER: provider}})
-    compaction: dict[str, Any] = {}
+    defaults: dict[str, Any] = {"defaultProvider": PROVIDER, "defaultModel": served.model}
+    settings = directory / "settings.json"
+    to_run: tuple[ConfigFile, ...] = (models,)
     if served.context < PI_COMPACTS_FROM:
         kept = {"reserveTokens": served.output, "keepRecentTokens": served.context // 8}
         compaction = {"compaction": {"modelOverrides": {f"{PROVIDER}/{served.model}": kept}}}
-    defaults = {"defaultProvider": PROVIDER, "defaultModel": served.model, **compaction}
-    settings = directory / "settings.json"
+        defaults |= compaction
+        to_run = (models, ConfigFile(settings, JSON, compaction))
     return Setup(
         files=(models, ConfigFile(settings, JSON, defaults)),
-        merged_to_run=(models, *((ConfigFile(settings, JSON, compaction),) if compaction else ())),
+        merged_to_run=to_run,
         arguments=("--provider", PROVIDER, "--model", served.model),
         variables=served.key_variables,
         exports=served.key_variables,

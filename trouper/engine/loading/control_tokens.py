@@ -193,14 +193,11 @@ def _kept(formats: Iterable[OutputFormat], source: str) -> re.Pattern[str] | Non
     """Markers of the formats, and those of others that the template's source has. `<|end|>` ends a
     message, too."""
     names = {each.reasoning_parser or "" for each in formats}
-    pairs = [{*pair} - {*THINKING[HARMONY]} for pair in THINKING.values()]
-    pairs = [
-        pair
-        for name, pair in zip(THINKING, pairs, strict=True)
-        if name in names or any(text in source for text in pair)
-    ]
-    answering = [texts for name, texts in ANSWERING.items() if name in names]
-    kept = {text for texts in (*pairs, *answering) for text in texts}
+    kept = {text for name, texts in ANSWERING.items() if name in names for text in texts}
+    for name, pair in THINKING.items():
+        markers = {*pair} - {*THINKING[HARMONY]}
+        if name in names or any(text in source for text in markers):
+            kept |= markers
     return compiled(kept, frame="({})") if kept else None
 
 

@@ -122,23 +122,23 @@ def _is_neutral(value: object) -> bool:
 @cache
 def _source_of(name: str) -> str:
     """Includes the source of used architecture modules, and those of a package of its own."""
-    own = {sys.modules[name]}
+    used = {name}
     package = name if hasattr(sys.modules[name], "__path__") else name.rpartition(".")[0]
     if package not in ("", *PACKAGES):
-        inside = [each for each in sys.modules if each.startswith(f"{package}.")]
-        own |= {sys.modules[each] for each in inside if not OF_IMAGES.search(each)}
-    used = {*own}
+        inside = (each for each in sys.modules if each.startswith(f"{package}."))
+        used |= {each for each in inside if not OF_IMAGES.search(each)}
     for _ in range(2):  # A language model may be another one's subclass.
-        used |= {
-            each
-            for module in list(used)
-            for value in vars(module).values()
-            if isinstance(value, type | ModuleType)
-            if (
-                each := sys.modules[value.__module__] if isinstance(value, type) else value
-            ).__name__.startswith(PACKAGES)
-        }
-    return "\n".join(inspect.getsource(each) for each in used)
+        used |= {other for each in used for other in _names_used(sys.modules[each])}
+    return "\n".join(inspect.getsource(sys.modules[each]) for each in used)
+
+
+def _names_used(module: ModuleType) -> Iterator[str]:
+    """Yield the names of architecture modules from which `module` has classes or that it has."""
+    for value in vars(module).values():
+        if isinstance(value, type | ModuleType):
+            name = value.__module__ if isinstance(value, type) else value.__name__
+            if name.startswith(PACKAGES):
+                yield name
 
 
 @cache
@@ -315,7 +315,7 @@ CHANGES_WEIGHTS = re.compile(
     r"activation|rotat|hadamard|scale|scaling|smooth|clip|outlier|kv_cache"
 )
 OF_QUANTIZATION = frozenset(("kv_cache_scheme", "ignored_layers", "modules_to_not_convert"))
-"""Of a cache that is not used here, and of layers as they are stored."""
+"""Keys of a cache that is unused here, and of layers as they are stored."""
 OF_ROPE = """
     type rope_type rope_theta partial_rotary_factor rotary_pct original_max_position_embeddings
     truncate mrope_section mrope_interleaved factor

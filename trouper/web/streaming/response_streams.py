@@ -49,7 +49,7 @@ async def collect(answer: Answer, hold: Hold = unbounded) -> Choice:
         deltas.append(delta)
         hold(DELTA_BYTES)
         if delta.logprobs:
-            hold(SCORE_BYTES * sum(1 + len(seen.top) for seen in delta.logprobs))
+            hold(SCORE_BYTES * sum(1 + len(seen.top_ids) for seen in delta.logprobs))
     assert answer.finished is not None
     return Choice(
         text="".join(delta.text for delta in deltas),
