@@ -40,14 +40,16 @@ async def test_memory_is_given_back_once_for_those_that_end_together(
 
 
 async def test_what_was_held_for_scores_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their body is small."""
+    """Their bodies are small. Those of several requests count together."""
     trims: list[None] = []
     monkeypatch.setattr(heap, "give_back", lambda: trims.append(None))
-    body = {"prompt": "x" * 2000, "max_tokens": 1, "echo": True}
+    body = {"prompt": "x" * 500, "max_tokens": 1, "echo": True}
     async with serving(FakeEngine()) as served:
         await ask(served, body)
-        assert not trims
         await ask(served, body | {"logprobs": 20})
+        assert not trims
+        for _ in range(3):
+            await ask(served, body | {"logprobs": 20})
         await eventually(lambda: bool(trims))
 
 

@@ -43,8 +43,8 @@ LARGE_AT_ONCE = 1
 """Large bodies parsed at a time: parsing holds the GIL."""
 HUGE_BODY = 2**20
 HUGE_HOLDING = 2**24
-"""Bytes held for a request, above those of an agent's long prompt, after which memory goes back to
-the system: scores have small bodies."""
+"""Bytes held for requests with small bodies, such as those for scores, after which memory goes back
+to the system."""
 GIVE_BACK_AFTER_S = 0.5
 """Delay between a huge request and the return of memory; one call serves several requests."""
 BATCH_OWNER = "trouper.batch_owner"
@@ -117,10 +117,17 @@ def at_hand(scope: RequestScope) -> Iterator[None]:
 
 
 class Heap:
-    """Returns memory to the system, once for several huge requests."""
+    """Returns memory to the system, once for several requests."""
 
     def __init__(self) -> None:
         self._due = False
+        self._held_bytes = 0
+
+    def count(self, held_bytes: int) -> None:
+        """Count what was held for a request that has ended."""
+        self._held_bytes += held_bytes
+        if self._held_bytes > HUGE_HOLDING:
+            self.give_back_soon()
 
     def give_back_soon(self) -> None:
         if not self._due:
@@ -129,7 +136,7 @@ class Heap:
 
     async def _give_back(self) -> None:
         await trio.sleep(GIVE_BACK_AFTER_S)
-        self._due = False
+        self._due, self._held_bytes = False, 0
         await trio.to_thread.run_sync(heap.give_back)
 
 
@@ -229,8 +236,7 @@ class CurrentRequest:
         return scope.holding
 
     def _give_back(self, holding: Holding) -> None:
-        if holding.bytes > HUGE_HOLDING:
-            self._heap.give_back_soon()
+        self._heap.count(holding.bytes)
         holding.give_back()
 
     def hold(self, amount: int) -> None:
