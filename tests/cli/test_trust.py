@@ -486,9 +486,10 @@ def test_a_models_files_move_no_terminal(home: Path) -> None:
     directory.mkdir(parents=True)
     config = {"model_type": "llama", "quantization": {"bits": ESCAPE}, "architectures": [ESCAPE]}
     (directory / "config.json").write_text(json.dumps(config))
-    for arguments in (["ls", "--models-from", "models"], ["info", str(directory)]):
+    commands = ((["ls", "--models-from", "models"], 0), (["info", str(directory)], USAGE_ERROR))
+    for arguments, exit_code in commands:
         outcome = call("models", *arguments)
-        assert outcome.exit_code == 0, outcome.output
+        assert outcome.exit_code == exit_code, outcome.output
         assert "[link=http:x]m" in outcome.stdout
         assert not any(sign in outcome.output for sign in UNSAFE)
 
