@@ -1,8 +1,8 @@
 """`python -m tests.abuse.siege [--tiny] [--streams N] [--descriptors N] [--memory-mb N]`: all
 abuses at once, and hostile model directories and adapters, beside several streams.
 
-First the same number of clients sends honest requests, for the longest pause that such a load
-causes, and large requests that are served. Memory before is what these leave: libraries that are
+First large requests are served, and for each abuse an honest request of its kind is sent, for the
+longest pause that such a load causes. Memory before is what these leave: libraries that are
 imported at their first use, and what glibc keeps of each thread's heap. Then all requests of the
 abuses are sent, then every hostile directory is asked for and every hostile adapter is loaded.
 Exits 1 if a stream paused for `EXTRA_S` longer than beside honest clients or broke, memory did not
@@ -37,7 +37,6 @@ from trouper.protocol.problems import INTERNAL
 CLIENTS = 6
 ASKS, ROUNDS = 8, 2
 """Requests of one abuse at most, of which some have hundreds, and rounds of all requests."""
-HONEST_S = 15.0
 LARGE = ("15 MB in user", "12 MB of escapes in user", "a schema of 2,000 properties")
 """Abuses that an honest client could send."""
 BACK_S = 120.0
@@ -77,18 +76,17 @@ class Siege:
         self.wrong += [f"{abuse.name}: {fault}" for fault in faults(one, [heard])]
 
     async def honest(self, running: Streams, asks: Sequence[Ask]) -> float:
-        """Return the longest pause beside honest requests."""
-        begin = trio.current_time()
+        """Return the longest pause beside honest requests, with `CLIENTS` at a time."""
+        waiting = iter(asks)
 
-        async def client(number: int) -> None:
-            while trio.current_time() < begin + HONEST_S:
-                await ask(self.port, asks[number % len(asks)])
-                number += CLIENTS
+        async def client() -> None:
+            for wish in waiting:
+                await ask(self.port, wish)
 
         await running.hear()
         async with trio.open_nursery() as nursery:
-            for number in range(CLIENTS):
-                nursery.start_soon(client, number)
+            for _ in range(CLIENTS):
+                nursery.start_soon(client)
         longest, _ = await running.report()
         return longest
 
@@ -126,9 +124,8 @@ class Siege:
 async def play(siege: Siege, count: int, cases: Sequence[Case]) -> None:
     jobs = ROUNDS * [(abuse, wish) for abuse in named([]) for wish in abuse.asks[:ASKS]]
     large = 2 * CLIENTS * [(abuse, wish) for abuse in named(LARGE) for wish in abuse.asks]
-    honest = [wish for kind, asks in HONEST.items() for wish in asks if kind != "scores"]
+    honest = [HONEST[abuse.kind][0] for abuse, _ in jobs]
     async with streams(siege.port, count) as running:
-        await siege.honest(running, honest)
         await siege.send(large)
         honest_s = await siege.honest(running, honest)
         before = await Memory.of(siege.port, siege.process)
