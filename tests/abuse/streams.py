@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,8 +31,12 @@ STREAM = {
 }
 
 
+REFUSED = re.compile(rb"HTTP/1.1 503 .*\r\nretry-after: (\d+)\r\n", re.DOTALL | re.IGNORECASE)
+
+
 class Stream:
-    """A client that reads one stream after another; pauses between streams do not count."""
+    """A client that reads one stream after another, and asks again when a refusal says; pauses
+    between streams do not count."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -46,20 +51,25 @@ class Stream:
                 await stream.send_all(
                     post(COMPLETIONS, STREAM, "Content-Type: application/json\r\n")
                 )
-                await self._read(stream)
+                wait_s = await self._read(stream)
+            await trio.sleep(wait_s)
 
-    async def _read(self, stream: trio.SocketStream) -> None:
+    async def _read(self, stream: trio.SocketStream) -> float:
+        """Read one stream to its end. Returns for how long to wait for the next."""
         self._last, tail = None, b""
         while b"data: [DONE]" not in tail:
-            said = bytes(await stream.receive_some(2**16))
-            if not said or b'data: {"error"' in said:
-                self.broken = (tail + said)[-300:].decode(
-                    "utf-8", "replace"
-                ) or "the connection ended"
-                return
-            tail = tail[-100:] + said
-            if b"data: " in said:
+            data = bytes(await stream.receive_some(2**16))
+            if refusal := REFUSED.match(tail + data):
+                return float(refusal[1])
+            if not data or b'data: {"error"' in data:
+                self.broken = (tail + data)[-300:].decode("utf-8", "replace") or (
+                    "the connection ended"
+                )
+                return 0.0
+            tail = tail[-100:] + data
+            if b"data: " in data:
                 self._note(trio.current_time())
+        return 0.0
 
     def _note(self, now: float) -> None:
         if self._last is not None:

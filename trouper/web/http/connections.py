@@ -104,8 +104,8 @@ def network_of(address: str) -> str:
 
 
 SPARE = 32
-"""Descriptors kept from connections: for files, a compiler's pipes, the process that tries
-grammars, the SSD tier and links of ranks."""
+"""Descriptors kept from connections, of a small limit a quarter: for files, a compiler's pipes, the
+process that tries grammars, the SSD tier and links of ranks."""
 RESERVED = 8
 """Connections beyond --max-connections, for health and refusals."""
 FLAG = "--max-connections"
@@ -114,15 +114,16 @@ FLAG = "--max-connections"
 def connection_limit(connections: int) -> tuple[int, str]:
     """Return the number of connections, and a line for the log if below `connections`. Raises the
     soft limit as far as possible. Raises `SettingsInvalid` if none fits."""
-    others = other_files()
-    soft = _raised_limit(connections + others)
-    if soft is None or soft >= connections + others:
+    needed = connections + other_files()
+    soft = _raised_limit(needed)
+    if soft is None or soft >= needed:
         return connections, ""
-    remedy = f"raise it with ulimit -n {connections + others}"
-    message = f"{FLAG} {connections} needs {connections + others} descriptors, the limit is {soft}"
-    if soft <= others:
+    remedy = f"raise it with ulimit -n {needed}"
+    message = f"{FLAG} {connections} needs {needed} descriptors, the limit is {soft}"
+    left = soft - open_files() - _spare_of(soft) - RESERVED
+    if left <= 0:
         raise SettingsInvalid(f"{message}, which leaves no room for any; {remedy}", FLAG)
-    return soft - others, f"{message}: {soft - others} connections; {remedy}"
+    return left, f"{message}: {left} connections; {remedy}"
 
 
 def other_files() -> int:
@@ -132,7 +133,11 @@ def other_files() -> int:
 def is_spare(descriptor: int) -> bool:
     """Whether a new descriptor is among the last ones, kept from connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft != resource.RLIM_INFINITY and descriptor >= soft - SPARE
+    return soft != resource.RLIM_INFINITY and descriptor >= soft - _spare_of(soft)
+
+
+def _spare_of(limit: int) -> int:
+    return min(SPARE, limit // 4)
 
 
 def open_files() -> int:
