@@ -177,7 +177,6 @@ def test_what_a_file_cannot_say_is_one_line_that_names_the_key(content: str, sai
             "--log-level: 'loud' is not one of 'debug', 'info', 'warning', 'error'",
         ),
         (["--port"], {}, "requires an argument; see `trouper serve --help`"),
-        (["model"], {}, "unexpected extra argument (model); see `trouper serve --help`"),
     ],
 )
 def test_what_cannot_be_is_one_line_that_says_where_it_was_said(
@@ -258,6 +257,22 @@ def test_print_config_says_what_holds_and_why() -> None:
             line.removeprefix("# ").startswith(f"{field.name.replace('_', '-')} =")
             for line in lines
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "models"),
+    [
+        (["org/a"], '["org/a"]'),
+        (["org/a", "./b"], '["org/a", "./b"]'),
+        (["org/a", "--model", "./b", "--port", "83"], '["org/a", "./b"]'),
+    ],
+)
+def test_models_are_arguments_too_and_override_variables_and_files(
+    arguments: list[str], models: str
+) -> None:
+    Path("trouper.toml").write_text("[models.small]\npath = 'org/small'")
+    printed = serve(*arguments, "--print-config", TROUPER_MODEL="org/other").stdout
+    assert f"model = {models}  # flag" in printed.splitlines()
 
 
 def test_what_print_config_prints_is_a_file_that_means_the_same() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
 import click
 import trio
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from trouper.cli.address import CannotListenError
@@ -32,6 +33,12 @@ NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 
 
 @click.command()
+@click.argument(
+    "models",
+    metavar="[MODEL]...",
+    nargs=-1,
+    shell_complete=lambda _context, _argument, begun: [CompletionItem(begun, type="dir")],
+)
 @partial(configured, works_here=True)
 @click.option(
     "--print-config",
@@ -68,13 +75,16 @@ NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 def serve(
     context: click.Context,
     /,
+    models: tuple[str, ...],
     print_config: bool,
     log_level: str,
     log_format: Format,
     otlp_endpoint: str | None,
     **given: Any,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's dialect."""
+    """Serve models over HTTP, in the dialects of OpenAI and Anthropic. Each MODEL is as --model
+    says."""
+    _add_models(context, models, given)
     console = Console(stderr=True)
     configure_logging(log_level, console, log_format)
     refused: list[str] = []
@@ -99,6 +109,17 @@ def serve(
         give_up(failed[0])
     if refused:
         refuse(refused[0])
+
+
+def _add_models(
+    context: click.Context, models: tuple[str, ...], given: MutableMapping[str, Any]
+) -> None:
+    """Take arguments as values of --model on the command line."""
+    if models:
+        is_flag_given = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
+        others = given["model"] if is_flag_given else ()
+        given["model"] = context.params["model"] = (*models, *others)
+        context.set_parameter_source("model", ParameterSource.COMMANDLINE)
 
 
 def _log_file(context: click.Context) -> None:
