@@ -75,6 +75,7 @@ NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 def serve(
     context: click.Context,
     /,
+    *,
     models: tuple[str, ...],
     print_config: bool,
     log_level: str,
@@ -112,13 +113,13 @@ def serve(
 
 
 def _add_models(
-    context: click.Context, models: tuple[str, ...], given: MutableMapping[str, Any]
+    context: click.Context, models: tuple[str, ...], values: MutableMapping[str, Any]
 ) -> None:
     """Take arguments as values of --model on the command line."""
     if models:
-        is_flag_given = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
-        others = given["model"] if is_flag_given else ()
-        given["model"] = context.params["model"] = (*models, *others)
+        has_flag = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
+        others = values["model"] if has_flag else ()
+        values["model"] = context.params["model"] = (*models, *others)
         context.set_parameter_source("model", ParameterSource.COMMANDLINE)
 
 
