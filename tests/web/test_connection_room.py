@@ -4,6 +4,7 @@ files."""
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import socket
 from collections.abc import AsyncIterator
@@ -206,6 +207,33 @@ async def test_a_request_that_nobody_has_read_yet_is_not_lost() -> None:
             one.setblocking(False)
             client = trio.SocketStream(trio.socket.from_stdlib_socket(one))
             await stack.enter_async_context(client)
+            assert b'"alive"' in await receive_all(client)
+
+
+async def test_a_burst_of_requests_takes_no_more_than_connections_and_reserve() -> None:
+    """None gives way before its request was read."""
+    async with all_busy(3) as (served, _), AsyncExitStack() as stack:
+        sockets = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(50)]
+        for one in sockets:  # The server runs only when this task waits.
+            one.sendall(post("/v1/completions", {"prompt": "a", "max_tokens": 1}))
+        clients = []
+        for one in sockets:
+            one.setblocking(False)
+            client = trio.SocketStream(trio.socket.from_stdlib_socket(one))
+            clients.append(await stack.enter_async_context(client))
+        for client in clients:
+            assert b'"code":"too_many_connections"' in await receive_all(client)
+            assert served.connections <= 3 + RESERVED
+
+
+async def test_a_crowd_needs_no_descriptor_but_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(max_connections=3) as served, AsyncExitStack() as stack:
+        assert (await exchange(served, get("/livez")))[0] == 200
+        monkeypatch.setattr(socket, "dup", lambda _: os.dup(-1))
+        clients = [await stack.enter_async_context(await served.connect()) for _ in range(3)]
+        for client in clients:
+            await client.send_all(get("/livez"))
+        for client in clients:
             assert b'"alive"' in await receive_all(client)
 
 

@@ -23,7 +23,7 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
 from trouper.web.http.connections import (
     RESERVED,
-    accept_waiting,
+    Backlog,
     answer_probe,
     connection_limit,
     in_order_of_leaving,
@@ -142,40 +142,41 @@ class _Server:
     async def accept(
         self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
     ) -> None:
-        fault = ""
         async with listener:
-            while True:
-                await self._wait_for_reserve()
-                try:
-                    stream = await listener.accept()
-                except OSError as error:
-                    if not _passes(error):
-                        raise
-                    if fault != (fault := str(error)):
-                        log.warning("cannot accept connections, which is tried again: %s", error)
-                    if not self._give_way():
-                        await trio.sleep(0.1)
-                else:
-                    fault = ""
-                    self._take(stream, connections)
-                    self._take_waiting(listener, connections)
+            with Backlog(listener) as backlog:
+                while True:
+                    await self._wait_for_reserve()
+                    self._take(await self._accepted(listener), connections)
+                    self._take_waiting(backlog, connections)
+
+    async def _accepted(self, listener: trio.abc.Listener[trio.SocketStream]) -> trio.SocketStream:
+        """Accept one client, as soon as descriptors and memory permit."""
+        fault = ""
+        while True:
+            try:
+                return await listener.accept()
+            except OSError as error:
+                if not _passes(error):
+                    raise
+                if fault != (fault := str(error)):
+                    log.warning("cannot accept connections, which is tried again: %s", error)
+                if not self._give_way():
+                    await trio.sleep(0.1)
 
     async def _wait_for_reserve(self) -> None:
-        """Wait until a connection of the reserve, too, is free or idle."""
-        while self._is_full() and not in_order_of_leaving(self._open):
-            await self._left.park()
+        """Wait until a connection of the reserve, too, is free, or gives way."""
+        while self._is_full():
+            if not self._give_way():
+                await self._left.park()
 
-    def _take_waiting(
-        self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
-    ) -> None:
+    def _take_waiting(self, backlog: Backlog, connections: trio.Nursery) -> None:
         """Accept the connections queued behind the last one, perhaps a supervisor's."""
-        for client in accept_waiting(listener):
+        waiting = backlog.accept()
+        while not self._is_full() and (client := next(waiting, None)) is not None:
             headers = self._config.response_headers("h11")
             if self._direct and self._is_crowded() and answer_probe(client, headers):
                 continue
             self._take(trio.SocketStream(trio.socket.from_stdlib_socket(client)), connections)
-            if self._is_full():
-                return
 
     def _is_crowded(self) -> bool:
         return len(self._open) > CROWD
@@ -203,6 +204,7 @@ class _Server:
             direct=self._direct,
             excess=(lambda: SYSTEM_SHORTAGE) if on_spare else self._excess,
             begin=self._begin,
+            idled=self._left.unpark_all,
         )
         self._open.add(connection)
         if on_spare:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import h11
 import trio
@@ -24,16 +24,33 @@ PROBE = b"GET /livez HTTP/1.1\r\n"
 ALIVE = b'{"status":"alive"}'
 
 
-def accept_waiting(listener: trio.abc.Listener[trio.SocketStream]) -> Iterator[socket.socket]:
-    """Accept waiting clients in a single run of the event loop. Ends early without descriptors;
-    `listener.accept` will raise."""
-    if not isinstance(listener, trio.SocketListener):
-        return
-    # Trio accepts with a checkpoint. The copy shares the flag that makes `accept` not block.
-    with socket.socket(fileno=socket.dup(listener.socket.fileno())) as waiting:
+class Backlog:
+    """Clients that wait to be accepted. `listener.accept` gives other tasks a turn for each one."""
+
+    def __init__(self, listener: trio.abc.Listener[trio.SocketStream]) -> None:
+        # A copy, which shares the flag that makes `accept` not block. Made once: a copy for each
+        # client would fail where no descriptor is left.
+        self._socket = (
+            socket.socket(fileno=socket.dup(listener.socket.fileno()))
+            if isinstance(listener, trio.SocketListener)
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def accept(self) -> Iterator[socket.socket]:
+        """Accept in a single run of the event loop. Ends early without descriptors;
+        `listener.accept` will raise."""
+        if self._socket is None:
+            return
         for _ in range(AT_ONCE):
             try:
-                accepted, _ = waiting.accept()
+                accepted, _ = self._socket.accept()
             except OSError:
                 return
             yield accepted

@@ -53,10 +53,11 @@ class Connection:
         direct: bool = False,
         excess: Callable[[], Problem | None] = lambda: None,
         begin: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        idled: Callable[[], object] = lambda: None,
     ) -> None:
         """`direct`: the app may write body chunks (`SocketWriter.write_now`). `excess`, `begin`: as
-        for `PlainHttp`."""
-        self._direct, self._excess, self._begin = direct, excess, begin
+        for `PlainHttp`. `idled` is called after each request."""
+        self._direct, self._excess, self._begin, self._idled = direct, excess, begin, idled
         self._app, self._config, self._context, self._settings = app, config, context, settings
         self._stream = stream
         self._lifetime = trio.CancelScope()
@@ -169,6 +170,7 @@ class Connection:
             self._wait_at_most(inf)
             return
         self._since = trio.current_time()
+        self._idled()
         self._fresh = not self._protocol.request_waits
         self._wait_at_most(
             self._settings.keep_alive_timeout_s if self._fresh else self._settings.header_timeout_s
@@ -181,6 +183,7 @@ class Connection:
             self._close()
             return
         self._lingers, self._since = True, trio.current_time()
+        self._idled()
         with suppress(OSError):
             self._stream.socket.shutdown(SHUT_WR)
         self._wait_at_most(LINGER_S)
