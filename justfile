@@ -176,9 +176,9 @@ sim-ranks worlds="100" *flags: _setup
 clients *flags: _setup
     @.venv/bin/python -m tests.clients "$@"
 
-# Clients that generators make of /openapi.json, from their registries: made, and those in Python and TypeScript run against the server
-generated-clients: _setup
-    @.venv/bin/python -m tests.generated_clients
+# Clients that generators make of /openapi.json, from their registries: made, and those in Python and TypeScript run against the server; two validators; `just generated-clients redocly`
+generated-clients *names: _setup
+    @.venv/bin/python -m tests.generated_clients "$@"
 
 # Each operation, parameter and field that was added, removed or changed between two files of /openapi.json
 openapi-diff old new: _setup

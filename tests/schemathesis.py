@@ -47,6 +47,8 @@ async def generated(url: str, *flags: str) -> subprocess.CompletedProcess[bytes]
         "--continue-on-failure",
         "--request-timeout",
         "120",
+        "--max-response-time",
+        "120",
         *flags,
     ]
     environment = os.environ | {

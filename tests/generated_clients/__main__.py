@@ -1,12 +1,13 @@
-"""`just generated-clients`: generators of clients, from their registries, make clients of
-/openapi.json; those in Python and TypeScript ask a server with the fake engine."""
+"""`just generated-clients [NAME ...]`: generators of clients, from their registries, make clients
+of /openapi.json, and those in Python and TypeScript ask a server with the fake engine; two
+validators read it."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +39,10 @@ def run(home: Path, *line: str) -> None:
 
 def with_validator(home: Path, tool: Callable[[str], str], _: str) -> None:
     run(home, tool("openapi-spec-validator"), "openapi.json")
+
+
+def with_redocly(home: Path, _: Callable[[str], str], __: str) -> None:
+    run(home, "npx", "--yes", "@redocly/cli", "lint", "openapi.json")
 
 
 def with_openapi_python_client(home: Path, tool: Callable[[str], str], url: str) -> None:
@@ -73,7 +78,8 @@ def with_openapi_typescript(home: Path, _: Callable[[str], str], url: str) -> No
 
 
 def with_openapi_generator_python(home: Path, tool: Callable[[str], str], url: str) -> None:
-    generate(home, tool, "python", "generated_python")
+    later = "--additional-properties=disallowAdditionalPropertiesIfNotPresent=false"
+    generate(home, tool, "python", "generated_python", later)
     python = tool("python")
     run(home, "uv", "pip", "install", "--quiet", "--python", python, "./generated_python")
     shutil.copy(PROGRAMS / "openapi_generator_client.py", home)
@@ -96,6 +102,7 @@ def install(home: Path, *packages: str) -> None:
 
 GENERATORS = {
     with_validator: "uv",
+    with_redocly: "npx",
     with_openapi_python_client: "uv",
     with_datamodel_codegen: "uv",
     with_openapi_typescript: "npx",
@@ -105,13 +112,15 @@ GENERATORS = {
 """With the program that each needs."""
 
 
-def try_all(home: Path, url: str) -> bool:
+def try_all(home: Path, url: str, names: Sequence[str]) -> bool:
     run(home, "uv", "venv", "--quiet", "--python", sys.executable, "venv")
     python = str(home / "venv" / "bin" / "python")
     run(home, "uv", "pip", "install", "--quiet", "--python", python, *PACKAGES)
     failed = False
     for generator, program in GENERATORS.items():
         name = generator.__name__.removeprefix("with_").replace("_", "-")
+        if names and name not in names:
+            continue
         if shutil.which(program) is None:
             print(f"{name}: not tried, since {program} is missing")  # noqa: T201
             continue
@@ -130,7 +139,8 @@ async def main() -> int:
             _, _, document = await exchange(served, get("/openapi.json"))
             (Path(home) / "openapi.json").write_bytes(document)
             url = f"http://127.0.0.1:{served.port}"
-            return int(await trio.to_thread.run_sync(partial(try_all, Path(home), url)))
+            tries = partial(try_all, Path(home), url, sys.argv[1:])
+            return int(await trio.to_thread.run_sync(tries))
 
 
 if __name__ == "__main__":

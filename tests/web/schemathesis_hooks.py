@@ -13,8 +13,9 @@ from typing import Any
 
 import schemathesis
 from hypothesis import strategies as st
-from schemathesis.openapi.checks import RejectedPositiveData
+from schemathesis.openapi.checks import AllowHeaderMismatch, RejectedPositiveData
 
+from tests.web.exact_answers import without_room
 from trouper.web.http.openapi import BEYOND_SCHEMA
 from trouper.web.openai.schemas import NO_STRUCTURE, ONE_STRUCTURE
 
@@ -23,6 +24,7 @@ schemathesis.openapi.format("json-object", st.sampled_from(["{}", '{"a":1}', '{"
 
 @schemathesis.hook
 def before_load_schema(context: schemathesis.HookContext, raw_schema: dict[str, Any]) -> None:
+    raw_schema["components"] = without_room(raw_schema)["components"]
     removed = 0
     for schema in raw_schema["components"]["schemas"].values():
         # The document has its rules in `then`, for other generators.
@@ -51,6 +53,9 @@ def filter_failure(
     case: schemathesis.Case[Any],
     response: schemathesis.Response,
 ) -> bool:
+    if isinstance(failure, AllowHeaderMismatch):
+        # GET /v1/models/load asks for a model of that name, by another path of the document.
+        return not case.path.startswith("/v1/models/")
     if not isinstance(failure, RejectedPositiveData) or response.status_code != 400:
         return True
     error = json.loads(response.content)["error"]

@@ -35,3 +35,4 @@ streamed = openai.create_chat_completion_without_preload_content(
 lines = [line for line in streamed.data.decode().splitlines() if line.startswith("data: {")]
 chunks = [ChatCompletionChunk.from_dict(json.loads(line[6:])) for line in lines]
 assert any(chunk.choices and chunk.choices[0].delta.content for chunk in chunks)
+assert type(chat).from_dict(chat.to_dict() | {"of_a_later_version": 1}).choices

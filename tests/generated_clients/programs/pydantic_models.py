@@ -1,5 +1,6 @@
 """pydantic_models.py URL: sends and reads bodies by the models of datamodel-code-generator."""
 
+import json
 import sys
 import urllib.request
 
@@ -25,3 +26,10 @@ body = models.ResponseRequest.model_validate({"input": "hello", "max_output_toke
 assert models.ResponseObject.model_validate_json(sent("/v1/responses", body)).output
 body = models.EmbeddingRequest.model_validate({"input": ["a", "b"]})
 assert models.CreateEmbeddingResponse.model_validate_json(sent("/v1/embeddings", body)).data
+streamed = models.ChatRequest.model_validate(QUESTION | {"stream": True})
+lines = sent("/v1/chat/completions", streamed).decode().splitlines()
+data = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+chunks = [models.ChatCompletionChunk.model_validate(one) for one in data]
+assert any(chunk.choices and chunk.choices[0].delta.content for chunk in chunks)
+answered = models.ChatCompletion.model_validate(json.loads(chat) | {"of_a_later_version": 1})
+assert answered.choices

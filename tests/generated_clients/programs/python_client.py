@@ -37,3 +37,5 @@ with client.get_httpx_client().stream("POST", "/v1/chat/completions", json=strea
     data = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
 chunks = [ChatCompletionChunk.from_dict(json.loads(line)) for line in data]
 assert any(chunk.choices and chunk.choices[0].delta.content for chunk in chunks)
+later = ChatCompletion.from_dict(chat.to_dict() | {"of_a_later_version": 1})
+assert later.choices

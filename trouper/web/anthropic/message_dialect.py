@@ -24,6 +24,7 @@ from trouper.web.http.request_schema import (
     full,
     nullable,
     ref,
+    titled,
 )
 from trouper.web.output.dialect import Choice, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
@@ -324,11 +325,14 @@ ERROR = _typed(
         "request_id": TEXT,
     },
 )
-DELTA = either(
-    _typed("text_delta", {"text": TEXT}),
-    _typed("thinking_delta", {"thinking": TEXT}),
-    _typed("signature_delta", {"signature": TEXT}),
-    _typed("input_json_delta", {"partial_json": TEXT}),
+DELTA = titled(
+    "AnthropicDelta",
+    either(
+        _typed("text_delta", {"text": TEXT}),
+        _typed("thinking_delta", {"thinking": TEXT}),
+        _typed("signature_delta", {"signature": TEXT}),
+        _typed("input_json_delta", {"partial_json": TEXT}),
+    ),
 )
 _EVENTS = (
     _typed("message_start", {"message": ref("AnthropicMessage")}),

@@ -81,6 +81,7 @@ class _Naming:
         if "$ref" in schema:
             more = {key: schema[key] for key in ("description",) if key in schema}
             return {"$ref": schema["$ref"]} | more
+        name = schema.get("title", name)
         written = self._written(schema, name)
         if _is_nullable_union(written):
             outside = {key: value for key, value in written.items() if key != "anyOf"}
@@ -93,16 +94,10 @@ class _Naming:
         """Make a component of an object with properties or a union."""
         if "properties" not in written and not _has_named_members(written):
             return written
-        name = written.get("title") or name
         outside = {"description": written["description"]} if "description" in written else {}
         titled = self._titled(name, written)
-        number = 2
-        while name in self._sources or self._named.get(name, titled) != titled:
-            if self._named.get(name) == titled:
-                break
-            name, number = f"{name.rstrip('0123456789')}{number}", number + 1
-            titled = written | {"title": name}
-        self._named[name] = titled
+        if name in self._sources or self._named.setdefault(name, titled) != titled:
+            raise ValueError(f"two schemas of {name}; `titled` names one")
         return {"$ref": REF + name} | outside
 
     def _written(self, schema: Json, name: str) -> Json:
@@ -168,7 +163,8 @@ def _with_rules(schema: Json) -> Json:
     if "allOf" not in schema:
         return schema
     rest = {key: value for key, value in schema.items() if key != "allOf"}
-    return rest | {"if": {}, "then": {"allOf": schema["allOf"]}}
+    rules = schema["allOf"]
+    return rest | {"if": {}, "then": {"allOf": rules} if len(rules) > 1 else rules[0]}
 
 
 def _one_type(schema: Json) -> Json:

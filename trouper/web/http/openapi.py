@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -95,6 +96,7 @@ class DocumentContext:
 def document(
     endpoints: Iterable[Endpoint], components: Mapping[str, Json], context: DocumentContext
 ) -> Json:
+    """Return the document; `components` are parts of answers."""
     endpoints, paths = list(endpoints), dict[str, Json]()
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(
@@ -119,7 +121,10 @@ def document(
             "servers": [{"url": "/"}],
             "paths": paths,
             "security": [],
-            "components": {"schemas": {**components, **requests, **_served(context)}, **keys},
+            "components": {
+                "schemas": {**_growing(components), **requests, **_served(context)},
+                **keys,
+            },
         }
     )
 
@@ -217,7 +222,7 @@ def _responses(endpoint: Endpoint, context: DocumentContext) -> Json:
     done: Json = {endpoint.content_type: {"schema": endpoint.answer}}
     if endpoint.events is not None:
         done["text/event-stream"] = {"schema": _event(endpoint.events, endpoint.last_event)}
-    responses: Json = {"200": {"description": "Done.", "content": done}}
+    responses: Json = {"200": {"description": "Done.", "content": _growing(done)}}
     for status in sorted(
         {403, *endpoint.statuses} | ({401} if _is_closed(endpoint, context) else set())
     ):
@@ -250,4 +255,21 @@ def _error(endpoint: Endpoint, status: int) -> Json:
         )
     # A refusal before the probe runs has OpenAI's error format, not the probe's.
     schema = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+    return {
+        "description": description,
+        "content": {"application/json": {"schema": _growing(schema)}},
+    }
+
+
+def _growing(schema: Any) -> Any:
+    """Return an answer's schema with room for fields of later versions: clients that are generated
+    today outlive an update of the server."""
+    if isinstance(schema, list):
+        return [_growing(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: _growing(value)
+        for key, value in schema.items()
+        if (key, value) != ("additionalProperties", False)
+    }

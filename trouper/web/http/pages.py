@@ -15,7 +15,7 @@ from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import ERROR, Endpoint, endpoints_of
 from trouper.web.http.json_response import as_json
 from trouper.web.http.openapi import DocumentContext, document
-from trouper.web.http.request_schema import Json
+from trouper.web.http.request_schema import OBJECT, TEXT, Json, full
 
 
 def page_headers(sources: str) -> dict[str, str]:
@@ -61,7 +61,8 @@ class Pages:
         tag="Server",
         summary="This description of the API",
         description="Names the models only to whoever sends a key, if keys are needed.",
-        answer={"type": "object", "required": ["openapi", "info", "paths", "components"]},
+        answer=full({"openapi": TEXT, **dict.fromkeys(("info", "paths", "components"), OBJECT)})
+        | {"additionalProperties": True},
     )
     async def openapi(self) -> Response:
         components = {"Error": ERROR, **self._components}

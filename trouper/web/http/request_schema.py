@@ -55,6 +55,11 @@ def nullable(value: Json) -> Json:
     )
 
 
+def titled(name: str, schema: Json) -> Json:
+    """Return the schema with the name that generated clients have for it, wherever it occurs."""
+    return {"title": name, **schema}
+
+
 def closed(properties: Json, *required: str, **more: Any) -> Json:
     """Return the schema of an object with only these properties."""
     needed = {"required": list(required)} if required else {}
@@ -151,9 +156,11 @@ def _as_read(kind: Any, schema: Json) -> Json:
             properties[name] = extra.get("schema", properties[name])
         if not field.required:
             properties[name] = _optional(properties[name])
-    if kind.may_lack_tag and info.tag_field is not None:
-        required.remove(info.tag_field)
-        properties[info.tag_field] = _optional(properties[info.tag_field])
+    if info.tag_field is not None:
+        properties[info.tag_field] = {"const": info.tag}
+        if kind.may_lack_tag:
+            required.remove(info.tag_field)
+            properties[info.tag_field] = nullable(properties[info.tag_field])
     properties |= {name: _refused(neutral) for name, neutral in kind.refused.items()}
     unknown = {"additionalProperties": NULL} if kind.unknown_may_be_null else {}
     rules = {"allOf": list(kind.rules)} if kind.rules else {}

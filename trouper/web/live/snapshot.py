@@ -11,7 +11,17 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.batch import BatchStats, RowState
 from trouper.protocol.health import SchedulerStats
-from trouper.web.http.request_schema import COUNT, FLAG, OBJECT, TEXT, Json, array, full, nullable
+from trouper.web.http.request_schema import (
+    COUNT,
+    FLAG,
+    OBJECT,
+    TEXT,
+    Json,
+    array,
+    full,
+    nullable,
+    titled,
+)
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
@@ -26,6 +36,7 @@ def open_object(properties: Json, *optional: str) -> Json:
         "type": "object",
         "properties": properties,
         "required": [key for key in properties if key not in optional],
+        "additionalProperties": True,
     }
 
 
@@ -112,18 +123,21 @@ MODEL = open_object(
     },
     *SOMETIMES,
 )
-SNAPSHOT = open_object(
-    {
-        "version": TEXT,
-        "started": NUMBER,
-        "number": COUNT,
-        "at": NUMBER,
-        "models": array(MODEL),
-        "found": array(FOUND),
-        "ended": array(OBJECT),
-        "recent": array(OBJECT),
-    },
-    "recent",
+SNAPSHOT = titled(
+    "LiveSnapshot",
+    open_object(
+        {
+            "version": TEXT,
+            "started": NUMBER,
+            "number": COUNT,
+            "at": NUMBER,
+            "models": array(MODEL),
+            "found": array(FOUND),
+            "ended": array(OBJECT),
+            "recent": array(OBJECT),
+        },
+        "recent",
+    ),
 )
 
 

@@ -19,6 +19,8 @@ from trouper.web.http.request_schema import TEXT, Json
 from trouper.web.serving.service import Service
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
+NewName = Annotated[Name, Meta(extra_json_schema={"pattern": r"^[^:=]*[^:=\s][^:=]*$"})]
+"""As `_require_name` has it."""
 AdapterPath = Annotated[str, Meta(min_length=1, max_length=4096)]
 """Linux's PATH_MAX."""
 ENDPOINT = partial(
@@ -34,7 +36,7 @@ EXAMPLE: Json = {"lora_name": "sql", "lora_path": "/adapters/sql"}
 
 class LoadAdapterRequest(Body, kw_only=True, frozen=True):
     essential: ClassVar[frozenset[str]] = frozenset({"load_inplace"})
-    lora_name: Name
+    lora_name: NewName
     lora_path: AdapterPath
     load_inplace: Flag = False
     model: Model | None = None

@@ -14,6 +14,7 @@ from trouper.web.http.request_schema import (
     full,
     nullable,
     ref,
+    titled,
 )
 
 NUMBER: Json = {"type": "number"}
@@ -39,7 +40,9 @@ AT: Json = {
     "logprob": NUMBER,
     "bytes": nullable(array({"type": "integer", "minimum": 0, "maximum": 255})),
 }
-TOKEN_LOGPROBS = array(full({**AT, "top_logprobs": array(full(AT))}))
+TOKEN_LOGPROBS = array(
+    titled("ChatLogprob", full({**AT, "top_logprobs": array(titled("ChatTopLogprob", full(AT)))}))
+)
 CHAT_LOGPROBS = full({"content": TOKEN_LOGPROBS, "refusal": nullable(TOKEN_LOGPROBS)})
 COMPLETION_LOGPROBS = full(
     {

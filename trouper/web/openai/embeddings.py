@@ -26,6 +26,7 @@ from trouper.web.http.request_schema import (
     array,
     either,
     full,
+    titled,
 )
 from trouper.web.openai.completions import Prompts, prompts_meta, prompts_of
 
@@ -103,12 +104,15 @@ def _shown(request: EmbeddingRequest, vector: bytes) -> str | msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(numbers.astype("<f8").tolist()))
 
 
-EMBEDDING = full(
-    {
-        "object": {"const": "embedding"},
-        "index": COUNT,
-        "embedding": either(array({"type": "number"}), TEXT),
-    }
+EMBEDDING = titled(
+    "Embedding",
+    full(
+        {
+            "object": {"const": "embedding"},
+            "index": COUNT,
+            "embedding": either(array({"type": "number"}), TEXT),
+        }
+    ),
 )
 EMBEDDINGS = full(
     {

@@ -17,7 +17,7 @@ from trouper.web.http.field_types import Count, Text
 from trouper.web.http.json_response import error_body
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body
-from trouper.web.http.request_schema import COUNT, FLAG, TEXT, Json, Refused, array, full
+from trouper.web.http.request_schema import COUNT, FLAG, TEXT, Json, Refused, array, full, titled
 from trouper.web.openai.other_servers import NOT_SKIPPED, SAMPLING, length_aliases, sampling_adapted
 from trouper.web.openai.parameters import SamplingParameters, min_tokens_of, sampling_of, stops_of
 from trouper.web.output.dialect import COMMENT, Choice, Usage, event, usage_of
@@ -135,18 +135,24 @@ def _event(body: dict[str, Any]) -> bytes:
     return event(msgspec.json.encode(body))
 
 
-FILLED = full(
-    {
-        "index": COUNT,
-        "content": TEXT,
-        "stop": FLAG,
-        "model": TEXT,
-        "tokens_predicted": COUNT,
-        "tokens_evaluated": COUNT,
-        "tokens_cached": COUNT,
-        "truncated": FLAG,
-        "stop_type": {"type": "string", "enum": ["limit", "word", "eos"]},
-        "stopping_word": TEXT,
-    }
+FILLED = titled(
+    "Infill",
+    full(
+        {
+            "index": COUNT,
+            "content": TEXT,
+            "stop": FLAG,
+            "model": TEXT,
+            "tokens_predicted": COUNT,
+            "tokens_evaluated": COUNT,
+            "tokens_cached": COUNT,
+            "truncated": FLAG,
+            "stop_type": {"type": "string", "enum": ["limit", "word", "eos"]},
+            "stopping_word": TEXT,
+        }
+    ),
 )
-FILLED_PART = full({"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": FLAG})
+FILLED_PART = titled(
+    "InfillChunk",
+    full({"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": FLAG}),
+)

@@ -16,7 +16,7 @@ from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
 from trouper.web.http.json_response import as_json, error_body
 from trouper.web.http.request_body import Body
-from trouper.web.http.request_schema import COUNT, TEXT, Json, either, full, ref
+from trouper.web.http.request_schema import COUNT, TEXT, either, full, ref, titled
 from trouper.web.openai.model_listing import listed_body
 from trouper.web.serving.service import Service, as_events
 from trouper.web.streaming.event_log import PassiveBody, named_event
@@ -24,11 +24,14 @@ from trouper.web.streaming.event_log import PassiveBody, named_event
 TICK_S = 0.2
 """Interval between progress events."""
 HEARTBEAT = b": \n\n"
-PROGRESS = full(
-    {"id": TEXT, "state": TEXT, "stage": TEXT, "done": COUNT, "total": COUNT, "unit": TEXT},
-    optional=("stage", "done", "total", "unit"),
+PROGRESS = titled(
+    "ModelProgress",
+    full(
+        {"id": TEXT, "state": TEXT, "stage": TEXT, "done": COUNT, "total": COUNT, "unit": TEXT},
+        optional=("stage", "done", "total", "unit"),
+    ),
 )
-EVENTS: Json = either(PROGRESS, ref("ModelBody"), ref("Error"))
+EVENTS = titled("ModelEvent", either(ref("ModelBody"), PROGRESS, ref("Error")))
 ENDPOINT = partial(
     Endpoint, tag="Models", method="POST", answer=ref("ModelBody"), also=(409, 503, 507)
 )

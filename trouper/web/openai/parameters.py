@@ -151,7 +151,7 @@ class SamplingParameters(FurtherSampling, kw_only=True, frozen=True):
     top_p: Share = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=HUGE)] = 0
     min_p: Share = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=1e-30, le=100)] = 1.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: Biases | None = None

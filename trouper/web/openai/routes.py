@@ -12,7 +12,7 @@ from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.json_response import as_json, error_response, formatted, http_problem
-from trouper.web.http.request_schema import Json, either, ref
+from trouper.web.http.request_schema import Json, either, ref, titled
 from trouper.web.openai import answer_schemas, embeddings, infill
 from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
 from trouper.web.openai.chat_dialect import ChatDialect
@@ -152,7 +152,7 @@ class OpenAi:
         "says.",
         request=infill.InfillRequest,
         answer=infill.FILLED,
-        events=either(infill.FILLED_PART, infill.FILLED, ref("Error")),
+        events=titled("InfillEvent", either(infill.FILLED_PART, infill.FILLED, ref("Error"))),
         also=GENERATES,
         examples={
             "A function": {

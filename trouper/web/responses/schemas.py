@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trouper.web.http.named_schemas import pascal
 from trouper.web.http.query_parameters import list_of
 from trouper.web.http.request_schema import (
     COUNT,
@@ -18,6 +19,7 @@ from trouper.web.http.request_schema import (
     needs,
     nullable,
     ref,
+    titled,
 )
 from trouper.web.openai.answer_schemas import NUMBER
 
@@ -62,17 +64,26 @@ TOKEN = {
     "logprob": NUMBER,
     "bytes": array({"type": "integer", "minimum": 0, "maximum": 255}),
 }
-TOKEN_LOGPROBS = array(full({**TOKEN, "top_logprobs": array(full(TOKEN))}))
-
-OUTPUT_TEXT = full(
-    {
-        "type": {"const": "output_text"},
-        "text": TEXT,
-        "annotations": array({}),
-        "logprobs": TOKEN_LOGPROBS,
-    }
+TOKEN_LOGPROBS = array(
+    titled(
+        "OutputLogprob", full({**TOKEN, "top_logprobs": array(titled("TopLogprob", full(TOKEN)))})
+    )
 )
-REASONING_TEXT = full({"type": {"const": "reasoning_text"}, "text": TEXT})
+
+OUTPUT_TEXT = titled(
+    "OutputTextPart",
+    full(
+        {
+            "type": {"const": "output_text"},
+            "text": TEXT,
+            "annotations": array({}),
+            "logprobs": TOKEN_LOGPROBS,
+        }
+    ),
+)
+REASONING_TEXT = titled(
+    "ReasoningTextPart", full({"type": {"const": "reasoning_text"}, "text": TEXT})
+)
 MESSAGE = full(
     {
         "id": TEXT,
@@ -181,8 +192,9 @@ INPUT_ITEMS = list_of(OBJECT)
 def _events(kinds: tuple[str, ...], properties: Json) -> Iterator[Json]:
     """Yield a schema for each type of event: generators tell them apart by one value each."""
     for kind in kinds:
-        name = {"const": f"response.{kind}"}
-        yield full({"type": name, "sequence_number": COUNT, **properties})
+        name = f"response.{kind}"
+        event = full({"type": {"const": name}, "sequence_number": COUNT, **properties})
+        yield titled(f"{pascal(name)}Event", event)
 
 
 _ITEM: Json = {"item_id": TEXT, "output_index": COUNT}
@@ -198,7 +210,7 @@ _EVENTS = (
     ),
     *_events(
         ("content_part.added", "content_part.done"),
-        {**_PART_LOCATION, "part": either(OUTPUT_TEXT, REASONING_TEXT)},
+        {**_PART_LOCATION, "part": titled("OutputPart", either(OUTPUT_TEXT, REASONING_TEXT))},
     ),
     *_events(("output_text.delta",), {**_PART_LOCATION, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
     *_events(("output_text.done",), {**_PART_LOCATION, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),
