@@ -77,20 +77,21 @@ async def test_a_loop_in_each_familys_format(family: str, tmp_path: Path) -> Non
         await in_thread(use, served)
 
 
-def test_a_forced_call_and_a_prompt_without_messages() -> None:
-    with (
-        scripted_server("--script", "tests.scripted.test_scripted:script") as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        forced = client.chat.completions.create(
-            model="any", messages=ASKED, tools=[READ], tool_choice="required"
-        )
-        calls: list[Any] = [*(forced.choices[0].message.tool_calls or ())]
-        assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]
-        assert (
-            "Let me look."
-            in client.completions.create(model="any", prompt="say it").choices[0].text
-        )
+async def test_a_forced_call_and_a_prompt_without_messages(tmp_path: Path) -> None:
+    engine = ScriptedEngine.of(script, FAMILIES["qwen3"], tmp_path)
+
+    def use(served: Served) -> None:
+        with openai.OpenAI(base_url=served.base_url, api_key="none", max_retries=0) as client:
+            forced = client.chat.completions.create(
+                model="any", messages=ASKED, tools=[READ], tool_choice="required"
+            )
+            calls: list[Any] = [*(forced.choices[0].message.tool_calls or ())]
+            assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]
+            answer = client.completions.create(model="any", prompt="say it")
+            assert "Let me look." in answer.choices[0].text
+
+    async with serving(engine) as served:
+        await in_thread(use, served)
 
 
 async def test_a_script_that_fails_is_an_answer(
