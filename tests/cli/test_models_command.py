@@ -29,7 +29,6 @@ from trouper.storage import model_files
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan
 
-
 IN_TURN = """
 import json, sys
 from click.testing import CliRunner
