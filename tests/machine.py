@@ -76,7 +76,7 @@ def import_from_the_end(root: Path) -> None:
     for path in sorted((root / "tests").rglob("test_*.py"), reverse=True):
         # Collection imports again what fails here, and reports it.
         with suppress(Exception, pytest.skip.Exception):
-            import_module(".".join(path.relative_to(root).with_suffix("").parts))
+            import_module(str(path.relative_to(root).with_suffix("")).replace(os.sep, "."))
 
 
 def freeze_heap() -> None:

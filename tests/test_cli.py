@@ -160,7 +160,7 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (
             ["--served-model-name", "foo=bar"],
@@ -176,12 +176,12 @@ def taken_port() -> Iterator[int]:
     ],
 )
 def test_a_setting_that_cannot_be_is_one_line(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serve_command, "configure_logging", lambda *_: None)
     outcome = CliRunner().invoke(cli.main, ["serve", *arguments])
     assert (outcome.exit_code, outcome.stdout) == (USAGE_ERROR, "")
-    assert said in outcome.stderr.splitlines()[-1]
+    assert problem in outcome.stderr.splitlines()[-1]
     assert "Traceback" not in outcome.stderr
 
 

@@ -158,8 +158,8 @@ def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_pr
 
 def assert_parsers_are_harmony(health: dict[str, Any]) -> None:
     """Parsers that are named are used."""
-    parsers = (health["tool_parser"], health["reasoning_parser"], health["tool_calls"])
-    assert parsers == ("harmony", "harmony", True)
+    named = (health["tool_parser"], health["reasoning_parser"], health["tool_calls"])
+    assert named == ("harmony", "harmony", True)
 
 
 def test_a_terminal_that_is_closed_begins_a_drain_however_often_it_says_so(model: Path) -> None:

@@ -175,7 +175,7 @@ SOFT = """(() => {
   return getComputedStyle(document.querySelector('#figure-running dd')).color === soft;
 })()"""
 
-LOOKED_AT_AGAIN = """
+SHOWN_AGAIN = """
   const look = hidden => {
     Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
     document.dispatchEvent(new Event('visibilitychange'));
@@ -208,7 +208,7 @@ async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Brow
         serving(FakeEngine(before_step=slowly), port=served.port) as again,
         streams(again, 3),
     ):
-        await page.run(LOOKED_AT_AGAIN)
+        await page.run(SHOWN_AGAIN)
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "3")
         await page.until(

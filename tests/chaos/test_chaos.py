@@ -42,8 +42,8 @@ def test_a_server_that_is_killed_amid_a_load_breaks_no_promise(
     try:
         house.start()
         house.until_ready()
-        known = trio.run(questions, house.port, described(FIRST), 1, Random(7))
-        _, seen = trio.run(playing.play, house, known, 6)
+        answers = trio.run(questions, house.port, described(FIRST), 1, Random(7))
+        _, seen = trio.run(playing.play, house, answers, 6)
         seen.broken += playing.drained(house)
     finally:
         house.kill()

@@ -150,9 +150,9 @@ def test_a_process_that_records(tmp_path: Path) -> None:
 def test_a_file_of_turns_is_a_script(tmp_path: Path) -> None:
     turns = [{"calls": [{"name": "read", "arguments": ARGUMENTS}]}, {"text": "done"}]
     (tmp_path / "turns.json").write_text(json.dumps(turns), "utf-8")
-    said = script_of(str(tmp_path / "turns.json"))
+    script = script_of(str(tmp_path / "turns.json"))
     first, second = (
-        said(Conversation(family=FAMILIES["qwen3"], messages=[{"role": "assistant"}] * turn))
+        script(Conversation(family=FAMILIES["qwen3"], messages=[{"role": "assistant"}] * turn))
         for turn in range(2)
     )
     assert json.dumps(ARGUMENTS) in first and second.strip().endswith("done")
