@@ -58,7 +58,7 @@ def share_compiled_work() -> None:
             compiled[key] = compile_builder(rule, append_unknown)
         return compiled[key]
 
-    Rule._compile_builder = compile_once  # type: ignore[method-assign]
+    Rule._compile_builder = compile_once  # type: ignore[method-assign,assignment]
 
 
 def stop_collecting() -> None:
