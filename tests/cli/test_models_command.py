@@ -38,17 +38,14 @@ for arguments in json.loads(sys.argv[1]):
     print(json.dumps([outcome.exit_code, outcome.stdout, outcome.stderr]))
 """
 
-IMPATIENT = f"import time; time.sleep = lambda _: None{IN_TURN}"
-"""The hub's client waits a second before each of five attempts."""
-
 
 def call_in_a_process(
-    environment: Mapping[str, str], *commands: Sequence[str], program: str = IN_TURN
+    environment: Mapping[str, str], *commands: Sequence[str]
 ) -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of each command. The hub's client reads its variables once a
     process."""
     outcome = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(commands)],
+        [sys.executable, "-c", IN_TURN, json.dumps(commands)],
         capture_output=True,
         text=True,
         env=environment,
@@ -349,8 +346,7 @@ def test_half_a_model_without_a_hub_is_named_as_that(tmp_path: Path) -> None:
         }
 
         def pull() -> str:
-            command = ("models", "pull", "owner/tiny")
-            [(code, _, errors)] = call_in_a_process(environment, command, program=IMPATIENT)
+            [(code, _, errors)] = call_in_a_process(environment, ("models", "pull", "owner/tiny"))
             assert (code, "Traceback" in errors) == (USAGE_ERROR, False), errors
             return errors.splitlines()[-1]
 
