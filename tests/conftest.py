@@ -77,8 +77,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
     machine.stop_collecting()
+    if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        machine.import_from_the_end(session.config.rootpath)
 
 
 def pytest_collection_finish() -> None:

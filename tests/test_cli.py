@@ -160,9 +160,8 @@ def taken_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
-        (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
         (
             ["--served-model-name", "foo=bar"],
             "--served-model-name foo=bar: 'bar' is none of --model (SmolLM2-135M-Instruct)",
@@ -174,6 +173,22 @@ def taken_port() -> Iterator[int]:
         (["--host", "http://localhost"], "--host 'http://localhost' is no address: give it alone"),
         (["--host", "unix:/run/trouper"], "and the port by --port"),
         (["--host", ""], "--host '' is no address"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(
+    arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_command, "configure_logging", lambda *_: None)
+    outcome = CliRunner().invoke(cli.main, ["serve", *arguments])
+    assert (outcome.exit_code, outcome.stdout) == (USAGE_ERROR, "")
+    assert problem in outcome.stderr.splitlines()[-1]
+    assert "Traceback" not in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
         (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
         (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
         (

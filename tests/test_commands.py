@@ -43,6 +43,10 @@ def to_run(language: str) -> list[Block]:
     ]
 
 
+QUICK = tuple(block.name for block in to_run("sh") if "just mutants" not in block.text)
+"""Mutants are played in the long version alone, as by their own test."""
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """A user's: the packages, no settings and no cache of their own, but the embedded model, which
@@ -114,6 +118,7 @@ def text_of(block: Block, request: pytest.FixtureRequest) -> str:
     shutil.which("just") is None, reason="just is what runs the recipes: pip install rust-just"
 )
 @pytest.mark.parametrize("block", to_run("sh"), ids=named)
+@pytest.mark.long(but=QUICK)
 def test_a_command_does_what_it_says(
     block: Block, environment: Mapping[str, str], request: pytest.FixtureRequest
 ) -> None:

@@ -149,9 +149,17 @@ def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_pr
             client.join(PATIENCE_S)
             assert client.failed, (client.status, client.text[-300:])
             assert "[DONE]" not in client.text
-    with serving(model, port) as process:
+    parsers = ("--tool-parser", "openai", "--reasoning-parser", "gpt_oss")
+    with serving(model, port, *parsers) as process:
         assert get(port, "/readyz")[0] == 200
+        assert_parsers_are_harmony(get(port, "/health")[1])
         assert end(process, signal.SIGINT) == 0
+
+
+def assert_parsers_are_harmony(health: dict[str, Any]) -> None:
+    """Parsers that are named are used."""
+    named = (health["tool_parser"], health["reasoning_parser"], health["tool_calls"])
+    assert named == ("harmony", "harmony", True)
 
 
 def test_a_terminal_that_is_closed_begins_a_drain_however_often_it_says_so(model: Path) -> None:
@@ -196,17 +204,6 @@ def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(model: Path) 
         assert process.wait(PATIENCE_S) == 0
         running.join(PATIENCE_S)
         assert "[DONE]" in running.text
-
-
-def test_parsers_that_are_named_are_used(model: Path) -> None:
-    port = free_port()
-    with serving(model, port, "--tool-parser", "openai", "--reasoning-parser", "gpt_oss"):
-        health = get(port, "/health")[1]
-    assert (health["tool_parser"], health["reasoning_parser"], health["tool_calls"]) == (
-        "harmony",
-        "harmony",
-        True,
-    )
 
 
 def test_a_second_signal_ends_at_once(model: Path) -> None:

@@ -44,6 +44,7 @@ def played() -> list[Abuse]:
     return [abuse for abuse in ABUSES if LONG or is_small(abuse)]
 
 
+@pytest.mark.long
 def test_there_are_enough_of_them_and_each_has_its_name() -> None:
     assert len({abuse.name for abuse in ABUSES}) == len(ABUSES) >= 60
     assert len({abuse.kind for abuse in played()}) >= 4

@@ -175,6 +175,16 @@ SOFT = """(() => {
   return getComputedStyle(document.querySelector('#figure-running dd')).color === soft;
 })()"""
 
+SHOWN_AGAIN = """
+  const look = hidden => {
+    Object.defineProperty(document, 'hidden', {value: hidden, configurable: true});
+    document.dispatchEvent(new Event('visibilitychange'));
+  };
+  look(true);
+  look(false);
+"""
+"""The page asks at once, and not after its pause of five seconds."""
+
 
 async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Browser) -> None:
     async with serving(FakeEngine(before_step=slowly)) as served, streams(served, 2):
@@ -198,6 +208,7 @@ async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Brow
         serving(FakeEngine(before_step=slowly), port=served.port) as again,
         streams(again, 3),
     ):
+        await page.run(SHOWN_AGAIN)
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "3")
         await page.until(
@@ -311,7 +322,7 @@ OVERFLOWING = """[...document.querySelectorAll('#kv, #kv *, :is(.kv, .batch) > h
 
 async def tardily(_: Plan) -> None:
     """So that rows do not outgrow their banks while somebody looks."""
-    await trio.sleep(0.2)
+    await trio.sleep(0.1)
 
 
 async def test_kv_memory_its_banks_and_preempted_rows_are_shown(browser: Browser) -> None:

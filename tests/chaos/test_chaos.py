@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import trio
 
+from tests.chaos import playing
 from tests.chaos.__main__ import campaign
 from tests.chaos.faults import KINDS, Fault, drawn
+from tests.chaos.house import FIRST, House, described, models
 from tests.chaos.playing import judged, unsettled
 from tests.soak.client import CHAT, Ask, Heard
-from tests.soak.wishes import Question
+from tests.soak.wishes import Question, questions
 
 STREAMED = Question("first", Ask(CHAT, {"stream": True}), [["abcd", "stop"]])
 WHOLE = Question("first", Ask(CHAT, {}), [["abcd", "stop"]])
@@ -26,6 +30,25 @@ def test_two_seeds_on_a_real_server_break_no_promise() -> None:
             played.seed(seed, ranks=False)
     assert played.broken == {}
     assert played.outcomes["right"] > 5
+
+
+def test_a_server_that_is_killed_amid_a_load_breaks_no_promise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers before the kill are the right ones; the next process has its disk."""
+    monkeypatch.setattr(playing, "drawn", lambda _: [Fault("killed", 0.3, 0)])
+    (disk := tmp_path / "disk").mkdir()
+    house = House(tmp_path, disk, models(tmp_path / "models"), (FIRST,))
+    try:
+        house.start()
+        house.until_ready()
+        answers = trio.run(questions, house.port, described(FIRST), 1, Random(7))
+        _, seen = trio.run(playing.play, house, answers, 6)
+        seen.broken += playing.drained(house)
+    finally:
+        house.kill()
+    assert seen.broken == []
+    assert seen.outcomes["right"] > 5
 
 
 def test_every_kind_of_fault_is_drawn_alone_and_with_others() -> None:

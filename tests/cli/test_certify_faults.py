@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.cli.test_certify import describe_as_made
 from tests.families import save
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
@@ -257,8 +258,11 @@ def test_what_killed_certificates_left_is_removed(
     assert not scratch.exists()
 
 
-def test_errors_of_a_section_name_no_directories(tmp_path: Path) -> None:
+def test_errors_of_a_section_name_no_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a program wrote last is quoted, and it may have quoted a path."""
+    describe_as_made(monkeypatch)
     model, texts = save("llama", tmp_path / "tiny-llama"), list[str]()
 
     def failing(run: SectionRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ def test_each_command_is_there_under_its_name() -> None:
         (["completion", "--help"], ["completion"]),
         (["serv"], []),
         (["models", "--help"], ["models"]),
+        (["serve", "--print-config"], ["serve"]),
     ],
 )
 def test_others_are_not_imported(arguments: list[str], imported: list[str]) -> None:
@@ -44,7 +46,9 @@ atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 main(sys.argv[1:], standalone_mode=False)
 """
     command = [sys.executable, "-c", program, *arguments]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    # A variable that no setting has is compared to those of all commands.
+    others = {name: os.environ[name] for name in os.environ if not name.startswith("TROUPER_")}
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, env=others)
     modules = ended.stderr.split("\n")[-2].split()
     prefix = "trouper.cli.commands."
     names = [name.removeprefix(prefix) for name in modules if name.startswith(prefix)]

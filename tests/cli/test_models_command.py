@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,30 @@ from trouper.run import scan_of
 from trouper.storage import model_files
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan
+
+IN_TURN = """
+import json, sys
+from click.testing import CliRunner
+from trouper import cli
+for arguments in json.loads(sys.argv[1]):
+    outcome = CliRunner().invoke(cli.main, arguments)
+    print(json.dumps([outcome.exit_code, outcome.stdout, outcome.stderr]))
+"""
+
+
+def call_in_a_process(
+    environment: Mapping[str, str], *commands: Sequence[str]
+) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each command. The hub's client reads its variables once a
+    process."""
+    outcome = subprocess.run(
+        [sys.executable, "-c", IN_TURN, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    return [tuple(json.loads(line)) for line in outcome.stdout.splitlines()]
 
 
 def call(*arguments: str) -> Result:
@@ -294,19 +319,14 @@ def test_a_doctor_knows_a_model_that_was_pulled_and_asks_nobody(tmp_path: Path) 
             "XDG_CACHE_HOME": str(tmp_path / "cache"),
             "XDG_CONFIG_HOME": str(tmp_path / "config"),
         }
-
-        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "trouper", *arguments]
-            return subprocess.run(
-                command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
-            )
-
-        assert run("models", "pull", "owner/tiny").returncode == 0 and asked
+        [(code, _, _)] = call_in_a_process(environment, ("models", "pull", "owner/tiny"))
+        assert code == 0 and asked
         asked.clear()
         of_model = ("--json", "--no-ssd", "--port", "0", "--model", "owner/tiny")
-        found = json.loads(run("doctor", *of_model).stdout) + json.loads(
-            run("doctor", "--for", "agents", *of_model).stdout
+        outcomes = call_in_a_process(
+            environment, ("doctor", *of_model), ("doctor", "--for", "agents", *of_model)
         )
+        found = [finding for _, output, _ in outcomes for finding in json.loads(output)]
         assert asked == []
     said = [finding["said"] for finding in found]
     assert not [each for each in said if "is not here" in each]
@@ -326,14 +346,9 @@ def test_half_a_model_without_a_hub_is_named_as_that(tmp_path: Path) -> None:
         }
 
         def pull() -> str:
-            command = [sys.executable, "-m", "trouper", "models", "pull", "owner/tiny"]
-            outcome = subprocess.run(
-                command, capture_output=True, text=True, env=environment, check=False
-            )
-            assert (outcome.returncode, "Traceback" in outcome.stderr) == (USAGE_ERROR, False), (
-                outcome.stderr
-            )
-            return outcome.stderr.splitlines()[-1]
+            [(code, _, errors)] = call_in_a_process(environment, ("models", "pull", "owner/tiny"))
+            assert (code, "Traceback" in errors) == (USAGE_ERROR, False), errors
+            return errors.splitlines()[-1]
 
         assert pull().startswith("trouper: owner/tiny could not be downloaded: ")
     assert pull() == (
@@ -344,7 +359,6 @@ def test_half_a_model_without_a_hub_is_named_as_that(tmp_path: Path) -> None:
 
 
 def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
-    """Each in a process of its own, as the hub's client reads its variables once."""
     directory = save("llama", tmp_path / "model")
     with hub_of("owner/tiny", directory) as url:
         environment = os.environ | {
@@ -353,20 +367,17 @@ def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_OFFLINE": "0",
         }
-
-        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "trouper", "models", *arguments]
-            return subprocess.run(
-                command, capture_output=True, text=True, env=environment, check=False
-            )
-
-        pulled = run("pull", "owner/tiny")
-        assert pulled.returncode == 0 and pulled.stdout.startswith("owner/tiny: llama, "), (
-            pulled.stderr
+        (code, output, errors), (_, _, refusal) = call_in_a_process(
+            environment, ("models", "pull", "owner/tiny"), ("models", "pull", "owner/other")
         )
-        assert "the hub has no owner/other" in run("pull", "owner/other").stderr
-    [body] = json.loads(run("ls", "--json").stdout)
+    assert code == 0 and output.startswith("owner/tiny: llama, "), errors
+    assert "the hub has no owner/other" in refusal
+    remove = ("models", "rm", "owner/tiny", "--yes")
+    (_, listing, _), (_, removed, _), (again, _, _) = call_in_a_process(
+        environment, ("models", "ls", "--json"), remove, remove
+    )
+    [body] = json.loads(listing)
     assert (body["name"], body["kind"], body["problem"]) == ("owner/tiny", "generator", "")
-    assert "removed owner/tiny" in run("rm", "owner/tiny", "--yes").stdout
+    assert "removed owner/tiny" in removed
     assert not (tmp_path / "hub" / "models--owner--tiny").exists()
-    assert run("rm", "owner/tiny", "--yes").returncode == USAGE_ERROR
+    assert again == USAGE_ERROR

@@ -217,6 +217,7 @@ def test_a_memo_of_files_that_may_not_be_looked_at_is_written(locked: Path, tmp_
         ["cache", "stats"],
     ],
 )
+@pytest.mark.long(but=("arguments0", "arguments3"))
 def test_what_cannot_be_written_is_one_line(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "trouper", *arguments]
     with Path("/dev/full").open("wb") as full:
@@ -238,6 +239,7 @@ def test_another_error_of_the_system_is_not_taken_for_that(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+@pytest.mark.long(but=("ascii",))
 def test_a_name_that_cannot_be_written_is_escaped(encoding: str, tmp_path: Path) -> None:
     """Of a disk of before UTF-8, or in a terminal that has none: the table ended in a traceback."""
     (tmp_path / "shelf" / os.fsdecode(b"M\xfcller")).mkdir(parents=True)

@@ -110,7 +110,7 @@ def test_r1_a_row_says_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
-@pytest.mark.long(but=("qwen3_moe",))
+@pytest.mark.long(but=("llama",))
 def test_r9_passes_of_a_draft_model_too(name: str) -> None:
     assert test_draft_model.play(
         name, greedy_requests(name), "by length", draft=other(), shapes=BY_LENGTH

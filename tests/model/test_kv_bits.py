@@ -11,7 +11,7 @@ from tests.model.test_smollm import smollm
 from trouper.engine.kv.kv_layout import layout_of
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 
-SOME = 400 if LONG else 100
+SOME = 400 if LONG else 48
 
 
 def test_eight_bits_say_almost_the_same() -> None:

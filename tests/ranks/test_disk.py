@@ -27,9 +27,9 @@ pytestmark = pytest.mark.skipif(
 LONG_TESTS = bool(os.environ.get("TROUPER_LONG_TESTS"))
 LONG, LONGER = (100, 1), (180, 1)
 """Tokens and seed of two prompts; the second begins with the first."""
-FAMILIES = ("llama", "gpt_oss", "deepseek_v3")
-"""Whole KV, sliding windows (which need snapshots), and compressed KV that every rank keeps
-whole."""
+FAMILIES = ("llama", "gpt_oss", *(("deepseek_v3",) if LONG_TESTS else ()))
+"""Whole KV, sliding windows (which need snapshots), and in the long version compressed KV that
+every rank keeps whole."""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.scripted.conversation import Conversation
 from tests.scripted.engine import ScriptedEngine
 from tests.scripted.families import FAMILIES
 from tests.scripted.process import recorded, scripted_server
-from tests.scripted.scripts import of_turns
+from tests.scripted.scripts import of_turns, script_of
 from tests.web.serving import Served, serving
 from tests.web.test_openai_client import in_thread
 
@@ -77,22 +77,6 @@ async def test_a_loop_in_each_familys_format(family: str, tmp_path: Path) -> Non
         await in_thread(use, served)
 
 
-def test_a_forced_call_and_a_prompt_without_messages() -> None:
-    with (
-        scripted_server("--script", "tests.scripted.test_scripted:script") as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        forced = client.chat.completions.create(
-            model="any", messages=ASKED, tools=[READ], tool_choice="required"
-        )
-        calls: list[Any] = [*(forced.choices[0].message.tool_calls or ())]
-        assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]
-        assert (
-            "Let me look."
-            in client.completions.create(model="any", prompt="say it").choices[0].text
-        )
-
-
 async def test_a_script_that_fails_is_an_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,37 +113,49 @@ async def test_a_prompt_of_a_hundred_thousand_tokens(tmp_path: Path) -> None:
         await in_thread(use, served)
 
 
-def test_a_process_with_a_file_of_turns_that_records(tmp_path: Path) -> None:
-    turns = [{"calls": [{"name": "read", "arguments": ARGUMENTS}]}, {"text": "done"}]
-    (tmp_path / "turns.json").write_text(json.dumps(turns), "utf-8")
+def test_a_process_that_records(tmp_path: Path) -> None:
+    """A streamed call, a refusal, a forced call, and a prompt without messages."""
     record = tmp_path / "record.jsonl"
-    flags = (
-        "--family",
-        "qwen3_5",
-        "--script",
-        str(tmp_path / "turns.json"),
-        "--record",
-        str(record),
-    )
+    flags = ("--script", "tests.scripted.test_scripted:script", "--record", str(record))
     with (
         scripted_server(*flags, "--set", 'served_model_name=["mine"]') as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         assert [model.id for model in client.models.list()] == ["mine"]
         with client.chat.completions.stream(model="mine", messages=ASKED, tools=[READ]) as stream:
-            calls = stream.get_final_completion().choices[0].message.tool_calls or []
-        assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]
+            calls: list[Any] = [
+                *(stream.get_final_completion().choices[0].message.tool_calls or ())
+            ]
+        assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS, {"path": "b"}]
         with pytest.raises(openai.BadRequestError):
             client.chat.completions.create(model="mine", messages=ASKED, temperature=-1)
+        forced = client.chat.completions.create(
+            model="any", messages=ASKED, tools=[READ], tool_choice="required"
+        )
+        calls = [*(forced.choices[0].message.tool_calls or ())]
+        assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS]
+        answer = client.completions.create(model="any", prompt="say it")
+        assert "Let me look." in answer.choices[0].text
     lines = [line for line in recorded(record) if line["method"] == "POST"]
-    assert [line["status"] for line in lines] == [200, 400]
+    assert [line["status"] for line in lines] == [200, 400, 200, 200]
     assert json.loads(lines[0]["body"])["stream"] is True and "[DONE]" in lines[0]["answer"]
     assert (
         all(line["ended"] for line in lines) and lines[0]["event_silence_s"] <= lines[0]["seconds"]
     )
-    assert [line["generated_tokens"] > 5 for line in recorded(record, "request")] == [True], (
+    assert [line["generated_tokens"] > 5 for line in recorded(record, "request")] == [True] * 3, (
         "what is refused before is none"
     )
+
+
+def test_a_file_of_turns_is_a_script(tmp_path: Path) -> None:
+    turns = [{"calls": [{"name": "read", "arguments": ARGUMENTS}]}, {"text": "done"}]
+    (tmp_path / "turns.json").write_text(json.dumps(turns), "utf-8")
+    script = script_of(str(tmp_path / "turns.json"))
+    first, second = (
+        script(Conversation(family=FAMILIES["qwen3"], messages=[{"role": "assistant"}] * turn))
+        for turn in range(2)
+    )
+    assert json.dumps(ARGUMENTS) in first and second.strip().endswith("done")
 
 
 def test_the_last_turn_of_a_file_goes_on() -> None:

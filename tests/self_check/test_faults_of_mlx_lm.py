@@ -38,6 +38,16 @@ FAULTY = {
     "minimax_m3_vl": "FullSlots",
 }
 """What the reason must say, of those that raise mlx-lm's or MLX's own words."""
+ONE_OF_EACH = (
+    "afm7",
+    "llama with dynamic rope",
+    "gpt_bigcode",
+    "glm_moe_dsa",
+    "longcat_flash_ngram",
+    "gemma2",
+    "plamo3",
+)
+"""Of each reason one."""
 FULL_SIZE_FAULTY = ("AFM-3B", "SantaCoder-1B", "GLM-5", "LongCat-Flash-Lite")
 SOME = ("deepseek_v2", "gemma3n", "granitemoehybrid", "llama4", "qwen3_next", "rwkv7")
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
@@ -53,6 +63,7 @@ def check(name: str, model: nn.Module) -> Capabilities:
 
 
 @pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.long(but=ONE_OF_EACH)
 @pytest.mark.usefixtures("no_adaptations")
 def test_the_check_alone_turns_off_what_is_wrong(name: str) -> None:
     model = build(name)
@@ -77,6 +88,7 @@ def test_an_adaptation_that_is_wrong_for_a_config(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.long(but=ONE_OF_EACH)
 def test_with_the_adaptations_it_is_as_they_say(name: str) -> None:
     model = build(name)
     assert attrs.evolve(check(name, model), banks="") == by_caches(model)

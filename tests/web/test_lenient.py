@@ -355,6 +355,7 @@ async def test_openapi_describes_what_is_read_past() -> None:
         assert verbosity.is_valid(None) and verbosity.is_valid(ODD) is not strict
 
 
+@pytest.mark.long
 async def test_valid_bodies_are_answered_as_described() -> None:
     """Of invalid ones, some are read past: what is made of the strict document is refused in its
     own test. Schemathesis cannot make responses: an object that may hold more, of which one of two

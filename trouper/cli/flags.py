@@ -219,16 +219,17 @@ ALIKE = 0.85
 
 def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield unknown variables, each with the one that was probably meant."""
+    variables = {workarounds.VARIABLE, *_variables(context.command)}
+    others = sorted(
+        name for name in environment if name.startswith(PREFIX) and name not in variables
+    )
+    if not others:
+        return  # To import every command takes a quarter of a server's start.
     root = context.find_root()
-    known = {
-        workarounds.VARIABLE,
-        *(v for command in _commands(root, root.command) for v in _variables(command)),
-    }
-    for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, 1, ALIKE)
-            if near:
-                yield name, near[0]
+    variables.update(v for command in _commands(root, root.command) for v in _variables(command))
+    for name in others:
+        if name not in variables and (near := difflib.get_close_matches(name, variables, 1, ALIKE)):
+            yield name, near[0]
 
 
 def _commands(context: click.Context, command: click.Command) -> Iterator[click.Command]:
