@@ -18,7 +18,7 @@ from tests.scripted.process import recorded, scripted_server
 LOOP = "tests.clients.tool_loop:script"
 SCHEMAS = "tests.clients.schema_answers:script"
 OF_SCHEMAS = "qwen3"
-LIMIT_S = 600
+LIMIT_S = 1200
 QUIET = {
     "OPENAI_API_KEY": "none",
     "ANTHROPIC_API_KEY": "none",
