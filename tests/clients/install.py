@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 
 PROGRAMS = Path(__file__).parent / "programs"
+NODE = Path("node_modules", "node", "bin", "node")
 
 
 @attrs.frozen
@@ -81,7 +82,7 @@ def command(name: str, program: str) -> list[str]:
         return [str(directory / "bin" / "python"), str(PROGRAMS / program)]
     # Modules are found from where the program lies.
     shutil.copy(PROGRAMS / program, directory)
-    return ["node", str(directory / program)]
+    return [str(directory / NODE), str(directory / program)]
 
 
 def _install_python(directory: Path, packages: tuple[str, ...]) -> None:
@@ -94,11 +95,15 @@ def _install_python(directory: Path, packages: tuple[str, ...]) -> None:
 
 def _install_javascript(directory: Path, packages: tuple[str, ...]) -> None:
     (directory / "package.json").write_text('{"private": true}', "utf-8")
-    subprocess.run(
-        ["npm", "install", "--silent", "--no-audit", "--no-fund", *packages],
-        cwd=directory,
-        check=True,
-    )
+    path = f"{(directory / NODE).parent}:{os.environ['PATH']}"
+    # npm takes the newest versions that the Node.js below it can run: so that comes first.
+    for some in (("node",), packages):
+        subprocess.run(
+            ["npm", "install", "--silent", "--no-audit", "--no-fund", *some],
+            cwd=directory,
+            check=True,
+            env=os.environ | {"PATH": path},
+        )
 
 
 def version(name: str) -> str:

@@ -18,7 +18,7 @@ from tests.scripted.process import recorded, scripted_server
 LOOP = "tests.clients.tool_loop:script"
 SCHEMAS = "tests.clients.schema_answers:script"
 OF_SCHEMAS = "qwen3"
-LIMIT_S = 600
+LIMIT_S = 1200
 QUIET = {
     "OPENAI_API_KEY": "none",
     "ANTHROPIC_API_KEY": "none",
@@ -38,12 +38,21 @@ QUIET = {
 
 @attrs.frozen
 class Case:
+    """`limit`: why the library itself cannot do this; such a case is not `ok`. `of_objects`: an
+    object of a class is asked for."""
+
     client: str
     name: str
     streamed: bool
     ok: bool
     detail: str = ""
     trace: Sequence[str] = ()
+    limit: str = ""
+    of_objects: bool = False
+
+    @property
+    def as_expected(self) -> bool:
+        return self.ok or bool(self.limit)
 
 
 @attrs.frozen
@@ -61,7 +70,8 @@ def run(client: str, family: str = "qwen3") -> Outcome:
     if not (program := CLIENTS[client].schemas) or family != OF_SCHEMAS:
         return loop
     schemas = _run(client, program, "--script", SCHEMAS, "--follow-grammars")
-    return Outcome([*loop.cases, *schemas.cases], [*loop.refused, *schemas.refused])
+    objects = [attrs.evolve(case, of_objects=True) for case in schemas.cases]
+    return Outcome([*loop.cases, *objects], [*loop.refused, *schemas.refused])
 
 
 def _run(client: str, program: str, *flags: str) -> Outcome:

@@ -21,7 +21,9 @@ PAIRS = [
 @pytest.mark.long(but=("openai-*",))
 def test_every_loop_ends_with_the_tools_executed(client: str, family: str) -> None:
     outcome = run(client, family)
-    assert [(case.name, case.streamed, case.detail) for case in outcome.cases if not case.ok] == []
+    assert [
+        (case.name, case.streamed, case.detail) for case in outcome.cases if not case.as_expected
+    ] == []
     assert len(outcome.cases) == CASES[client]
     assert all("thread_unsupported_request" in refusal for refusal in outcome.refused), (
         "asked again without it"

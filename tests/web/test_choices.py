@@ -85,6 +85,15 @@ async def test_best_of_keeps_the_most_likely() -> None:
         assert body["usage"]["completion_tokens"] == 6, "all that was generated"
 
 
+async def test_best_of_zero_is_n() -> None:
+    request = {"prompt": "a", "best_of": 0, "n": 2, "max_tokens": 2}
+    async with serving(FakeEngine()) as served:
+        status, body = await ask(served, request)
+        streamed, _, _ = await exchange(served, post("/v1/completions", request | {"stream": True}))
+    assert (status, streamed, len(body["choices"])) == (200, 200, 2)
+    assert body["usage"]["completion_tokens"] == 4
+
+
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [

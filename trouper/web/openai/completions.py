@@ -106,13 +106,13 @@ class CompletionRequest(Parameters, kw_only=True, frozen=True):
     max_tokens: Annotated[Count, Meta(extra={"schema": either(LENGTH, {"const": 0})})] | None = (
         DEFAULT_MAX_TOKENS
     )
-    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] | None = None
     echo: bool = False
     suffix: str | None = None
 
     @property
     def candidates(self) -> int:
-        return self.n if self.best_of is None else self.best_of
+        return self.best_of or self.n  # OpenAI's range begins with 0.
 
 
 def completion_to_generate(
@@ -176,7 +176,7 @@ def _check_candidates(request: CompletionRequest, prompts: int) -> None:
         message = (
             f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
         )
-        raise combination(message, "n" if request.best_of is None else "best_of")
+        raise combination(message, "best_of" if request.best_of else "n")
 
 
 def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
