@@ -1,5 +1,5 @@
 """Several servers behind SGLang's router, on one machine: `pip install sglang-router`, and
-docs/replicas.md says more.
+docs/several-machines.md says more.
 
 python examples/replicas.py --replicas 2 --port 8000 -- --model DIR --completion-batch-size 16
 

@@ -20,7 +20,7 @@ LINK = "(docs/certificates/"
 MARKS = {True: "held", False: "**broken**", None: "measured"}
 BEGINNING = """# Certificates
 
-What [`trouper certify`](../certify.md) found on these devices. This page, its HTML files and rows of the README are made from the JSON files by
+What [`trouper certify`](../self-check.md#the-certificate) found on these devices. This page, its HTML files and rows of the README are made from the JSON files by
 `just certificates`; a certificate of another device is welcome as an issue.
 
 """

@@ -53,7 +53,7 @@ def test_every_watch_is_described_and_no_other() -> None:
 
 
 def test_the_reference_has_every_public_name_and_no_other() -> None:
-    described = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    described = re.findall(r"^::: ([\w.]+)$", (DOCS / "embedding.md").read_text(), re.MULTILINE)
     public = [
         f"{module.__name__}.{name}" for module in (trouper, trouper.web) for name in module.__all__
     ]

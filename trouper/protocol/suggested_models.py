@@ -1,4 +1,4 @@
-"""Small models that call tools, as suggestions. Sources: docs/models-for-agents.md."""
+"""Small models that call tools, as suggestions. Sources: docs/models.md."""
 
 from __future__ import annotations
 
