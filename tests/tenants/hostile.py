@@ -157,12 +157,12 @@ class Hostile:
 
 
 def _was_cached(heard: Heard) -> bool:
-    """Whether tokens came from the cache, of a prompt that this tenant has sent for the first
-    time."""
+    """Whether most of a prompt that this tenant has sent for the first time came from the cache.
+    Its own cache has the beginning, which prompts of all victims share."""
     if heard.status != 200:
         return False
-    details = json.loads(heard.body).get("usage", {}).get("input_tokens_details") or {}
-    return bool(details.get("cached_tokens"))
+    usage = json.loads(heard.body)["usage"]
+    return bool(usage["input_tokens_details"]["cached_tokens"] > usage["input_tokens"] / 2)
 
 
 def main() -> None:
