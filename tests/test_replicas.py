@@ -1,5 +1,5 @@
-"""Two real servers behind SGLang's router, as examples/replicas.py runs them: what docs/several-machines.md
-promises."""
+"""Two real servers behind SGLang's router, as examples/replicas.py runs them: what
+docs/several-machines.md promises."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def test_what_the_router_adds_to_a_body_asks_for_nothing(
 
 
 def test_tenants_are_kept_apart_in_completions_only(replicas: Replicas) -> None:
-    """The router leaves `cache_salt` out of chats, as docs/several-machines.md warns. Should that end, say
-    so there."""
+    """The router leaves `cache_salt` out of chats, as docs/several-machines.md warns. Should that
+    end, say so there."""
     text = (
         "a conversation that is longer than one block of the cache, which has sixty-four tokens. "
         * 4
