@@ -11,7 +11,6 @@ from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,6 @@ class Mutant:
 
     def applied(self, source: str) -> str:
         """Return the source with the fault. Raises `Stale`."""
-        start, stop = self.span(source)
-        return source[:start] + self.new.strip() + source[stop:]
-
-    def span(self, source: str) -> tuple[int, int]:
-        """Return where in the source the fragment is. Raises `Stale`."""
         begin, end = _extent(source, self.function)
         spans = _spans(source, begin, end, self.old)
         if len(spans) != 1:
@@ -82,7 +76,8 @@ class Mutant:
             raise Stale(
                 f"{self.name}: {scope} has its fragment {len(spans)} times, not once; {where}"
             )
-        return spans[0]
+        start, stop = spans[0]
+        return source[:start] + self.new.strip() + source[stop:]
 
 
 def _extent(source: str, function: str) -> tuple[int, int]:
@@ -178,11 +173,8 @@ def faults(mutant: Mutant, root: Path = ROOT) -> list[str]:
     found = [
         f"{mutant.name}: there is no {test}" for test in mutant.tests if not _is_there(test, root)
     ]
-    source = (root / mutant.path).read_text("utf-8")
     try:
-        start, stop = mutant.span(source)
-        begin, end = _statement_extent(source, start, stop)
-        ast.parse(source[begin:start] + mutant.new.strip() + source[stop:end])
+        ast.parse(mutant.applied((root / mutant.path).read_text("utf-8")))
     except Stale as stale:
         found.append(str(stale))
     except SyntaxError as error:
@@ -190,21 +182,6 @@ def faults(mutant: Mutant, root: Path = ROOT) -> list[str]:
     if mutant.old == mutant.new:
         found.append(f"{mutant.name}: it changes nothing")
     return found
-
-
-def _statement_extent(source: str, start: int, stop: int) -> tuple[int, int]:
-    """Return the offsets of the statements of the module that contain a part of it, and of the
-    comments before them: to parse a whole file for each mutant took seconds."""
-    lines = _line_offsets(source)
-    ends = [lines[node.end_lineno or 0] for node in _statements(source)]
-    begin = max((end for end in ends if end <= start), default=0)
-    return begin, min((end for end in ends if end >= stop), default=len(source))
-
-
-@cache
-def _line_offsets(source: str) -> list[int]:
-    """Return the offset of each line end, and 0 before the first."""
-    return [0, *accumulate(map(len, source.splitlines(keepends=True)))]
 
 
 def _is_there(test: str, root: Path) -> bool:

@@ -22,8 +22,9 @@ from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
 from trouper.web.http.connections import (
+    AT_ONCE,
     RESERVED,
-    Backlog,
+    accept_now,
     answer_probe,
     connection_limit,
     in_order_of_leaving,
@@ -143,11 +144,10 @@ class _Server:
         self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
     ) -> None:
         async with listener:
-            with Backlog(listener) as backlog:
-                while True:
-                    await self._wait_for_reserve()
-                    self._take(await self._accepted(listener), connections)
-                    self._take_waiting(backlog, connections)
+            while True:
+                await self._wait_for_reserve()
+                self._take(await self._accepted(listener), connections)
+                self._take_waiting(listener, connections)
 
     async def _accepted(self, listener: trio.abc.Listener[trio.SocketStream]) -> trio.SocketStream:
         """Accept one client, as soon as descriptors and memory permit."""
@@ -169,10 +169,13 @@ class _Server:
             if not self._give_way():
                 await self._left.park()
 
-    def _take_waiting(self, backlog: Backlog, connections: trio.Nursery) -> None:
+    def _take_waiting(
+        self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery
+    ) -> None:
         """Accept the connections queued behind the last one, perhaps a supervisor's."""
-        waiting = backlog.accept()
-        while not self._is_full() and (client := next(waiting, None)) is not None:
+        for _ in range(AT_ONCE):
+            if self._is_full() or (client := accept_now(listener)) is None:
+                return
             headers = self._config.response_headers("h11")
             if self._direct and self._is_crowded() and answer_probe(client, headers):
                 continue

@@ -5,11 +5,11 @@ from __future__ import annotations
 import resource
 import socket
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 import h11
 import trio
@@ -24,36 +24,19 @@ PROBE = b"GET /livez HTTP/1.1\r\n"
 ALIVE = b'{"status":"alive"}'
 
 
-class Backlog:
-    """Clients that wait to be accepted. `listener.accept` gives other tasks a turn for each one."""
-
-    def __init__(self, listener: trio.abc.Listener[trio.SocketStream]) -> None:
-        # A copy, which shares the flag that makes `accept` not block. Made once: a copy for each
-        # client would fail where no descriptor is left.
-        self._socket = (
-            socket.socket(fileno=socket.dup(listener.socket.fileno()))
-            if isinstance(listener, trio.SocketListener)
-            else None
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._socket is not None:
-            self._socket.close()
-
-    def accept(self) -> Iterator[socket.socket]:
-        """Accept in a single run of the event loop. Ends early without descriptors;
-        `listener.accept` will raise."""
-        if self._socket is None:
-            return
-        for _ in range(AT_ONCE):
-            try:
-                accepted, _ = self._socket.accept()
-            except OSError:
-                return
-            yield accepted
+def accept_now(listener: trio.abc.Listener[trio.SocketStream]) -> socket.socket | None:
+    """Accept a client that waits already, without giving other tasks a turn. None without one or
+    without a descriptor for it; `listener.accept` will raise."""
+    if not isinstance(listener, trio.SocketListener):
+        return None
+    # Another object of the same descriptor: a copy would need one more.
+    waiting = socket.socket(fileno=listener.socket.fileno())
+    try:
+        return waiting.accept()[0]
+    except OSError:
+        return None
+    finally:
+        waiting.detach()
 
 
 def answer_probe(client: socket.socket, headers: list[tuple[bytes, bytes]]) -> bool:
@@ -131,13 +114,14 @@ FLAG = "--max-connections"
 def connection_limit(connections: int) -> tuple[int, str]:
     """Return the number of connections, and a line for the log if below `connections`. Raises the
     soft limit as far as possible. Raises `SettingsInvalid` if none fits."""
-    needed = connections + other_files()
+    others = other_files()
+    needed = connections + others
     soft = _raised_limit(needed)
     if soft is None or soft >= needed:
         return connections, ""
     remedy = f"raise it with ulimit -n {needed}"
     message = f"{FLAG} {connections} needs {needed} descriptors, the limit is {soft}"
-    left = soft - open_files() - _spare_of(soft) - RESERVED
+    left = soft - others + SPARE - _spare_of(soft)
     if left <= 0:
         raise SettingsInvalid(f"{message}, which leaves no room for any; {remedy}", FLAG)
     return left, f"{message}: {left} connections; {remedy}"
