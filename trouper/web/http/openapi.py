@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import attrs
 
@@ -121,10 +120,7 @@ def document(
             "servers": [{"url": "/"}],
             "paths": paths,
             "security": [],
-            "components": {
-                "schemas": {**_growing(components), **requests, **_served(context)},
-                **keys,
-            },
+            "components": {"schemas": {**components, **requests, **_served(context)}, **keys},
         }
     )
 
@@ -222,7 +218,7 @@ def _responses(endpoint: Endpoint, context: DocumentContext) -> Json:
     done: Json = {endpoint.content_type: {"schema": endpoint.answer}}
     if endpoint.events is not None:
         done["text/event-stream"] = {"schema": _event(endpoint.events, endpoint.last_event)}
-    responses: Json = {"200": {"description": "Done.", "content": _growing(done)}}
+    responses: Json = {"200": {"description": "Done.", "content": done}}
     for status in sorted(
         {403, *endpoint.statuses} | ({401} if _is_closed(endpoint, context) else set())
     ):
@@ -255,21 +251,4 @@ def _error(endpoint: Endpoint, status: int) -> Json:
         )
     # A refusal before the probe runs has OpenAI's error format, not the probe's.
     schema = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
-    return {
-        "description": description,
-        "content": {"application/json": {"schema": _growing(schema)}},
-    }
-
-
-def _growing(schema: Any) -> Any:
-    """Return an answer's schema with room for fields of later versions: clients that are generated
-    today outlive an update of the server."""
-    if isinstance(schema, list):
-        return [_growing(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: _growing(value)
-        for key, value in schema.items()
-        if (key, value) != ("additionalProperties", False)
-    }
+    return {"description": description, "content": {"application/json": {"schema": schema}}}

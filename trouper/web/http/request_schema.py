@@ -60,14 +60,14 @@ def titled(name: str, schema: Json) -> Json:
     return {"title": name, **schema}
 
 
-def closed(properties: Json, *required: str, **more: Any) -> Json:
-    """Return the schema of an object with only these properties."""
+def with_properties(properties: Json, *required: str, **more: Any) -> Json:
+    """Return the schema of an object with these properties. There is room for those of later
+    versions, so that clients that are generated today outlive an update of the server."""
     needed = {"required": list(required)} if required else {}
     return {
         "type": "object",
         "properties": properties,
         **needed,
-        "additionalProperties": False,
         **more,
     }
 
@@ -75,7 +75,7 @@ def closed(properties: Json, *required: str, **more: Any) -> Json:
 def full(properties: Json, *, optional: Collection[str] = ()) -> Json:
     """Return the schema of an object with all of these properties; `optional` ones may be
     absent."""
-    return closed(properties, *(name for name in properties if name not in optional))
+    return with_properties(properties, *(name for name in properties if name not in optional))
 
 
 def array(items: Json, **more: Any) -> Json:

@@ -9,12 +9,12 @@ from trouper.web.http.request_schema import (
     TEXT,
     Json,
     array,
-    closed,
     either,
     full,
     nullable,
     ref,
     titled,
+    with_properties,
 )
 
 NUMBER: Json = {"type": "number"}
@@ -55,7 +55,7 @@ COMPLETION_LOGPROBS = full(
 
 FUNCTION = full({"name": TEXT, "arguments": TEXT})
 CALL: Json = {"id": TEXT, "type": {"const": "function"}, "function": FUNCTION}
-CALL_PART = closed({"name": TEXT, "arguments": TEXT}, "arguments")
+CALL_PART = with_properties({"name": TEXT, "arguments": TEXT}, "arguments")
 """A call's first chunk has id, type and name; later chunks have arguments."""
 MESSAGE = full(
     {
@@ -67,14 +67,14 @@ MESSAGE = full(
     },
     optional=("reasoning_content", "tool_calls"),
 )
-DELTA = closed(
+DELTA = with_properties(
     {
         "role": {"const": "assistant"},
         "content": TEXT,
         "refusal": nullable(TEXT),
         "reasoning_content": TEXT,
         "tool_calls": array(
-            closed(CALL | {"index": COUNT, "function": CALL_PART}, "index", "function")
+            with_properties(CALL | {"index": COUNT, "function": CALL_PART}, "index", "function")
         ),
     }
 )
@@ -127,7 +127,7 @@ def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
         "choices": array(choice),
     }
     usage = ref("Usage") if "usage" in required else nullable(ref("Usage"))
-    return closed({**shared, "usage": usage, **more}, *shared, *required)
+    return with_properties({**shared, "usage": usage, **more}, *shared, *required)
 
 
 MODEL_BODY = full(

@@ -3,14 +3,24 @@ same."""
 
 from __future__ import annotations
 
-from trouper.web.http.request_schema import NULL, OBJECT, Json, at_most_one, closed, either, needs
+from trouper.web.http.request_schema import (
+    NULL,
+    OBJECT,
+    Json,
+    at_most_one,
+    either,
+    needs,
+    with_properties,
+)
 
-_TEXT_FORMAT = closed({"type": {"const": "text"}}, "type")
+_TEXT_FORMAT = with_properties({"type": {"const": "text"}}, "type", additionalProperties=False)
 ABSENT: Json = {"enum": [None, False]}
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
 NO_STRUCTURE: Json = {
     "response_format": either(NULL, _TEXT_FORMAT),
-    "structured_outputs": either(NULL, closed(dict.fromkeys(CONSTRAINTS, ABSENT))),
+    "structured_outputs": either(
+        NULL, with_properties(dict.fromkeys(CONSTRAINTS, ABSENT), additionalProperties=False)
+    ),
     "guided_json": NULL,
     "guided_regex": NULL,
     "guided_choice": NULL,
