@@ -77,10 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     )
 
 
-def pytest_collection(session: pytest.Session) -> None:
+def pytest_collection() -> None:
     machine.stop_collecting()
-    if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        machine.import_from_the_end(session.config.rootpath)
 
 
 def pytest_collection_finish() -> None:

@@ -9,15 +9,9 @@ import functools
 import gc
 import os
 import tempfile
-from collections.abc import Hashable
 from contextlib import suppress
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import httpcore2
-import pytest
-from werkzeug.routing import Rule
 
 from tests.fused_kernels import precompile_header
 
@@ -48,35 +42,11 @@ def share_compiled_work() -> None:
     # Each client would read the machine's certificates, which takes longer than its requests to a
     # server without TLS.
     httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
-    # Each app would compile two functions for each route: half of what a server's start and end
-    # take, 23 ms.
-    compiled, compile_builder = dict[Hashable, Any](), Rule._compile_builder
-
-    def compile_once(rule: Rule, append_unknown: bool = True) -> Any:
-        key = (*rule._trace, repr(rule.defaults), append_unknown)
-        if key not in compiled:
-            compiled[key] = compile_builder(rule, append_unknown)
-        return compiled[key]
-
-    Rule._compile_builder = compile_once  # type: ignore[method-assign,assignment]
 
 
 def stop_collecting() -> None:
     """Switch the garbage collector off, until `freeze_heap`: imports leave no garbage."""
     gc.disable()
-
-
-def import_from_the_end(root: Path) -> None:
-    """Import the test files from the last to the first, in the second process that shares the
-    tests."""
-    # In a fresh clone pytest rewrites the assertions of 400 files, which takes longer than all
-    # imports: two processes that meet in the middle each do half of them.
-    if os.environ.get("PYTEST_XDIST_WORKER") != "gw1":
-        return
-    for path in sorted((root / "tests").rglob("test_*.py"), reverse=True):
-        # Collection imports again what fails here, and reports it.
-        with suppress(Exception, pytest.skip.Exception):
-            import_module(str(path.relative_to(root).with_suffix("")).replace(os.sep, "."))
 
 
 def freeze_heap() -> None:
