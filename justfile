@@ -176,7 +176,7 @@ sim-ranks worlds="100" *flags: _setup
 clients *flags: _setup
     @.venv/bin/python -m tests.clients "$@"
 
-# Clients that generators make of /openapi.json, from their registries: made, and those in Python and TypeScript run against the server; two validators; `just generated-clients redocly`
+# Clients that generators make of /openapi.json, from their registries: made, and those in Python and TypeScript run against the server
 generated-clients *names: _setup
     @.venv/bin/python -m tests.generated_clients "$@"
 

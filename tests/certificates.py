@@ -20,7 +20,8 @@ LINK = "(docs/certificates/"
 MARKS = {True: "held", False: "**broken**", None: "measured"}
 BEGINNING = """# Certificates
 
-What [`trouper certify`](../self-check.md#the-certificate) found on these devices. This page, its HTML files and rows of the README are made from the JSON files by
+Findings of [`trouper certify`](../self-check.md#the-certificate) on these devices. This page, its
+HTML files and rows of the README are made from the JSON files by
 `just certificates`; a certificate of another device is welcome as an issue.
 
 """
