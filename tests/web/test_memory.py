@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import gzip
+import json
 import sys
 
 import psutil
@@ -76,6 +79,37 @@ async def test_what_has_come_of_a_refused_body_is_freed_and_given_back(
         await eventually(lambda: bool(trims))
     [noted] = bodies
     assert not noted._data
+
+
+def held_texts() -> list[object]:
+    """Texts of some megabytes to which an object refers that a garbage collection would look at."""
+    tracked = gc.get_objects()
+    texts = [text for text in gc.get_referents(*tracked) if isinstance(text, str | bytes)]
+    return [text for text in texts if len(text) > 4 * MB and text is not HUGE]
+
+
+def refused_request(kind: str) -> bytes:
+    body = json.dumps({"prompt": HUGE[: 6 * MB]}).encode()
+    headers = "Content-Type: application/json\r\n"
+    if kind != "too long":
+        body = body[:-1]
+    if kind == "no JSON, compressed":
+        body, headers = gzip.compress(body), f"{headers}Content-Encoding: gzip\r\n"
+    return post("/v1/completions", body, headers)
+
+
+@pytest.mark.parametrize("kind", ["too long", "no JSON", "no JSON, compressed"])
+async def test_a_refused_text_is_freed_without_a_garbage_collection(kind: str) -> None:
+    """Frames of threads, traceback and exception referred to each other: all texts were left."""
+    async with serving(FakeEngine()) as served:
+        gc.disable()
+        try:
+            status, _, _ = await exchange(served, refused_request(kind))
+            assert status == 400
+            await ask(served, {"prompt": "x", "max_tokens": 1})  # Actors refer to the newest.
+            await eventually(lambda: not held_texts())
+        finally:
+            gc.enable()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what a heap keeps is glibc's")

@@ -43,6 +43,11 @@ async def run_on_thread(
         return await trio.to_thread.run_sync(
             begin, abandon_on_cancel=abandon_on_cancel, limiter=limiter, thread_name=thread_name
         )
+    except RequestFailed as refused:
+        # Frames of Trio refer to the exception, and its traceback, or that of the error behind it,
+        # to those frames and to the request's texts: they would stay until garbage is collected.
+        refused.__context__ = None
+        raise refused.with_traceback(None) from None
     except RuntimeError as error:
         if begun:
             raise

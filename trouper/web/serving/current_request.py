@@ -16,6 +16,7 @@ import attrs
 import trio
 from quart import Request, request
 
+from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.api_keys import ANYBODY, ApiKey, Keys, Right
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
@@ -255,14 +256,9 @@ class CurrentRequest:
         if is_encoded(encoding):
             limit = self.settings.max_body_bytes
             take = partial(take_text, self.holding)
-            data = await trio.to_thread.run_sync(
-                decoded,
-                data,
-                encoding,
-                limit,
-                lambda size: trio.from_thread.run_sync(take, size),
-                limiter=self._large,
-            )
+            take_from_thread = partial(trio.from_thread.run_sync, take)
+            decode = partial(decoded, data, encoding, limit, take_from_thread)
+            data = await run_on_thread(decode, self._large, abandon_on_cancel=False)
             if len(data) > HUGE_BODY:
                 self.at_end(self._heap.give_back_soon)
         self.scope.body_bytes, self.scope.is_large = len(data), len(data) > LARGE_BODY
@@ -324,7 +320,7 @@ class CurrentRequest:
             finally:
                 meter.spent_s += perf_counter() - began
 
-        return await trio.to_thread.run_sync(timed, limiter=self._large)
+        return await run_on_thread(timed, self._large, abandon_on_cancel=False)
 
     def takes_long(self) -> None:
         """Let `run_off_loop` use threads from now on."""
