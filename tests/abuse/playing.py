@@ -141,7 +141,7 @@ class Stage:
             memory = await Memory.of(self.port, self._process)
         else:
             memory = await Memory.back(self.port, self._process, before)
-        return Played(tuple(heard), gap, took, memory, "; ".join(broken))
+        return Played(tuple(heard), gap.seconds, took, memory, "; ".join(broken))
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,8 @@ class Siege:
     limited: bool
     statuses: Counter[int] = attrs.field(factory=Counter)
     wrong: list[str] = attrs.field(factory=list)
+    sent: list[tuple[float, float, str]] = attrs.field(factory=list)
+    """Begin, end and name of each request."""
 
     async def send(self, jobs: Sequence[tuple[Abuse, Ask]]) -> None:
         """Send all, with `CLIENTS` at a time."""
@@ -62,7 +65,9 @@ class Siege:
 
         async def client() -> None:
             for abuse, wish in waiting:
+                began = time.monotonic()
                 self.judge(abuse, wish, await ask(self.port, wish))
+                self.sent.append((began, time.monotonic(), abuse.name))
 
         async with trio.open_nursery() as nursery:
             for _ in range(CLIENTS):
@@ -88,7 +93,7 @@ class Siege:
             for _ in range(CLIENTS):
                 nursery.start_soon(client)
         longest, _ = await running.report()
-        return longest
+        return longest.seconds
 
     async def load(self, case: Case) -> None:
         """Ask for a hostile directory, or load a hostile adapter: an error, or it is served."""
@@ -105,12 +110,16 @@ class Siege:
 
     async def end(self, phase: str, running: Streams, honest_s: float, before: Memory) -> None:
         """Print what a phase did, and note what was wrong."""
-        gap_s, broken = await running.report()
+        (gap_s, ended_at), broken = await running.report()
+        during = [
+            name for begin, end, name in self.sent if begin < ended_at and end > ended_at - gap_s
+        ]
         memory = await Memory.back(self.port, self.process, before, BACK_S)
         answers = dict(sorted(self.statuses.items()))
         print(
             f"{phase}: longest pause {gap_s:.2f} s, beside honest clients {honest_s:.2f}; process "
-            f"{memory.process / 1e6:.0f} MB, before {before.process / 1e6:.0f}; answers {answers}",
+            f"{memory.process / 1e6:.0f} MB, before {before.process / 1e6:.0f}; answers {answers}; "
+            f"the pause was during {during}",
             flush=True,
         )
         if gap_s > honest_s + EXTRA_S:

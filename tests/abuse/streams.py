@@ -3,7 +3,7 @@
 A client that makes bodies of 16 MB stops its own event loop for seconds, and would count these as
 pauses of the streams. Each line of standard input is a question, with a line of JSON as the answer:
 `hear` is answered when each stream has heard a token, `report` with the longest pause in seconds
-since the last question and the streams that broke.
+since the last question, its end on `time.monotonic`, and the streams that broke.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from subprocess import PIPE
+from typing import NamedTuple
 
 import trio
 
@@ -31,6 +33,13 @@ STREAM = {
 }
 
 
+class Pause(NamedTuple):
+    seconds: float
+    ended_at: float
+    """By `time.monotonic`, which all processes share."""
+
+
+NO_PAUSE = Pause(0.0, 0.0)
 REFUSED = re.compile(rb"HTTP/1.1 503 .*\r\nretry-after: (\d+)\r\n", re.DOTALL | re.IGNORECASE)
 
 
@@ -41,7 +50,7 @@ class Stream:
     def __init__(self, port: int) -> None:
         self._port = port
         self._last: float | None = None
-        self._longest = 0.0
+        self._longest = NO_PAUSE
         self._heard = trio.Event()
         self.broken = ""
 
@@ -73,7 +82,7 @@ class Stream:
 
     def _note(self, now: float) -> None:
         if self._last is not None:
-            self._longest = max(self._longest, now - self._last)
+            self._longest = max(self._longest, Pause(now - self._last, time.monotonic()))
         self._last = now
         self._heard.set()
         self._heard = trio.Event()
@@ -82,12 +91,12 @@ class Stream:
         with trio.fail_after(120):
             await self._heard.wait()
 
-    def longest(self) -> float:
+    def longest(self) -> Pause:
         """The longest pause since the last call, the one at this moment included."""
         longest = self._longest
         if self._last is not None:
-            longest = max(longest, trio.current_time() - self._last)
-        self._longest = 0.0
+            longest = max(longest, Pause(trio.current_time() - self._last, time.monotonic()))
+        self._longest = NO_PAUSE
         return longest
 
 
@@ -101,12 +110,11 @@ class Streams:
         """Wait until each stream has heard a token, and begin to measure."""
         await self._ask("hear")
 
-    async def report(self) -> tuple[float, list[str]]:
+    async def report(self) -> tuple[Pause, list[str]]:
         """Return the longest pause, and what each broken stream heard last."""
-        longest, broken = await self._ask("report")
-        return longest, broken
+        return await self._ask("report")
 
-    async def _ask(self, question: str) -> tuple[float, list[str]]:
+    async def _ask(self, question: str) -> tuple[Pause, list[str]]:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         await process.stdin.send_all(question.encode() + b"\n")
@@ -116,7 +124,7 @@ class Streams:
             assert data, "the streams ended: the server is gone"
             line += data
         longest, broken = json.loads(line)
-        return float(longest), list(broken)
+        return Pause(*longest), list(broken)
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.request import Request, urlopen
 
 import psutil
 import trio
@@ -31,7 +32,9 @@ PHASE_S = 60.0
 SETTLE_S = 10.0
 """After each change, before it counts."""
 NAMES = ("anna", "bert", "carl")
+VIEWER = "sk-viewer"
 KEYS = "".join(f"sk-{name} name={name}\n" for name in (*NAMES, "fourth", "hostile"))
+KEYS += f"{VIEWER} inference=false observability=true\n"
 
 
 async def play(
@@ -72,14 +75,30 @@ async def play(
                     await run_phase(tenants, phase, phase_s)
                     if phase == "honest":
                         fourths.cancel_scope.cancel()
+            held = await held_megabytes(port)
             print(
-                f"{turn + 1} of {rounds}: RSS {process.memory_info().rss / 1e6:.0f} MB", flush=True
+                f"{turn + 1} of {rounds}: RSS {process.memory_info().rss / 1e6:.0f} MB, "
+                f"{held['trouper_cache_bytes']} of them cached blocks, "
+                f"{held['trouper_memory_active_bytes']} in use by MLX",
+                flush=True,
             )
         nursery.cancel_scope.cancel()
     statuses = sum((Counter(one.statuses) for one in took), Counter[str]())
     print(f"answers to the hostile tenant, by status (0: none): {dict(sorted(statuses.items()))}")
     leaks = [leak for one in took for leak in one.leaks]
     return [*(fault for tenant in tenants for fault in faults(tenant)), *leaks[:10]]
+
+
+async def held_megabytes(port: int) -> dict[str, int]:
+    """The server's own gauges, in megabytes by name."""
+    ask = Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {VIEWER}"})
+    with await trio.to_thread.run_sync(urlopen, ask) as answer:
+        lines = answer.read().decode().splitlines()
+    return {
+        line.partition("{")[0]: round(float(line.rpartition(" ")[2]) / 1e6)
+        for line in lines
+        if line.startswith(("trouper_cache_bytes{", "trouper_memory_active_bytes{"))
+    }
 
 
 async def run_phase(tenants: list[Honest], phase: str, seconds: float) -> None:
