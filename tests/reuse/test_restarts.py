@@ -59,7 +59,10 @@ async def test_after_a_crash_of_the_engine_the_index_is_told_again(
     monkeypatch.setattr(disk_tier.DiskTier, "hear", hear)
 
     def crash(plan: Plan, engine: StepEngine) -> None:
-        if crashes and plan.decode:
+        # The trial crashes in its prefill, which is longer than the proof's: if its first token was
+        # answered before the first crash, a trial that reaches decoding is past the fault.
+        in_trial = len(crashes) == 1 and any(chunk.tokens > 1 for chunk in plan.prefill)
+        if in_trial or (crashes and plan.decode):
             raise Broken(f"after {crashes.pop()}")
 
     async with serving(tiny, crash, ssd_cache_dir=tmp_path / "blocks") as served:
