@@ -134,6 +134,8 @@ def kept(
             keep = descending >= least - slack
         elif slack < 0:
             keep = descending > best_outside - slack
+    if sampling.top_n_sigma > 0:
+        keep &= descending >= descending[0] - sampling.top_n_sigma * scaled.std() - slack
     if sampling.typical_p < 1:
         keep = typical(descending, keep, sampling.typical_p, slack)
     weights = softmax(np.where(keep, descending, -np.inf)) if keep.any() else np.zeros(len(scaled))

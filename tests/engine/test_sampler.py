@@ -55,6 +55,10 @@ FILTERS = {
     "top_p, min_p": Sampling(top_p=0.8, min_p=0.02),
     "all three": Sampling(top_k=40, top_p=0.9, min_p=0.03),
     "all three, large top_k": Sampling(top_k=100, top_p=0.95, min_p=0.001),
+    "top_n_sigma": Sampling(top_n_sigma=0.7),
+    "top_n_sigma of the best": Sampling(top_n_sigma=1e-6),
+    "top_n_sigma, top_k, min_p": Sampling(top_n_sigma=1.2, top_k=30, min_p=0.02),
+    "top_n_sigma, hot, top_p": Sampling(top_n_sigma=1.0, temperature=4.0, top_p=0.9),
     "typical_p": Sampling(typical_p=0.6),
     "small typical_p": Sampling(typical_p=0.2),
     "typical_p, top_k": Sampling(typical_p=0.8, top_k=30),
@@ -568,6 +572,16 @@ def test_what_typical_p_takes_a_logarithm_of_is_a_normal_number() -> None:
     """Some GPUs take what is smaller for 0, and the weight of a token that is masked times its
     logarithm is then not a number."""
     assert np.float32(SMALLEST) >= np.finfo(np.float32).smallest_normal
+
+
+def test_top_n_sigma_counts_allowed_tokens_alone() -> None:
+    """A grammar's mask is minus infinity, which has no standard deviation."""
+    logits = mx.array([[3.0, 2.0, 1.0, 0.0, *[-mx.inf] * 96]])
+    sampler = BatchSampler([Sampling(seed=3, top_n_sigma=1.0)], 100)
+    drawn = {
+        sampler(logits, np.array([position], np.uint64), None).item() for position in range(60)
+    }
+    assert drawn == {0, 1}
 
 
 def test_min_p_is_measured_against_what_typical_p_has_left() -> None:

@@ -23,6 +23,8 @@ def test_defaults_of_requests_are_those_of_rows() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "is_then"),
     [
+        ("top_n_sigma", 1.5, 1.5),
+        ("top_n_sigma", -1, 0.0),
         ("typical_p", 0.9, 0.9),
         ("xtc_probability", 0.5, 0.5),
         ("xtc_threshold", 0.2, 0.2),

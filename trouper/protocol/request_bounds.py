@@ -25,9 +25,7 @@ from trouper.protocol.requests import (
     Timeouts,
     TokenPrompt,
 )
-from trouper.protocol.sampling import Sampling
-
-INT32 = 2**31 - 1
+from trouper.protocol.sampling import Sampling, bounds_of_parameters
 
 
 @attrs.frozen
@@ -53,9 +51,6 @@ LENGTH = Number(0, UNBOUNDED, integer=True, optional=True)
 # Number of most likely tokens that the engine finds at each position.
 MAX_LOGPROBS = 64
 LOGPROBS = Number(0, MAX_LOGPROBS, integer=True, optional=True)
-SHARE = Number(0, 1)
-# The range of float32.
-FINITE = 3e38
 SECONDS = Number(0, inf, optional=True)
 OF_REQUEST: Mapping[str, Number] = {
     "max_tokens": Number(1, UNBOUNDED, integer=True, optional=True),
@@ -66,21 +61,7 @@ OF_REQUEST: Mapping[str, Number] = {
     "priority": Number(MIN_PRIORITY, BATCH_PRIORITY, integer=True),
 }
 OF_SAMPLING: Mapping[str, Number] = {
-    "temperature": Number(0, FINITE),
-    "top_p": SHARE,
-    "top_k": Number(0, INT32, integer=True),
-    "min_p": SHARE,
-    "repetition_penalty": Number(1e-30, FINITE),
-    "presence_penalty": Number(-FINITE, FINITE),
-    "frequency_penalty": Number(-FINITE, FINITE),
-    "seed": Number(-inf, inf, integer=True),
-    "typical_p": SHARE,
-    "xtc_probability": SHARE,
-    "xtc_threshold": SHARE,
-    "dry_multiplier": Number(0, FINITE),
-    "dry_base": Number(0, FINITE),
-    "dry_allowed_length": Number(1, INT32, integer=True),
-    "dry_penalty_last_n": Number(-1, INT32, integer=True),
+    name: Number(*bounds) for name, bounds in bounds_of_parameters()
 }
 BIAS = Number(-inf, inf)
 TYPES: Mapping[str, tuple[type, ...]] = {

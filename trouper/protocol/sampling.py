@@ -1,4 +1,14 @@
+"""The table of sampling parameters: name, default and bounds of each.
+
+A new one is declared here, takes part in `engine/sampling/sampler.py`, and has its field of the
+body in `web/openai/parameters.py`.
+"""
+
 from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -7,40 +17,60 @@ import attrs
 COLDEST = 1e-5
 # llama.cpp's default.
 SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
+# The range of float32.
+FINITE = 3e38
+INT32 = 2**31 - 1
+
+
+class Bounds(NamedTuple):
+    """What the engine can compute with; the bodies of requests are narrower."""
+
+    minimum: float
+    maximum: float
+    integer: bool = False
+
+
+def parameter(default: Any, *bounds: Any, selects: bool = False) -> Any:
+    """Declare a parameter. `selects`: another value than the default selects other code of the
+    engine, by which a crash is attributed."""
+    metadata = {"bounds": Bounds(*bounds) if bounds else None, "selects": selects}
+    return attrs.field(default=default, metadata=metadata)
 
 
 @attrs.frozen(kw_only=True)
 class Sampling:
     """Sampling parameters of one row, constant for the row's life.
 
-    Off: temperature < `COLDEST` (greedy), top_k 0, top_p 1, min_p 0, typical_p 1, xtc_probability
-    0, dry_multiplier 0. `seed` keys the noise by (seed, position, token id), in any batch. presence
-    and frequency penalties (OpenAI) count generated tokens, repetition (CTRL) the prompt, too.
-    `logit_bias` comes first.
+    Off: temperature < `COLDEST` (greedy), top_k 0, top_n_sigma 0, top_p 1, min_p 0, typical_p 1,
+    xtc_probability 0, dry_multiplier 0. `seed` keys the noise by (seed, position, token id), in any
+    batch. presence and frequency penalties (OpenAI) count generated tokens, repetition (CTRL) the
+    prompt, too. `logit_bias` comes first.
 
-    typical_p, XTC and DRY as in llama.cpp. XTC: in a share `xtc_probability` of draws, of the
+    top_n_sigma, typical_p, XTC and DRY as in llama.cpp. top_n_sigma: logits of at least the best
+    minus so many standard deviations stay. XTC: in a share `xtc_probability` of draws, of the
     tokens with at least `xtc_threshold` only the least likely stays. DRY: a token that continues a
     repetition of n >= dry_allowed_length tokens loses dry_multiplier * dry_base ** (n -
     dry_allowed_length); `dry_sequence_breakers` and the last `dry_penalty_last_n` tokens (-1: all)
     bound repetitions."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
-    typical_p: float = 1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
-    dry_sequence_breakers: tuple[str, ...] = SEQUENCE_BREAKERS
+    temperature: float = parameter(1.0, 0, FINITE)
+    top_p: float = parameter(1.0, 0, 1, selects=True)
+    top_k: int = parameter(0, 0, INT32, True, selects=True)
+    min_p: float = parameter(0.0, 0, 1, selects=True)
+    repetition_penalty: float = parameter(1.0, 1e-30, FINITE)
+    presence_penalty: float = parameter(0.0, -FINITE, FINITE)
+    frequency_penalty: float = parameter(0.0, -FINITE, FINITE)
+    logit_bias: tuple[tuple[int, float], ...] = parameter((), selects=True)
+    seed: int = parameter(0, -inf, inf, True)
+    top_n_sigma: float = parameter(0.0, 0, FINITE, selects=True)
+    typical_p: float = parameter(1.0, 0, 1, selects=True)
+    xtc_probability: float = parameter(0.0, 0, 1, selects=True)
+    xtc_threshold: float = parameter(0.1, 0, 1)
+    dry_multiplier: float = parameter(0.0, 0, FINITE)
+    dry_base: float = parameter(1.75, 0, FINITE)
+    dry_allowed_length: int = parameter(2, 1, INT32, True)
+    dry_penalty_last_n: int = parameter(-1, -1, INT32, True)
+    dry_sequence_breakers: tuple[str, ...] = parameter(SEQUENCE_BREAKERS)
 
     @property
     def greedy(self) -> bool:
@@ -58,3 +88,20 @@ class Sampling:
     @property
     def dry(self) -> bool:
         return self.dry_multiplier > 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0
+
+    @property
+    def code_path(self) -> tuple[bool, ...]:
+        """Which code of the engine samples the row; the same for other values and seeds."""
+        selected = (getattr(self, name) != default for name, default in SELECTING)
+        return (self.greedy, self.penalized, self.dry, *selected)
+
+
+def bounds_of_parameters() -> Iterator[tuple[str, Bounds]]:
+    for field in attrs.fields(Sampling):
+        if field.metadata["bounds"] is not None:
+            yield field.name, field.metadata["bounds"]
+
+
+SELECTING = tuple(
+    (field.name, field.default) for field in attrs.fields(Sampling) if field.metadata["selects"]
+)

@@ -266,16 +266,8 @@ def digests(client: PreparedRequest, tokens: bytes) -> tuple[Content, bytes]:
     # other code.
     request, sampling = client.request, client.request.sampling
     kinds = (
-        sampling.greedy,
-        sampling.top_p < 1,
-        sampling.top_k > 0,
-        sampling.min_p > 0,
-        sampling.penalized,
-        sampling.typical_p < 1,
-        sampling.xtc_probability > 0,
-        sampling.dry,
+        sampling.code_path,
         request.logits_processors,
-        bool(sampling.logit_bias),
         request.logprobs,
         request.logprob_tokens,
         request.prompt_logprobs,

@@ -9,10 +9,11 @@ each step:
   256, 1024, 4096 or 16384 best: the number depends on the row's own top_k alone, so that equal
   logits at the boundary are chosen as if the row were alone.
 - wide: the whole vocabulary; sorted only where top_p or a still larger top_k needs the order.
-- filtered: rows with typical_p or XTC; the 64 best where top_k is as narrow, else the sorted
-  vocabulary.
+- filtered: rows with top_n_sigma, typical_p or XTC; the 64 best where top_k is as narrow, else the
+  sorted vocabulary.
 
-Order of the filters: bias, penalties, DRY, temperature, top_k, typical_p, top_p, min_p, XTC. The
+Order of the filters: bias, penalties, DRY, temperature, top_n_sigma, top_k, typical_p, top_p,
+min_p, XTC. The
 temperature comes first as in Hugging Face transformers and vLLM, the filters follow each other as
 in llama.cpp.
 """
@@ -47,6 +48,17 @@ SMALLEST = 2.0**-126
 def weights_of(scaled: mx.array, keep: mx.array) -> mx.array:
     """Softmax (n, k) of the kept ones of `scaled` (n, k); 0 elsewhere."""
     return mx.softmax(mx.where(keep, scaled, -mx.inf), axis=-1, precise=True)
+
+
+def sigma_floor(scaled: mx.array, top_n_sigma: mx.array) -> mx.array:
+    """Return the least of the logits `scaled` (n, V) that top_n_sigma (n, 1) keeps, (n, 1): the
+    best minus so many standard deviations (Tang et al. 2024, Top-n-sigma). 0: minus infinity."""
+    allowed = scaled > -mx.inf
+    count = allowed.sum(axis=-1, keepdims=True)
+    mean = mx.where(allowed, scaled, 0).sum(axis=-1, keepdims=True) / count
+    squares = mx.where(allowed, (scaled - mean) ** 2, 0).sum(axis=-1, keepdims=True)
+    floor = scaled.max(axis=-1, keepdims=True) - top_n_sigma * mx.sqrt(squares / count)
+    return mx.where(top_n_sigma > 0, floor, -mx.inf)
 
 
 def typical(weights: mx.array, keep: mx.array, typical_p: mx.array) -> mx.array:
@@ -117,6 +129,7 @@ class Columns:
     top_k: mx.array
     top_p: mx.array
     min_p: mx.array
+    top_n_sigma: mx.array
     typical_p: mx.array
     xtc_probability: mx.array
     xtc_threshold: mx.array
@@ -134,6 +147,7 @@ class Columns:
             top_k=column([row.top_k or vocabulary for row in rows], mx.int32),
             top_p=column([row.top_p for row in rows], mx.float32),
             min_p=column([np.log(max(row.min_p, 1e-30)) for row in rows], mx.float32),
+            top_n_sigma=column([row.top_n_sigma for row in rows], mx.float32),
             typical_p=column([max(row.typical_p, SMALLEST) for row in rows], mx.float32),
             xtc_probability=column([row.xtc_probability for row in rows], mx.float32),
             xtc_threshold=column([row.xtc_threshold for row in rows], mx.float32),
@@ -194,7 +208,8 @@ def choose_filtered(
     .. CANDIDATES."""
     ids, values = top_candidates(logits) if narrow else _descending(logits)
     scaled = values / columns.temperature
-    keep = mx.broadcast_to(mx.arange(ids.shape[1]) < columns.top_k, scaled.shape)
+    floor = sigma_floor(logits.astype(mx.float32) / columns.temperature, columns.top_n_sigma)
+    keep = (mx.arange(ids.shape[1]) < columns.top_k) & (scaled >= floor)
     keep = typical(weights_of(scaled, keep), keep, columns.typical_p)
     weights = weights_of(scaled, keep)
     best = mx.where(keep, scaled, -mx.inf).max(axis=-1, keepdims=True)
@@ -253,7 +268,7 @@ def _kind(row: Sampling, vocabulary: int) -> Kind:
     if row.greedy:
         return "greedy", 0
     candidates = _candidates(row.top_k) if row.top_k else 0
-    if row.typical_p < 1 or row.xtc_probability > 0:
+    if row.top_n_sigma > 0 or row.typical_p < 1 or row.xtc_probability > 0:
         return "filtered", candidates if candidates == CANDIDATES else 0
     if candidates == CANDIDATES or 0 < candidates <= min(MAX_CANDIDATES, vocabulary // 4):
         return "narrow", candidates

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from trouper.protocol.sampling import Sampling
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.leniency import (
     Json,
@@ -56,25 +57,11 @@ BUDGETS = {
 }
 OPTIONS = frozenset(
     {
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
         "stop",
         "num_predict",
         "repeat_penalty",
-        "presence_penalty",
-        "frequency_penalty",
         "num_ctx",
-        "typical_p",
-        "xtc_probability",
-        "xtc_threshold",
-        "dry_multiplier",
-        "dry_base",
-        "dry_allowed_length",
-        "dry_penalty_last_n",
-        "dry_sequence_breakers",
+        *(field.name for field in attrs.fields(Sampling)),
     }
 )
 NOT_SKIPPED = frozenset(

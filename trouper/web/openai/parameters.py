@@ -45,6 +45,7 @@ Breaker = Annotated[str, Meta(min_length=1, max_length=40)]
 
 
 class FurtherSampling(Body, kw_only=True, frozen=True):
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=100)] = 0.0
     typical_p: Share = 1.0
     xtc_probability: Share = 0.0
     xtc_threshold: Share = 0.1
@@ -64,17 +65,11 @@ OFF = tuple((field.name, field.default) for field in structs.fields(FurtherSampl
 def with_further(sampling: Sampling, request: FurtherSampling) -> Sampling:
     if all(getattr(request, name) == default for name, default in OFF):
         return sampling
-    return attrs.evolve(
-        sampling,
-        typical_p=request.typical_p,
-        xtc_probability=request.xtc_probability,
-        xtc_threshold=request.xtc_threshold,
-        dry_multiplier=request.dry_multiplier,
-        dry_base=request.dry_base,
-        dry_allowed_length=request.dry_allowed_length,
-        dry_penalty_last_n=min(request.dry_penalty_last_n, 2**30),
-        dry_sequence_breakers=_breakers(request.dry_sequence_breakers),
-    )
+    values = {name: getattr(request, name) for name, _ in OFF}
+    values["top_n_sigma"] = max(request.top_n_sigma, 0.0)  # llama.cpp's default is -1.
+    values["dry_penalty_last_n"] = min(request.dry_penalty_last_n, 2**30)
+    values["dry_sequence_breakers"] = _breakers(request.dry_sequence_breakers)
+    return attrs.evolve(sampling, **values)
 
 
 def _breakers(given: Sequence[str] | None) -> tuple[str, ...]:
