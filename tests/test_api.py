@@ -27,6 +27,8 @@ NOT_FOR_EMBEDDERS = {
     "Breakers",  # Of a tokenizer's tokens: `Tokenizer.breakers` and `Tokenizer.infill`.
     "InfillTokens",
     "Leader",  # Of several ranks: `trouper launch`.
+    "History",  # Read through their answer.
+    "Progress",
 }
 READ_THROUGH_THEIR_OWNER = ("Stats", "Status", "Layout")
 """Snapshots: nobody makes one, or needs its name."""

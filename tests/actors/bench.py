@@ -3,7 +3,7 @@ itself."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
@@ -52,9 +52,13 @@ class Opened:
         return submission, replies
 
     def by_runtime(
-        self, request: Generate, settings: Settings, admit: Admit | None = None
+        self,
+        request: Generate,
+        settings: Settings,
+        admit: Admit | None,
+        clock: Callable[[], float],
     ) -> tuple[Submission, Replies]:
-        submission, replies = open_submission(request, settings, admit)
+        submission, replies = open_submission(request, settings, admit, clock)
         self.in_runtime.append(submission)
         return submission, replies
 

@@ -19,7 +19,7 @@ def measured_core() -> DrivenCore:
     core.until_decoding()
     for _ in range(40):
         core.step()
-    assert core.core._composer.admission._worth_waiting() > 2 * len(SHARED)
+    assert core.core._admission._worth_waiting() > 2 * len(SHARED)
     return core
 
 

@@ -29,6 +29,7 @@ from trouper.protocol.replies import Delta, Failed, Finished, Progress, Reply
 from trouper.protocol.requests import BATCH_PRIORITY, Generate, TokenPrompt
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
+from trouper.protocol.waits import History, RequestState, WaitReason
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Write, Written
 
@@ -51,6 +52,7 @@ class RecordingClient:
     terminal: list[Finished | Failed] = attrs.field(factory=list)
     closed: bool = False
     progress: list[Progress] = attrs.field(factory=list)
+    history: History = attrs.field(factory=History)
 
     def accept(self, max_tokens: int, /) -> None:
         assert not self.closed and not self.terminal
@@ -68,6 +70,9 @@ class RecordingClient:
     def report(self, progress: Progress, /) -> None:
         assert not self.closed, f"{progress} after the close"
         self.progress.append(progress)
+
+    def note(self, state: RequestState, reason: WaitReason = "", detail: str = "", /) -> None:
+        self.history.note(state, reason, detail)
 
     def fail(self, problem: Problem) -> None:
         self.reply(Failed(problem))
@@ -252,7 +257,7 @@ class CoreWorld:
         """A running sequence leaves its row and goes on later."""
         running = [one for one in self.core._batch.rows.values() if not one.dropped]
         if running and self.dice.random() < 0.3:
-            self.core._preemption.preempt(self.dice.choice(running), self.now)
+            self.core._preemption.preempt(self.dice.choice(running), self.now, "memory")
 
     def press(self) -> None:
         active = self.dice.choice((10, 10, 95, 200))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -159,9 +159,12 @@ def _watched(submissions: list[Submission]) -> Iterator[None]:
     log."""
 
     def remember(
-        request: Generate, settings: Settings, admit: Admit | None = None
+        request: Generate,
+        settings: Settings,
+        admit: Admit | None,
+        clock: Callable[[], float],
     ) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
-        submission, replies = open_submission(request, settings, admit)
+        submission, replies = open_submission(request, settings, admit, clock)
         submissions.append(submission)
         return submission, replies
 

@@ -25,6 +25,7 @@ from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.setting_fields import ByteSize
 from trouper.web.live.site import QUIET_S, RECENT, TICK_S, Feed, Viewer
+from trouper.web.serving.running_requests import RunningRequests
 
 Json = dict[str, Any]
 WATCH = get("/v1/live", "Accept: text/event-stream\r\n").replace(b"Connection: close\r\n", b"")
@@ -48,7 +49,7 @@ def told(data: bytes) -> list[tuple[str, Any]]:
 async def looking(runtime: Runtime, recent: Sequence[RequestRecord] = ()) -> AsyncIterator[Feed]:
     """At the beginning of a tick, so that each test knows how many there are."""
     await trio.sleep_until((int(trio.current_time() / TICK_S) + 1) * TICK_S)
-    yield Feed(OneModel(runtime), recent)
+    yield Feed(OneModel(runtime), recent, RunningRequests())
 
 
 # -- what it costs -------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class Two:
 
 async def test_a_model_that_is_not_loaded_is_told_of_too() -> None:
     async with running() as runtime:
-        [*_, (_, body)] = told(Feed(Two(runtime), ()).snapshot()[1])
+        [*_, (_, body)] = told(Feed(Two(runtime), (), RunningRequests()).snapshot()[1])
     assert [(model["name"], model["state"]) for model in body["models"]] == [
         ("big", "ready"),
         ("small", "unloaded"),

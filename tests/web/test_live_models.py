@@ -12,6 +12,7 @@ from tests.web.serving import serving_manager
 from tests.web.test_live import WATCH, told, until
 from trouper import ModelFiles, ServerSettings
 from trouper.web.live.site import Feed
+from trouper.web.serving.running_requests import RunningRequests
 
 KEYS = (
     "name-of-boss-key name=boss observability=true admin=true\nname-of-viewer-key name=viewer "
@@ -40,7 +41,7 @@ async def test_a_viewer_hears_first_whether_its_key_manages_models(
 
 async def test_models_that_were_only_found_are_told_of_apart(tmp_path: Path) -> None:
     async with manager_of("small", "middle", "large", room=70) as (manager, _):
-        feed = Feed(manager, ())
+        feed = Feed(manager, (), RunningRequests())
         [(_, before)] = told(feed.snapshot()[1])
         manager.models[2].files = ModelFiles(
             name="large",

@@ -39,9 +39,9 @@ from trouper.protocol.problems import (
     context_full,
     is_shortage,
 )
-from trouper.protocol.replies import NEXT_STEP, Progress
 from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt
 from trouper.protocol.settings import Settings
+from trouper.protocol.waits import WaitReason
 
 log = logging.getLogger("trouper.intake")
 LONG_GRAMMAR = 8192
@@ -111,20 +111,20 @@ class Intake:
         if lane is None:
             message = prepare(submission, self._model, self._settings)
         else:
-            async with self._turn(submission, lane, "its prompt to be tokenized"):
+            async with self._turn(submission, lane, "tokenizing"):
                 if submission.aborted:
                     return None
                 message = await self._lanes.run(prepare, submission, self._model, self._settings)
         if submission.request.grammar is not None:
             return await self._with_grammar(message, submission.request.grammar)
-        submission.report(Progress(waits_for=NEXT_STEP))
+        submission.note("preparing", "step")
         return message
 
     async def _with_grammar(self, message: Submission, grammar: Grammar) -> Submission | None:
         compiled = self._model.tokenizer.known_grammar(grammar)
         if compiled is None:
             lane: Lane = "grammar" if len(grammar.source) <= LONG_GRAMMAR else "long grammar"
-            async with self._turn(message, lane, "its grammar to be compiled"):
+            async with self._turn(message, lane, "grammar"):
                 if message.aborted:
                     return None
                 compile_grammar = self._model.tokenizer.compile_grammar
@@ -132,20 +132,20 @@ class Intake:
                     compile_grammar, grammar, self._settings.grammar_timeout_s
                 )
         if self._spread is not None:
-            message.report(Progress(waits_for="its grammar to be compiled by all ranks"))
+            message.note("preparing", "grammar", " by all ranks")
             await self._spread(compiled.grammar)
-        message.report(Progress(waits_for=NEXT_STEP))
+        message.note("preparing", "step")
         request = attrs.evolve(message.request, grammar=compiled.grammar)
         return attrs.evolve(message, request=request, compiled_grammar=compiled)
 
     @asynccontextmanager
     async def _turn(
-        self, submission: Submission, name: Lane, waits_for: str
+        self, submission: Submission, name: Lane, reason: WaitReason
     ) -> AsyncIterator[None]:
         client, lane = submission.request.tenant, self._lanes[name]
-        submission.report(Progress(waits_for=waits_for + _behind(lane, client)))
+        submission.note("preparing", reason, _behind(lane, client))
         async with lane.turn(client):
-            submission.report(Progress(waits_for=waits_for))
+            submission.note("preparing", reason)
             yield
 
     async def _pass_on(self, submission: Submission, message: Submission | None) -> None:

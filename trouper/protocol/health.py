@@ -170,6 +170,11 @@ class SchedulerStats:
         "vllm:prompt_tokens_total", "Tokens of prompts that got a row, cached ones among them."
     )
     steps: int = counter("trouper_steps_total", "Steps of the engine that had work.")
+    step_seconds: float = counter(
+        "trouper_step_seconds_total",
+        "Seconds that these steps took; the rate is the share of time in which the engine works.",
+        default=0.0,
+    )
     preemptions: int = counter(
         "vllm:num_preemptions_total",
         "Rows that left the batch since memory was full, or for a request of a higher priority; "

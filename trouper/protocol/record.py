@@ -4,6 +4,8 @@ from typing import Literal
 
 import attrs
 
+from trouper.protocol.waits import Transition
+
 Reason = Literal["stop", "length", "abort", "error", "refused"]
 """abort: the client left or cancelled. error: failed after acceptance. refused: never in the
 queue."""
@@ -37,6 +39,8 @@ class RequestRecord:
     last_token_at: float | None = None
     ended_at: float
     unix_offset: float = 0.0
+    transitions: tuple[Transition, ...] = ()
+    """The last ones, with the reasons for waits."""
 
     @property
     def queue_s(self) -> float | None:

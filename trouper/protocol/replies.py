@@ -106,10 +106,6 @@ Reply = Accepted | Started | Scored | Embedded | Delta | Finished | Failed
 REPLIES_BEYOND_TOKENS = 5
 
 
-# `waits_for` of a prepared request.
-NEXT_STEP = "the step at hand to end, since the queue is filled between steps"
-
-
 @attrs.frozen
 class Progress:
     """A row's progress besides tokens, for time limits."""
@@ -118,8 +114,9 @@ class Progress:
     """trio.current_time() of the prompt's last computed chunk."""
     preempted: bool = False
     """Whether the request waits to return to a row. Preempted requests are never late."""
-    waits_for: str = ""
-    """Cause of waiting before the queue; errors of time limits name the cause."""
+    prefilled_tokens: int = 0
+    """Tokens of the prompt, and of an earlier row's answer, that a row has so far."""
+    tokens_to_prefill: int = 0
 
 
 class JoinedDelta(Delta, frozen=True, gc=False):

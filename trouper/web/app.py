@@ -67,6 +67,7 @@ from trouper.web.observability.request_log import HEADER, RequestLog, RequestObs
 from trouper.web.openai.adapter_operations import AdapterOperations
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.model_operations import ModelOperations
+from trouper.web.openai.request_operations import RequestOperations
 from trouper.web.openai.rerank import Reranking
 from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
@@ -199,6 +200,7 @@ def create_app(
         OpenAi(service),
         Reranking(service),
         ModelOperations(service),
+        RequestOperations(service),
         AdapterOperations(service),
         responses,
         Anthropic(service),

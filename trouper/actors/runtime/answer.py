@@ -16,7 +16,6 @@ from trouper.protocol.plan_channel import ClosesAtEnd
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.replies import (
-    NEXT_STEP,
     Accepted,
     Delta,
     Embedded,
@@ -30,6 +29,7 @@ from trouper.protocol.replies import (
 )
 from trouper.protocol.requests import Timeouts
 from trouper.protocol.settings import Settings
+from trouper.protocol.waits import History
 from trouper.protocol.watch import Watch
 
 Phase = Literal["preparation", "queue", "prefill", "decode"]
@@ -77,6 +77,7 @@ class TimeLimits:
     began: float
     """trio.current_time() at submission."""
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
+    history: History = attrs.field(factory=History)
     phase: Phase = "preparation"
     _phase_began: float = attrs.field(
         default=attrs.Factory(lambda self: self.began, takes_self=True)
@@ -111,9 +112,11 @@ class TimeLimits:
         return min(phase, request, key=lambda deadline: deadline.at)
 
     def _until_row(self) -> Deadline:
-        seconds, reason = self.timeouts.queue_s or 0.0, self.progress.latest.waits_for
+        seconds, last = self.timeouts.queue_s or 0.0, self.history.latest
         if self.phase == "preparation":
-            code: Code = "queue_timeout" if reason == NEXT_STEP else "preparation_timeout"
+            is_prepared = last is not None and last.reason not in ("", "tokenizing", "grammar")
+            code: Code = "queue_timeout" if is_prepared else "preparation_timeout"
+            reason = "" if last is None else last.waits_for
             waited = f"the request waited {seconds:g} s for {reason or 'the server to take it in'}"
         else:
             code, prepared_s = "queue_timeout", self._phase_began - self.began
@@ -121,6 +124,8 @@ class TimeLimits:
                 f", {prepared_s:.0f} s of which it was being prepared" if prepared_s >= 1 else ""
             )
             waited = f"the request was given no row within {seconds:g} s{share}"
+            if last is not None and last.reason:
+                waited += f"; it waited for {last.waits_for}"
         limit = _deadline(self._since, seconds, code, "--queue-timeout-s")
         return limit._replace(waited=waited)
 
@@ -176,12 +181,19 @@ class Answer(ClosesAtEnd):
     _unread_tokens: int = 0
     _cancelled: bool = False
     _arrivals: Arrivals = attrs.field(factory=Arrivals)
+    history: History = attrs.field(
+        default=attrs.Factory(lambda self: self._limits.history, takes_self=True), init=False
+    )
     # Replies before those in the channel.
     _unread: deque[Reply] = attrs.field(init=False)
 
     @_unread.default
     def _unread_of_arrivals(self) -> deque[Reply]:
         return self._arrivals.unread
+
+    @property
+    def progress(self) -> Progress:
+        return self._limits.progress.latest
 
     @property
     def queued(self) -> bool:
@@ -316,6 +328,7 @@ class Answer(ClosesAtEnd):
         self._arrivals.follower = None
         self._replies.close()
         if ended is not None:
+            self.history.end()
             ended(self._record(last))
 
     def cancel(self) -> None:
@@ -381,6 +394,7 @@ class Answer(ClosesAtEnd):
             first_token_at=self.first_token_at,
             last_token_at=self.last_token_at,
             ended_at=trio.current_time(),
+            transitions=tuple(self.history.transitions),
         )
 
     def _outcome(self, unread: Finished | Failed | None) -> tuple[Reason, str]:

@@ -101,12 +101,12 @@ class Runtime:
             request = attrs.evolve(
                 request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint)
             )
-        submission, replies = open_submission(request, self.settings, admit)
+        submission, replies = open_submission(request, self.settings, admit, trio.current_time)
         # Not when the answer ends: a plan may admit the row of a client that has left.
         if adapter is not None:
             submission.arrivals.when_let_go = partial(self._adapters.end, adapter.name)
         timeouts = request.timeouts or default_timeouts(self.settings)
-        limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
+        limits = TimeLimits(timeouts, trio.current_time(), submission.progress, submission.history)
         answer = Answer(
             request.request_id,
             Accepted((), 0),

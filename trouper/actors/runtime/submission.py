@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from trouper.protocol.problems import Problem
 from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Delta, Failed, Progress, Reply
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import Settings
+from trouper.protocol.waits import History, RequestState, WaitReason
 from trouper.protocol.watch import Watch
 
 
@@ -58,6 +60,7 @@ class Submission:
     # Beside the channel: only the latest counts, and a chunk need not wake the client.
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
     arrivals: Arrivals = attrs.field(factory=Arrivals)
+    history: History = attrs.field(factory=History)
     admit: Admit | None = None
 
     def admitted(self) -> Submission:
@@ -99,6 +102,9 @@ class Submission:
     def report(self, progress: Progress) -> None:
         self.progress.publish(progress)
 
+    def note(self, state: RequestState, reason: WaitReason = "", detail: str = "") -> None:
+        self.history.note(state, reason, detail)
+
     def end(self, event: Reply) -> None:
         """Send the terminal event, then close. Synchronous, to complete even in cancelled
         cleanup."""
@@ -114,9 +120,13 @@ class Submission:
 
 
 def open_submission(
-    request: Generate, settings: Settings, admit: Admit | None = None
+    request: Generate,
+    settings: Settings,
+    admit: Admit | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
     # The capacity is a contract: at most one Delta a token, and the other replies.
     max_tokens = request.max_tokens or settings.max_kv_size or 2**31
     replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
-    return Submission(request, replies, admit=admit), answer
+    history = History(request.request_id, clock)
+    return Submission(request, replies, admit=admit, history=history), answer

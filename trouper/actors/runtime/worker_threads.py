@@ -44,14 +44,18 @@ async def run_on_thread(
             begin, abandon_on_cancel=abandon_on_cancel, limiter=limiter, thread_name=thread_name
         )
     except RequestFailed as refused:
-        # Frames of Trio refer to the exception, and its traceback, or that of the error behind it,
-        # to those frames and to the request's texts: they would stay until garbage is collected.
-        refused.__context__ = None
-        raise refused.with_traceback(None) from None
-    except RuntimeError as error:
+        problem = refused.problem
+        # Trio's frames refer to the exception; its traceback, or that of the error behind it,
+        # refers to those frames and to the request's texts: all would stay until garbage is
+        # collected.
+        for error in (refused, refused.__context__):
+            if error is not None:
+                error.with_traceback(None)
+    except RuntimeError as unstarted:
         if begun:
             raise
-        raise OSError(errno.EAGAIN, "the system starts no further thread") from error
+        raise OSError(errno.EAGAIN, "the system starts no further thread") from unstarted
+    raise RequestFailed(problem)
 
 
 class DiskThread:

@@ -28,6 +28,7 @@ from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import Admit, ProposerName, Restore
 from trouper.protocol.replies import Progress
 from trouper.protocol.settings import Settings
+from trouper.protocol.waits import WaitReason
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -68,28 +69,43 @@ class Admission:
             under_pressure,
         )
         admits: list[Admit] = []
-        for sequence in (
-            self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ()
-        ):
-            if len(admits) == free or not self.yielding.admits(sequence, now):
-                break
-            if not (self.shares.admits(sequence) or sequence.standing.isolated):
+        if free:
+            blocked = self._admit_candidates(admits, free, idle=idle, now=now)
+        else:
+            blocked = "memory" if under_pressure else "rows"
+        self.handled = None
+        self.kv_memory.bound_cache()
+        for sequence in self.queue:
+            sequence.wait_for_admission(blocked if self._has_share(sequence) else "share")
+        return tuple(admits)
+
+    def _admit_candidates(
+        self, admits: list[Admit], free: int, *, idle: bool, now: float
+    ) -> WaitReason:
+        """Add to `admits`. Returns why the remaining sequences wait, as far as they could enter."""
+        for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now):
+            if len(admits) == free:
+                return "rows"
+            if not self.yielding.admits(sequence, now):
+                return "priority"
+            if not self._has_share(sequence):
                 continue
             self.handled = sequence
             self.choose_proposers(sequence)
             if not self.kv_memory.admits(sequence, idle=idle and not admits):
-                break
+                return "memory"
             found = self._look_up(sequence)
             if found is None:
                 continue
             found = self.kv_memory.enter(sequence, found)
             if found is None:
-                break
+                return "memory"
             self.queue.remove(sequence)
             admits.append(self._enter(sequence, found, now))
-        self.handled = None
-        self.kv_memory.bound_cache()
-        return tuple(admits)
+        return "trial"  # All candidates entered or wait for a prefix or the disk.
+
+    def _has_share(self, sequence: Sequence) -> bool:
+        return self.shares.admits(sequence) or sequence.standing.isolated
 
     def _look_up(self, sequence: Sequence) -> Found | None:
         request = sequence.request

@@ -1,13 +1,14 @@
 """The scheduler's core decides, and neither waits nor sends. No Trio, no MLX.
 
-`schedule(now)` composes the next plan; `update(stepped, now)` takes the oldest plan's answer. In
-between come requests (`enqueue`), news of the disk (`hear`), ends of requests (`close`), and
-`drop_aborted`. A `PreparedRequest` never blocks.
+`schedule(now)` composes the next plan, stage by stage; `update(stepped, now)` takes the oldest
+plan's answer. In between come requests (`enqueue`), news of the disk (`hear`), ends of requests
+(`close`), and `drop_aborted`. A `PreparedRequest` never blocks.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import count
 
 import attrs
@@ -20,9 +21,8 @@ from trouper.actors.scheduling.crash_handover import CrashHandover
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.kv_memory import KvMemory, MemoryBudget
-from trouper.actors.scheduling.plan_composer import PlanComposer
 from trouper.actors.scheduling.preemption import Preemption, RowReclaiming
-from trouper.actors.scheduling.prefill_budget import PrefillBudget
+from trouper.actors.scheduling.prefill_budget import PrefillBudget, round_chunk, take_turns
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.prepared_request import PreparedRequest, answered
 from trouper.actors.scheduling.result_commit import ResultCommit
@@ -34,7 +34,17 @@ from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.actors.scheduling.tree_node import token_bytes
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, Stepped
+from trouper.protocol.plans import (
+    NO_ROW,
+    PLANS_IN_FLIGHT,
+    Admit,
+    Chunk,
+    Load,
+    Plan,
+    RowId,
+    Stepped,
+    Store,
+)
 from trouper.protocol.problems import Problem, queue_full, rank_lost
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
@@ -63,6 +73,10 @@ class Core:
         self._steps = count()
         self._unanswered: deque[Plan] = deque()
         self._proving = False
+        # Blocks read from disk, for the next plan.
+        self._loads: list[Load] = []
+        # The last row that prefilled in a pass of its own.
+        self._last_lone: RowId = NO_ROW
         self._make_policies(model, namespace, disk)
         self._make_stages(model)
 
@@ -100,7 +114,7 @@ class Core:
             preemption=self._preemption,
             counters=self._counters,
         )
-        admission = Admission(
+        self._admission = Admission(
             queue=self._queue,
             batch=self._batch,
             cache=self._cache,
@@ -129,22 +143,9 @@ class Core:
             handover=self._handover,
             counters=self._counters,
         )
-        self._composer = PlanComposer(
-            admission=admission,
-            batch=self._batch,
-            cache=self._cache,
-            disk=self.disk,
-            kv_memory=self._kv_memory,
-            commit=self._commit,
-            shares=self._shares,
-            reclaiming=RowReclaiming(self._shares, self._preemption, self._counters),
-            prefill_budget=self._prefill_budget,
-            speculation=self._speculation,
-            memory=self._watches.memory,
-            settings=self._settings,
-            prefill_together=model.card.capabilities.allows("prefill_together"),
-            chunk_step=model.card.chunk_step,
-        )
+        self._reclaiming = RowReclaiming(self._shares, self._preemption, self._counters)
+        self._prefill_together = model.card.capabilities.allows("prefill_together")
+        self._chunk_step = model.card.chunk_step
 
     @property
     def accepts(self) -> bool:
@@ -220,7 +221,7 @@ class Core:
 
     def hear(self, news: DiskNews, now: float) -> None:
         self._now = now
-        self._composer.loads += self.disk.hear(news)
+        self._loads += self.disk.hear(news)
 
     def drop_aborted(self, now: float) -> None:
         """Drop aborted requests within one step: queued, prefilling or decoding (D4)."""
@@ -256,7 +257,7 @@ class Core:
         self._handover.leave(
             self._unanswered,
             self._commit.handled,
-            self._composer.admission.handled,
+            self._admission.handled,
             proving=self._proving,
             closed=not self._open,
             problem=self._end_problem(),
@@ -286,13 +287,109 @@ class Core:
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None
         self.disk.give_up_silent()
-        plan = self._composer.compose(next(self._steps), idle=not self._unanswered, now=now)
+        plan = self._compose(next(self._steps), idle=not self._unanswered, now=now)
         flushes = bool(self._unanswered) and self._unanswered[-1].has_work
         if not (plan.has_work or plan.changes or flushes):
             return None
         plan = self._step_statistics.request_banks(plan, now)
         self._unanswered.append(plan)
         return plan
+
+    def _compose(self, step: int, *, idle: bool, now: float) -> Plan:
+        """Compose one step's plan: every row that can decode does, and prefill gets the rest of the
+        stall bound (chunked prefill, as in Sarathi-Serve and vLLM).
+
+        The order matters. Memory pressure is relieved before any use of the cache. Rows of batches
+        yield, then rows beyond a tenant's share, before rows are counted. Rows and cached blocks
+        are fitted into memory before any store: preempted rows are stored like others that leave.
+        Stores precede admission, which must not promise that room, and drops. Admitted sequences
+        prefill in this step. Drafts precede the count of decoded tokens. The next plan drops a row
+        whose last token is scheduled here. Evictions are collected last, since all earlier steps
+        may evict.
+        """
+        self._kv_memory.relieve_pressure()
+        self._admission.yielding.yield_rows(now)
+        self._reclaiming.reclaim_rows(now)
+        self._kv_memory.relieve(now, self._admission.choose_proposers)
+        loads, self._loads = tuple(self._loads), []
+        stores = self._stores()
+        drops = self._batch.take_drops()
+        under_pressure = self._watches.memory.latest.under_pressure
+        admits = self._admission.admit(under_pressure=under_pressure, idle=idle, now=now)
+        decoding = self._batch.decoding
+        chunks = self._chunks(decoding)
+        self._shares.note_prefill(step, chunks, self._batch.rows)
+        allowed = self._speculation.allow(decoding)
+        for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
+            sequence.num_draft_tokens += num_draft_tokens
+        self._schedule_tokens(decoding, chunks)
+        kv_bound = self._kv_memory.bound_buffers()
+        evicted = self._cache.freed()
+        persist, persist_as = self.disk.pick()
+        return Plan(
+            step,
+            drop=drops,
+            admit=admits,
+            decode=tuple(sequence.id for sequence in decoding),
+            prefill=chunks,
+            release_memory=self._kv_memory.take_release(),
+            evict=evicted,
+            store=stores,
+            load=loads,
+            persist=persist,
+            persist_as=persist_as,
+            settled=self.disk.settled(),
+            drafts=allowed.drafts,
+            proposers=allowed.proposers,
+            watch=allowed.watch,
+            kv_bound=kv_bound,
+        )
+
+    def _stores(self) -> tuple[Store, ...]:
+        stores: list[Store] = []
+        for sequence in self._commit.take_to_store():
+            stores += self._cache.computed(sequence)
+        for sequence in self._batch.dropping:
+            stores += self._cache.leave(sequence)
+        return tuple(stores)
+
+    def _chunks(self, decoding: list[Sequence]) -> tuple[Chunk, ...]:
+        prefilling = self._shares.may_prefill(self._batch.prefilling, decoding)
+        if not prefilling:
+            return ()
+        work = self._prefill_budget.turn({sequence.work for sequence in prefilling})
+        remaining = [
+            (sequence.id, sequence.next_chunk) for sequence in prefilling if sequence.work == work
+        ]
+        requested = sum(tokens for _, tokens in remaining)
+        budget = self._prefill_budget.budget(requested, busy=bool(decoding), work=work)
+        if work != "text" or not self._prefill_together:
+            remaining = take_turns(remaining, budget, self._last_lone)
+            self._last_lone = remaining[-1][0]
+        max_tokens = self._settings.prefill_step_size
+        chunks = self._shares.share_prefill(remaining, self._batch.rows, budget, max_tokens)
+        if self._chunk_step > 1:
+            chunks = tuple(map(self._round, chunks))
+        limited = sum(chunk.tokens for chunk in chunks) < requested
+        self._prefill_budget.plan(work, limited=limited)
+        return chunks
+
+    def _round(self, chunk: Chunk) -> Chunk:
+        sequence = self._batch.rows[chunk.row]
+        if chunk.tokens == sequence.next_chunk:
+            return chunk
+        computed = sequence.num_computed_tokens
+        return Chunk(chunk.row, round_chunk(computed, chunk.tokens, self._chunk_step))
+
+    def _schedule_tokens(self, decoding: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
+        for sequence in decoding:
+            if sequence.schedule_token():
+                self._batch.drop(sequence)
+        for chunk in chunks:
+            sequence = self._batch.rows[chunk.row]
+            if sequence.schedule_chunk(chunk.tokens):
+                self._batch.drop(sequence)
+            self._commit.to_store[chunk.row] = sequence
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -317,7 +414,10 @@ class Core:
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         self._step_statistics.stepped(stepped, now, decoding=decoding, tokens=committed + prefilled)
         self._counters.add(
-            steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled
+            steps=int(plan.has_work),
+            step_seconds=stepped.seconds if plan.has_work else 0.0,
+            tokens_generated=committed,
+            total_prefill_tokens=prefilled,
         )
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:

@@ -77,7 +77,7 @@ class CrashHandover:
         """Acquit a suspect, whose row makes room for another's trial."""
         self.recovery.blame.passed(sequence.standing, now)
         if not sequence.dropped and any(queued.standing.suspect for queued in self.queue):
-            self.preemption.preempt(sequence, now)
+            self.preemption.preempt(sequence, now, "trial")
 
     def leave(
         self,

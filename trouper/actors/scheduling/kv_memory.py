@@ -30,6 +30,7 @@ from trouper.protocol.plans import KvBound
 from trouper.protocol.problems import ContextExcess, Problem, context_full
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.settings import Settings
+from trouper.protocol.waits import WaitReason
 from trouper.protocol.watch import Watch
 
 # A layer of a 4B model has about three vectors of 10,000 numbers and ten of 2,500 at a time.
@@ -231,10 +232,33 @@ class KvMemory:
     """After the current plan."""
     # Rows behind `row_bytes`, counted once for all sequences that may enter.
     _counted: CountedRows = attrs.field(init=False)
+    _memory_seen: MemoryStatus = attrs.field(
+        default=attrs.Factory(lambda self: self.budget.memory.latest, takes_self=True), init=False
+    )
+    _releases_seen: int = attrs.field(
+        default=attrs.Factory(lambda self: self.budget.memory.latest.releases, takes_self=True),
+        init=False,
+    )
 
     @_counted.default
     def _count_none(self) -> CountedRows:
         return self.budget.count(())
+
+    # -- pressure on the device ------------------------------------------------------------------
+
+    def relieve_pressure(self) -> None:
+        """Evict cached blocks once for each new report of pressure."""
+        memory = self.budget.memory.latest
+        if memory.under_pressure and memory is not self._memory_seen:
+            excess = memory.active_bytes - memory.limit_bytes * self.budget.memory_fraction
+            self.cache.evict(max(0, int(excess)))
+        self._memory_seen = memory
+
+    def take_release(self) -> bool:
+        """Whether the plan gives memory back: once for each order of the janitor."""
+        ordered = self.budget.memory.latest.releases
+        release, self._releases_seen = ordered != self._releases_seen, ordered
+        return release
 
     # -- rows that run ---------------------------------------------------------------------------
 
@@ -287,7 +311,7 @@ class KvMemory:
         rows.sort(key=_kept_longest)
         excess = self._evict(rows[:-1], self.row_bytes + self.cache.bytes - limit)
         while excess > 0 and len(rows) > 1:
-            excess -= self._preempt(rows.pop(), now)
+            excess -= self._preempt(rows.pop(), now, "memory")
         if excess > 0:
             self._evict(rows, excess)
 
@@ -301,10 +325,10 @@ class KvMemory:
             nbytes -= self.cache.evict(nbytes)
         return nbytes
 
-    def _preempt(self, row: Sequence, now: float) -> int:
+    def _preempt(self, row: Sequence, now: float, reason: WaitReason) -> int:
         """Returns the freed bytes."""
         before = self.row_bytes
-        self.preemption.preempt(row, now)
+        self.preemption.preempt(row, now, reason)
         self.counters.add(preemptions=1)
         self._count(self._rows())
         return before - self.row_bytes
@@ -323,7 +347,7 @@ class KvMemory:
         if isolated or not lower or not self._has_room(self.budget.count(others), first, limit):
             return
         while lower and not self._has_room(self._counted, first, limit):
-            self._preempt(lower.pop(), now)
+            self._preempt(lower.pop(), now, "priority")
 
     def _has_room(self, rows: CountedRows, entering: Sequence, limit: int) -> bool:
         """Whether a sequence may enter. Nearly full device memory allows only an empty batch."""

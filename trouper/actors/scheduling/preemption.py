@@ -21,6 +21,7 @@ from trouper.actors.scheduling.tenant_shares import Tenant, TenantShares, tenant
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.replies import Progress
 from trouper.protocol.settings import Settings
+from trouper.protocol.waits import WaitReason
 
 # A client that asks again at once then preempts nothing.
 RESUME_S = 1.0
@@ -32,9 +33,10 @@ class Preemption:
     queue: WaitingQueue
     batch: RunningBatch
 
-    def preempt(self, sequence: Sequence, now: float) -> None:
+    def preempt(self, sequence: Sequence, now: float, reason: WaitReason) -> None:
+        """`reason`: the wait until the sequence returns."""
         self.batch.remove(sequence)
-        sequence.preempt()
+        sequence.preempt(reason)
         sequence.read = None  # What it has read may be on disk alone when it returns.
         self.queue.prepend(sequence, now)
         sequence.client.report(Progress(now, preempted=True))
@@ -88,7 +90,7 @@ class BatchYielding:
         movable = [row for row in rows if row.can_be_preempted and not row.overdue]
         movable.sort(key=lambda row: (row.arrived_at, row.id))
         for row in reversed(movable[-excess:]):
-            self.preemption.preempt(row, now)
+            self.preemption.preempt(row, now, "priority")
             self.counters.add(preemptions=1)
 
     def _mark_overdue(self, now: float, *, runs: bool) -> None:
@@ -121,7 +123,7 @@ class RowReclaiming:
         self._beyond_since = min(self._beyond_since, now)
         patient = now - self._beyond_since < PATIENCE_S
         for row in beyond[: self._num_awaited() if patient else None]:
-            self.preemption.preempt(row, now)
+            self.preemption.preempt(row, now, "share")
             self.counters.add(preemptions=1)
 
     def _beyond(self) -> list[Sequence]:

@@ -11,6 +11,7 @@ from trouper.protocol.plans import Breakers, ThinkingLimit
 from trouper.protocol.problems import NOT_PREPARED, Problem
 from trouper.protocol.replies import Progress, Reply
 from trouper.protocol.requests import Generate
+from trouper.protocol.waits import RequestState, WaitReason
 
 
 class PreparedRequest(Protocol):
@@ -41,6 +42,9 @@ class PreparedRequest(Protocol):
     def reply(self, event: Reply, /) -> bool: ...
 
     def report(self, progress: Progress, /) -> None: ...
+
+    def note(self, state: RequestState, reason: WaitReason = "", detail: str = "", /) -> None:
+        """Note where the request stands, and why it waits there."""
 
     def fail(self, problem: Problem) -> None: ...
 

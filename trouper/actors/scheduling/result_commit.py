@@ -47,16 +47,17 @@ class ResultCommit:
     def chunks(self, plan: Plan, now: float) -> None:
         """Report progress of prefilling rows, also to sequences that wait for one."""
         # Preempted sequences have no time limit, and must not get one by this.
-        progress, rows = (
-            Progress(now),
-            {chunk.row for chunk in plan.prefill} & self.batch.rows.keys(),
-        )
+        rows = {chunk.row for chunk in plan.prefill} & self.batch.rows.keys()
         for row in rows:
-            self.batch.rows[row].client.report(progress)
+            prefilling = self.batch.rows[row]
+            total = prefilling.num_prefill_tokens
+            done = min(prefilling.num_computed_tokens, total)
+            progress = Progress(now, prefilled_tokens=done, tokens_to_prefill=total)
+            prefilling.client.report(progress)
         for sequence in self.queue if rows else ():
             waits = sequence.primary is not None and sequence.primary.id in rows
             if waits and sequence.state is not State.PREEMPTED:
-                sequence.client.report(progress)
+                sequence.client.report(Progress(now))
 
     def results(self, stepped: Stepped, now: float) -> None:
         rows = self.batch.rows

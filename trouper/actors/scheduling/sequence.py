@@ -22,6 +22,7 @@ from trouper.protocol.plans import NO_ROW, RowId
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Finished, Started, TokenLogprobs
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
+from trouper.protocol.waits import RequestState, WaitReason
 
 
 class State(Enum):
@@ -39,6 +40,14 @@ class State(Enum):
 
 
 QUEUED = frozenset({State.WAITING, State.WAITING_FOR_PREFIX, State.WAITING_FOR_DISK})
+NOTED: Mapping[State, RequestState] = {
+    **dict.fromkeys(QUEUED, "queued"),
+    State.PREFILLING: "prefilling",
+    State.DECODING: "decoding",
+    State.LAST_TOKEN_SCHEDULED: "decoding",
+    State.PREEMPTED: "preempted",
+}
+"""States as the request's history names them."""
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.WAITING: QUEUED | {State.PREFILLING, State.FINISHED},
     State.WAITING_FOR_PREFIX: QUEUED | {State.PREFILLING, State.FINISHED},
@@ -81,6 +90,8 @@ class Sequence:
     since: float = 0.0
     """Time of arrival, on Trio's clock; once started, of the first admission."""
     state: State = State.WAITING
+    noted: WaitReason = ""
+    """Reason of the latest wait."""
 
     arrived_at: float = 0.0
     queued_at: float = 0.0
@@ -163,20 +174,30 @@ class Sequence:
 
     # -- transitions -----------------------------------------------------------------------------
 
-    def enter_state(self, state: State) -> None:
-        """Raises `IllegalTransitionError`."""
+    def enter_state(self, state: State, reason: WaitReason = "", detail: str = "") -> None:
+        """Enter a state, and note the reason for a wait. Raises `IllegalTransitionError`."""
         if state not in TRANSITIONS[self.state]:
             raise IllegalTransitionError(
                 f"{self.request.request_id}: from {self.state.value} to {state.value}"
             )
-        self.state = state
+        self.state, self.noted = state, reason
+        if state in NOTED:
+            self.client.note(NOTED[state], reason, detail)
+
+    def wait_for_admission(self, reason: WaitReason) -> None:
+        """Note why a queued sequence gets no row. Other waits keep their own reasons."""
+        if self.noted != reason and self.state is not State.PREEMPTED and self.is_ready:
+            self.noted = reason
+            self.client.note("queued", reason)
 
     def wait_for_disk(self, read: DiskRead) -> None:
-        self.enter_state(State.WAITING_FOR_DISK)
+        self.enter_state(State.WAITING_FOR_DISK, "disk")
         self.read = read
 
     def wait_for_prefix(self, primary: Sequence, shared_tokens: int) -> None:
-        self.enter_state(State.WAITING_FOR_PREFIX)
+        self.enter_state(
+            State.WAITING_FOR_PREFIX, "prefix", f" (request {primary.request.request_id})"
+        )
         self.primary, self.shared_tokens = primary, shared_tokens
 
     def enter(self, row: RowId) -> None:
@@ -211,14 +232,13 @@ class Sequence:
             self.enter_state(State.LAST_TOKEN_SCHEDULED)
         return True
 
-    def preempt(self) -> None:
-        self.enter_state(State.PREEMPTED)
+    def preempt(self, reason: WaitReason = "") -> None:
+        self.enter_state(State.PREEMPTED, reason)
 
     def carry_over(self) -> None:
         """Forget everything that a crash of the engine has ended."""
-        self.enter_state(
-            State.WAITING if self.state in QUEUED | {State.PREEMPTED} else State.PREEMPTED
-        )
+        waits = self.state in QUEUED | {State.PREEMPTED}
+        self.enter_state(State.WAITING if waits else State.PREEMPTED, "crash")
         self.primary = self.read = self.node = None
 
     def start(self, num_cached_tokens: int, now: float) -> None:

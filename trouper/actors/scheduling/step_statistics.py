@@ -72,7 +72,7 @@ class SchedulerCounters:
         }
         self._values["stalled_since"] = None
 
-    def add(self, **events: int) -> None:
+    def add(self, **events: float) -> None:
         values = self._values
         for name, number in events.items():
             values[name] += number

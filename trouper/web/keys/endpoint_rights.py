@@ -55,6 +55,8 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
     "/detokenize": "inference",
     "/v1/messages": "inference",
     "/v1/messages/count_tokens": "inference",
+    "/v1/requests": "inference",
+    "/v1/requests/<request_id>": "inference",
     "/v1/requests/<request_id>/cancel": "inference",
     "/v1/responses": "inference",
     "/v1/responses/input_tokens": "inference",

@@ -26,6 +26,7 @@ from trouper.web.http.json_response import as_json
 from trouper.web.http.pages import page_headers
 from trouper.web.http.query_parameters import Query
 from trouper.web.live.snapshot import SNAPSHOT, NewGaps, found_body, model_body
+from trouper.web.serving.running_requests import RunningRequests, waits_of
 from trouper.web.serving.service import Service, as_events
 from trouper.web.streaming.event_log import PassiveBody, named_event
 
@@ -36,8 +37,10 @@ RECENT = 50
 
 
 class Feed:
-    def __init__(self, models: Models, recent: Sequence[RequestRecord]) -> None:
-        self._models, self._recent = models, recent
+    def __init__(
+        self, models: Models, recent: Sequence[RequestRecord], running: RunningRequests
+    ) -> None:
+        self._models, self._recent, self._running = models, recent, running
         self._server = {"version": VERSION, "started": time.time()}
         """Constant fields. `started` also tells servers at the same address apart."""
         self._gaps: dict[str, NewGaps] = {}
@@ -46,7 +49,7 @@ class Feed:
         """The newest request of the last snapshot."""
         self.number = 0
         self._sent_at = -inf
-        self._last_models = b"", b""
+        self._last_encoded = b"", b"", b""
         self._body: dict[str, Any] = {}
         self._latest = b""
 
@@ -68,16 +71,19 @@ class Feed:
                 if not entry.is_unused
             ]
             found = [found_body(entry) for entry in entries if entry.is_unused]
-            self._tell(msgspec.json.encode(models), msgspec.json.encode(found), self._ended())
+            encode = msgspec.json.encode
+            waits = encode(waits_of(self._running.of(None)))
+            self._tell(encode(models), encode(found), waits, self._ended())
         return self.number, self._latest
 
-    def _tell(self, models: bytes, found: bytes, ended: list[RequestRecord]) -> None:
-        now = trio.current_time()
-        if (models, found) == self._last_models and not ended and now - self._sent_at < QUIET_S:
+    def _tell(self, models: bytes, found: bytes, waits: bytes, ended: list[RequestRecord]) -> None:
+        now, encoded = trio.current_time(), (models, found, waits)
+        if encoded == self._last_encoded and not ended and now - self._sent_at < QUIET_S:
             return
         self.number += 1
-        self._last_models, self._sent_at = (models, found), now
-        raw = {"models": msgspec.Raw(models), "found": msgspec.Raw(found)}
+        self._last_encoded, self._sent_at = encoded, now
+        names = ("models", "found", "waits")
+        raw = {name: msgspec.Raw(part) for name, part in zip(names, encoded, strict=True)}
         self._body = self._server | {"number": self.number, "at": now, "ended": ended} | raw
         self._latest = named_event("snapshot", self._body)
 
@@ -147,7 +153,7 @@ ASSETS = "/live/"
 class Site:
     def __init__(self, service: Service, keys: Keys) -> None:
         self._service = service
-        self._feed = Feed(service.models, service.request_log.recent)
+        self._feed = Feed(service.models, service.request_log.recent, service.running)
         static = {
             path.name: path.read_bytes()
             for path in files("trouper.web.live").joinpath("static").iterdir()

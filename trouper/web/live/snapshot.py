@@ -22,6 +22,7 @@ from trouper.web.http.request_schema import (
     nullable,
     titled,
 )
+from trouper.web.serving.running_requests import WAIT
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
@@ -133,6 +134,7 @@ SNAPSHOT = titled(
             "at": NUMBER,
             "models": array(MODEL),
             "found": array(FOUND),
+            "waits": array(WAIT),
             "ended": array(OBJECT),
             "recent": array(OBJECT),
         },

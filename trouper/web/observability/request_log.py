@@ -4,6 +4,7 @@ of parameters that were read past and of malformed calls."""
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -16,6 +17,8 @@ from trouper.protocol.record import RequestRecord
 
 log = logging.getLogger("trouper.web")
 KEPT = 200
+CHOICE_SUFFIX = re.compile(r"(-\d+)?")
+"""Behind the id of a request, in the ids of its choices."""
 RequestObserver = Callable[[RequestRecord], None]
 
 
@@ -36,6 +39,15 @@ class RequestLog:
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
+
+    def of(self, request_id: str) -> list[RequestRecord]:
+        """Return the kept records of a request, one for each choice."""
+        return [
+            record
+            for record in self.recent
+            if record.request_id.startswith(request_id)
+            and CHOICE_SUFFIX.fullmatch(record.request_id, len(request_id))
+        ]
 
     def note(self, origin: RequestOrigin, record: RequestRecord) -> RequestRecord:
         """Complete a request's record, call the observers and return the record. Runs in cancelled

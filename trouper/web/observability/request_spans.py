@@ -8,6 +8,7 @@ An embedding program passes `Traces(tracer).observe` as an observer of exchanges
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from urllib.parse import urlsplit
 
 import attrs
@@ -96,13 +97,30 @@ class _Spans:
         first, last = record.first_token_at, record.last_token_at
         if record.reason != "refused":
             queue = self.start("queue", record.arrived_at, inside)
+            self._add_waits(queue, record, record.arrived_at, record.admitted_at)
             self.end(queue, record.admitted_at or record.ended_at)
         if record.admitted_at is not None:
             prefill = self.start("prefill", record.admitted_at, inside)
             prefill.add_event("cache", _tiers(record), self._ns(record.admitted_at))
+            self._add_waits(prefill, record, record.admitted_at, first)
             self.end(prefill, record.ended_at if first is None else first)
         if first is not None and last is not None:
-            self.end(self.start("decode", first, inside), last)
+            decode = self.start("decode", first, inside)
+            self._add_waits(decode, record, first, None)
+            self.end(decode, last)
+
+    def _add_waits(
+        self, span: Span, record: RequestRecord, begin: float, end: float | None
+    ) -> None:
+        """Add an event for each wait that began in a phase. `end` None: the record's end."""
+        for one in record.transitions:
+            if one.reason and begin <= one.at < (inf if end is None else end):
+                attributes: Attributes = {
+                    "trouper.state": one.state,
+                    "trouper.wait.reason": one.reason,
+                    "trouper.wait.for": one.waits_for,
+                }
+                span.add_event("wait", attributes, self._ns(one.at))
 
     def _ns(self, at: float) -> int:
         return int((at + self.unix_offset) * 1e9)

@@ -181,7 +181,6 @@ MODELS = full(
         "last_id": nullable(TEXT),
     }
 )
-CANCELLED = full({"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG})
 TOKENIZED = full(
     {"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS, "token_strs": array(TEXT)},
     optional=("token_strs",),

@@ -11,7 +11,7 @@ from trouper.actors.runtime.prompt_tokenizing import characters_of
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
-from trouper.web.http.json_response import as_json, error_response, formatted, http_problem
+from trouper.web.http.json_response import as_json, formatted
 from trouper.web.http.request_schema import Json, either, ref, titled
 from trouper.web.openai import answer_schemas, embeddings, infill
 from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
@@ -258,24 +258,6 @@ class OpenAi:
         self._service.hold(TEXT_FACTOR * size)
         text = await self._service.run_off_loop(token_text_of, parsed.tokens, tokenizer)
         return await formatted(lambda: {"prompt": text}, is_long=size > LONG_TEXT)
-
-    @Endpoint(
-        method="POST",
-        path="/v1/requests/<request_id>/cancel",
-        operation="cancelRequest",
-        tag="OpenAI",
-        summary="Cancel a request that runs",
-        description="By the X-Request-Id of its response, or the id in its body. Whoever waits for "
-        "it is told.",
-        answer=answer_schemas.CANCELLED,
-    )
-    async def cancel(self, request_id: str) -> Response:
-        if not self._service.cancel(request_id):
-            problem = http_problem(
-                404, f"no running request has the id {request_id!r}", "request_not_found"
-            )
-            return error_response(problem)
-        return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 
     @Endpoint(
         method="GET",

@@ -285,7 +285,6 @@ class Responses:
             hold=self._service.holding.grow,
         )
         self._live[response_id] = live
-        self._service.at_end(self._service.running.add(live.owner, response_id, answer))
         self._service.at_end(self._forget, response_id)
         return live
 

@@ -35,6 +35,7 @@ from trouper.web.keys.endpoint_rights import asks_model, is_local
 from trouper.web.keys.key_limits import KeyAccount, KeyAccounts, RequestTokens, Reservation
 from trouper.web.observability.exchange import Exchange
 from trouper.web.observability.request_log import IgnoredNames
+from trouper.web.serving.running_requests import RunningRequest
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -84,6 +85,8 @@ class RequestScope:
     tokens: RequestTokens | None = None
     exchange: Exchange | None = None
     """None: no observer asks."""
+    running: RunningRequest | None = None
+    """Once a model is asked for."""
 
     @classmethod
     def open(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -41,6 +40,7 @@ from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.serving.current_request import CurrentRequest, priority_with
 from trouper.web.serving.model_names import ModelAliases, agreed_adapter, split_adapter
+from trouper.web.serving.running_requests import RunningRequest, RunningRequests, header_id
 from trouper.web.serving.tool_support import ToolSupport
 from trouper.web.streaming.response_streams import (
     SCORE_BYTES,
@@ -50,41 +50,6 @@ from trouper.web.streaming.response_streams import (
     is_long,
 )
 from trouper.web.streaming.step_delivery import StepDelivery
-
-
-class RunningAnswers:
-    def __init__(self) -> None:
-        self._answers: dict[tuple[str, str], set[Answer]] = {}
-
-    def add(self, owner: str, request_id: str, answer: Answer) -> Callable[[], None]:
-        """Add an answer, and return a function that closes and removes the answer. `owner` is the
-        key's identity."""
-        self._answers.setdefault((owner, request_id), set()).add(answer)
-        return partial(self._ended, (owner, request_id), answer)
-
-    def _ended(self, name: tuple[str, str], answer: Answer) -> None:
-        answer.close()
-        running = self._answers[name]
-        running.discard(answer)
-        if not running:
-            del self._answers[name]
-
-    def cancel(self, request_id: str, owner: str | None) -> bool:
-        """Cancel the answers of a request, by header id or response id, and return whether any
-        existed. `owner` None means any key."""
-        return self._cancel(request_id, owner) or self._cancel(
-            re.split("[-_]", request_id, maxsplit=1)[-1], owner
-        )
-
-    def _cancel(self, request_id: str, owner: str | None) -> bool:
-        names = [
-            name for name in self._answers if name[1] == request_id and owner in (None, name[0])
-        ]
-        answers = [answer for name in names for answer in self._answers[name]]
-        for answer in answers:
-            answer.cancel()
-        return bool(names)
-
 
 log = logging.getLogger("trouper.web")
 TOKEN_BYTES = 40
@@ -127,7 +92,7 @@ class Service(CurrentRequest):
         self.models = models
         self._background = background
         self.request_log = request_log or RequestLog()
-        self.running = RunningAnswers()
+        self.running = RunningRequests()
         self.delivery = StepDelivery()
         """Runs only under `serve_http`: no nursery of another program could end before."""
         self._tool_support = ToolSupport(self)
@@ -156,6 +121,8 @@ class Service(CurrentRequest):
         model = None if model is None else self.resolved(model)
         origin = self._origin(model, named, adapter)
         model = origin.model if model is None else model
+        running = self.scope.running or self._open_running(origin)
+        running.history.note("preparing", "model")
         try:
             lease = await self.models.lease(model)
         except RequestFailed as failed:
@@ -164,8 +131,14 @@ class Service(CurrentRequest):
         except trio.Cancelled:
             self._unserved(origin, "abort", "")
             raise
+        running.history.note("preparing")
         self.at_end(lease.release)
         return Served(lease.runtime, origin)
+
+    def _open_running(self, origin: RequestOrigin) -> RunningRequest:
+        self.scope.running = running = self.running.open(self.key_identity, self.request_id, origin)
+        self.at_end(self.running.close, running)
+        return running
 
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
         entry = self.listed(model)
@@ -198,6 +171,8 @@ class Service(CurrentRequest):
             exchange.records.append(complete)
 
     def note_response_id(self, response_id: str) -> None:
+        if self.scope.running is not None:
+            self.scope.running.names.add(response_id)
         if self.scope.exchange is not None:
             self.scope.exchange.response_id = response_id
 
@@ -307,7 +282,11 @@ class Service(CurrentRequest):
             self._note_end(served.origin, record, exchange)
 
         answer = await served.runtime.send(generate, ended, admit)
-        self.at_end(self.running.add(self.key_identity, self.request_id, answer))
+        # A program's own model was not leased by `served`.
+        running = self.scope.running or self._open_running(served.origin)
+        running.answers.append(answer)
+        # After the lease: answers are closed before their model may go.
+        self.at_end(answer.close)
         return answer
 
     def _name_parts(self, generates: Sequence[Generate]) -> None:
@@ -320,11 +299,16 @@ class Service(CurrentRequest):
             self.read_past.skip(name)
         self.note_ignored()
 
-    def cancel(self, request_id: str) -> bool:
-        """Cancel answers of this key's request (with `admin`: any), by header id or response id."""
-        return self.running.cancel(
-            request_id, None if self.has_right("admin") else self.key_identity
-        )
+    @property
+    def manageable_owner(self) -> str | None:
+        """Identity of the key whose requests may be seen and cancelled; None (`admin`): all."""
+        return None if self.has_right("admin") else self.key_identity
+
+    def ended_records(self, request_id: str) -> list[RequestRecord]:
+        """Return the records of an ended request's choices that this key may see."""
+        seen = self.request_log.of(request_id) or self.request_log.of(header_id(request_id))
+        everyone = self.manageable_owner is None
+        return [record for record in seen if everyone or record.key == self.key_label]
 
     async def respond(
         self,

@@ -194,6 +194,8 @@ class EventStream(ResponseBody):
         status was sent long ago."""
         if self._over:
             raise StopAsyncIteration
+        for answer in self._answers:
+            answer.history.release()
         try:
             self._hold_waiting()
             written = await self._next_write()
@@ -206,6 +208,8 @@ class EventStream(ResponseBody):
             written = self._opening + self._dialect.failure(INTERNAL)
         if self._over:
             await self._before_end()
+        for answer in self._answers:
+            answer.history.hold("client")  # Until the connection takes the next write.
         return written
 
     def _hold_waiting(self) -> None:
@@ -273,7 +277,10 @@ class EventStream(ResponseBody):
         answer = self._answers[piece.index]
         match piece.event:
             case Delta() as delta:
-                return self._dialect.text(piece.index, delta, answer)
+                written = self._dialect.text(piece.index, delta, answer)
+                if not written:
+                    answer.history.hold("parser" if delta.text else "stop_string")
+                return written
             case Finished() as finished:
                 self._open.discard(piece.index)
                 return self._dialect.ending(piece.index, finished, answer) + self._end()

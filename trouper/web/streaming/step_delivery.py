@@ -112,8 +112,10 @@ class DirectStream:
         if self._error is not None:
             raise self._error
         if self._untaken:
+            self._answer.history.hold("client")
             await self._writer.write(self._untaken)
             self._untaken = b""
+            self._answer.history.release()
 
     def _note(self) -> None:
         if not self._noted:
@@ -135,6 +137,10 @@ class DirectStream:
                 if data := self._context.run(self._text, 0, delta, answer):
                     self._untaken = self._writer.write_now(data)
                     self._written_at = now
+                    if answer.history.is_held:
+                        answer.history.release()
+                else:
+                    answer.history.hold("parser" if delta.text else "stop_string")
                 if len(deltas) < MAX_EVENTS:
                     break
         except Exception as error:  # noqa: BLE001 - raised again by `run`.

@@ -120,7 +120,7 @@ function show(now) {
   plots.draw(history, rates, Date.now() / 1000);
   kv.show(model);
   tiers.show(model);
-  rows.show(model.batch, latest.at);
+  rows.show(model.batch, latest.waits.filter((one) => one.model === model.name), latest.at);
   about(`${card.architecture}, ${card.dtype} on ${card.device}`, turnedOff(card.off),
     `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
 }

@@ -14,9 +14,9 @@ export class Rows {
     this.#place = details.querySelector("div");
   }
 
-  show(batch, at) {
+  show(batch, waits, at) {
     if (!this.#details.open) return;
-    if (!batch.rows.length) {
+    if (!batch.rows.length && !waits.length) {
       this.#place.replaceChildren(make("p", { class: "soft" }, "No row is in use."));
       return;
     }
@@ -26,7 +26,9 @@ export class Rows {
       make("td", {}, state(row)),
       ...[count(row.priority), count(row.prompt_tokens), count(row.cached_tokens), count(row.prefilled_tokens), count(row.generated_tokens),
         count(row.max_tokens), seconds(at - row.since)].map((text) => make("td", { class: "number" }, text))));
-    this.#place.replaceChildren(make("table", { "aria-label": "Rows of the batch" }, make("thead", {}, head), make("tbody", {}, ...body)));
+    this.#place.replaceChildren(
+      make("table", { "aria-label": "Rows of the batch" }, make("thead", {}, head), make("tbody", {}, ...body)),
+      ...waits.map((one) => make("p", {}, `${brief(one.request_id)} ${one.message} (${seconds(at - one.since)} s)`)));
   }
 }
 
