@@ -11,6 +11,9 @@ from quart import Response
 
 from trouper.protocol.problems import Problem
 
+LONG_ANSWERS = trio.CapacityLimiter(1)
+"""Long answers are formatted one at a time: the event loop and the engine's thread wait for
+Python's lock for 5 ms at each turn, once for each thread that computes in Python."""
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -38,7 +41,8 @@ def as_json(body: Any, status: int = 200) -> Response:
 async def formatted(body: Callable[[], Any], *, is_long: bool) -> Response:
     if not is_long:
         return as_json(body())
-    return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(body())))
+    data = await trio.to_thread.run_sync(lambda: msgspec.json.encode(body()), limiter=LONG_ANSWERS)
+    return encoded(data)
 
 
 def encoded(data: bytes, status: int = 200) -> Response:

@@ -15,6 +15,7 @@ from quart.wrappers.response import ResponseBody
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import INTERNAL, RequestFailed
 from trouper.protocol.replies import Delta, Finished
+from trouper.web.http.json_response import LONG_ANSWERS
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.output.dialect import COMMENT, Choice, Dialect, usage_of
 from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDelivery
@@ -114,7 +115,7 @@ async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> 
     the result must not be lost."""
     made: list[bytes] = []
     with trio.CancelScope(shield=True):
-        made.append(await trio.to_thread.run_sync(make, piece))
+        made.append(await trio.to_thread.run_sync(make, piece, limiter=LONG_ANSWERS))
     return made[0]
 
 
