@@ -15,9 +15,9 @@ from trouper.engine.platform.device import (
     PRESSURE,
     SWAP,
     SWAP_USAGE,
+    THIS_SYSTEM,
     USAGE,
     WIRED_PART,
-    THIS_SYSTEM,
     KernelMemory,
     WiredMemory,
 )

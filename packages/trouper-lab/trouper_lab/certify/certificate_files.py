@@ -13,7 +13,7 @@ from typing import Any
 from trouper.cli.terminal_text import data_shown
 from trouper.protocol.paths import is_directory
 from trouper_lab.certify.certificate import FORMAT, Json, line_of
-from trouper_lab.reports import draw_bars, draw_lines, html_page
+from trouper_lab.reports import draw_bars, draw_lines, html_page, report_files
 
 NAMES = ("command", "device", "made", "model", "sections", "system", "versions")
 NAMES_WITHIN = {
@@ -29,16 +29,12 @@ class NoCertificate(Exception):
     """The message names the file."""
 
 
-def paths_of(out: Path) -> list[Path]:
-    return [out.with_name(out.name + suffix) for suffix in (".json", ".html")]
-
-
 def require_writable(out: Path) -> None:
     """Raises `NoCertificate`."""
     parent = out.absolute().parent
     if not out.name or not is_directory(parent):
         raise NoCertificate(f"{out}: there is no directory {parent}")
-    if directories := [path for path in paths_of(out) if is_directory(path)]:
+    if directories := [path for path in report_files(out) if is_directory(path)]:
         raise NoCertificate(f"{directories[0]} is a directory")
     try:
         with tempfile.NamedTemporaryFile(dir=parent):
@@ -53,7 +49,7 @@ def require_writable(out: Path) -> None:
 def write_certificate(certificate: Json, out: Path) -> list[Path]:
     """Write both files atomically. Raises `NoCertificate`."""
     texts = (json.dumps(certificate, indent=1) + "\n", as_html(certificate))
-    written = paths_of(out)
+    written = report_files(out)
     for path, text in zip(written, texts, strict=True):
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
