@@ -67,8 +67,8 @@ class DraftModel:
                 continue
             if (ahead := self._ahead.pop(row, None)) is not None:
                 pairs = zip(ahead, more, strict=False)
-                right = [*takewhile(lambda pair: pair[0] == pair[1], pairs)]
-                self._rows.lengths[row] = len(self._tokens[row]) + len(right)
+                kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                self._rows.lengths[row] = len(self._tokens[row]) + kept
             self._tokens[row] += more
 
     def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
