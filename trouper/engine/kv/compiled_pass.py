@@ -253,8 +253,8 @@ class CompiledPass:
         if was_traced or not model_pass.keeps_shapes:
             model_pass.put(changed)
         else:
-            for parts, new in zip(buffers, changed, strict=True):
-                parts[:] = new  # Setting `SlotCache.buffers` would count as other shapes.
+            for held, new in zip(buffers, changed, strict=True):
+                held[:] = new  # Setting `SlotCache.buffers` would count as other shapes.
         return logits
 
 
