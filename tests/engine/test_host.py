@@ -21,7 +21,6 @@ from trio.testing import wait_all_tasks_blocked
 from tests import arithmetic
 from tests.families import build, prompts, reference, save
 from trouper import (
-    Answer,
     Delta,
     Generate,
     ModelUnusable,
@@ -385,11 +384,6 @@ def request(place: int, sampling: Sampling, tokens: int = TOKENS) -> Generate:
 async def tokens_of(runtime: Runtime, wish: Generate) -> list[int]:
     with await runtime.submit(wish) as heard:
         return [token async for delta in heard for token in delta.tokens]
-
-
-async def rest_of(heard: Answer) -> None:
-    while await heard.next() is not heard.finished:
-        pass
 
 
 SAMPLINGS = {

@@ -15,14 +15,11 @@ from trouper.engine.platform.device import (
     PRESSURE,
     SWAP,
     SWAP_USAGE,
+    THIS_SYSTEM,
     USAGE,
     WIRED_PART,
     KernelMemory,
-    SilentSystem,
-    SystemMemory,
     WiredMemory,
-    system_memory,
-    this_system,
 )
 
 MIB, GIB = 2**20, 2**30
@@ -36,13 +33,13 @@ def rusage(footprint: int) -> bytes:
 
 def mac(
     level: int, swap_mib: tuple[float, float, float] = (0, 0, 0), footprint: int = 0
-) -> SystemMemory:
+) -> KernelMemory:
     """`swap_mib`: in total, free and used, as `sysctl vm.swapusage` prints them."""
     answers = {
         PRESSURE: struct.pack("<i", level),
         SWAP: SWAP_USAGE.pack(*(int(size * MIB) for size in swap_mib), 16384, 1),
     }
-    return system_memory(lambda name: answers.get(name, b""), lambda: rusage(footprint))
+    return KernelMemory(lambda name: answers.get(name, b""), lambda: rusage(footprint))
 
 
 @pytest.mark.parametrize(
@@ -79,9 +76,7 @@ def test_the_footprint_counts_where_it_is_larger_than_what_mlx_knows(
         (30 * 10**9, 46_506 * 10**6),
         (0, 46_506 * 10**6),
     ):
-        monkeypatch.setattr(
-            device, "this_system", lambda footprint=footprint: mac(2, footprint=footprint)
-        )
+        monkeypatch.setattr(device, "THIS_SYSTEM", mac(2, footprint=footprint))
         stats = device.memory_stats()
         assert (stats.active_bytes, stats.pressure) == (active, "warning"), (
             "spare buffers are part of the footprint"
@@ -89,8 +84,7 @@ def test_the_footprint_counts_where_it_is_larger_than_what_mlx_knows(
 
 
 def test_a_system_that_says_nothing() -> None:
-    silent = system_memory(lambda name: b"", lambda: rusage(5))
-    assert isinstance(silent, SilentSystem)
+    silent = KernelMemory(lambda name: b"", lambda: b"")
     assert (silent.footprint_bytes(), silent.pressure(), silent.swapped_bytes()) == (
         0,
         "unknown",
@@ -100,9 +94,8 @@ def test_a_system_that_says_nothing() -> None:
 
 
 def test_the_system_at_hand_can_be_asked() -> None:
-    system = this_system()
-    assert system.pressure() in ("unknown", "normal", "warning", "critical")
-    assert system.footprint_bytes() >= 0 and system.swapped_bytes() >= 0
+    assert THIS_SYSTEM.pressure() in ("unknown", "normal", "warning", "critical")
+    assert THIS_SYSTEM.footprint_bytes() >= 0 and THIS_SYSTEM.swapped_bytes() >= 0
 
 
 class TestWiredMemory:

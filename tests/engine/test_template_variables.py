@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trouper.engine.loading.template_variables import rename_switches
+from trouper.engine.loading.tokenizer_files import rename_switches
 
 ON, OFF = {"enable_thinking": True}, {"enable_thinking": False}
 

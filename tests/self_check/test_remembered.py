@@ -27,7 +27,6 @@ from trouper.engine.self_check.matrix import Failure
 from trouper.engine.self_check.starting import (
     CheckResult,
     key_of,
-    recall,
     recalled,
     remember,
     results_file,
@@ -37,6 +36,7 @@ from trouper.protocol.capabilities import Capabilities, SelfCheck
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.storage.cache_directory import read_memo
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,7 @@ def test_a_damaged_file_is_made_anew(faulty: str, damage: str) -> None:
 
 def test_a_file_that_cannot_be_written_only_costs_a_check(tmp_path: Path) -> None:
     remember(Path("/proc/nowhere/self-checks.json"), "key", CheckResult({}, "", 1.0, 1.0))
-    assert recall(Path("/proc/nowhere/self-checks.json"), "key") is None
+    assert not read_memo(Path("/proc/nowhere/self-checks.json"), CheckResult)
 
 
 def test_the_oldest_results_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from trouper_lab.load import (
     measure_load,
     measure_prefix,
 )
-from trouper_lab.reports import ReportName, draw_bars, draw_lines, html_page
+from trouper_lab.reports import ReportName, draw_bars, draw_lines, html_page, report_files
 
 
 class CountList(click.ParamType[tuple[int, ...]]):
@@ -134,7 +134,7 @@ def _require_writable(out: Path) -> None:
         refuse(f"--out {out}: names no file")
     if not is_directory(out.parent):
         refuse(f"--out {out}: there is no directory {out.parent}")
-    for path in _files(out):
+    for path in report_files(out):
         try:
             if path.is_symlink():  # A repository's link would have another file overwritten.
                 remedy = "name what it leads to, or another file"
@@ -145,10 +145,6 @@ def _require_writable(out: Path) -> None:
                 path.unlink()
         except OSError as error:
             refuse(f"--out {out}: {path}: {error.strerror}")
-
-
-def _files(out: Path) -> tuple[Path, Path]:
-    return out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.html")
 
 
 def _measured(where: Where, options: BenchOptions) -> Report:
@@ -198,7 +194,7 @@ def _write(report: Report, out: Path) -> None:
     Console(width=None if sys.stdout.isatty() else 140).print(as_table(report))
     if report.prefix:
         click.echo(prefix_line(report.prefix))
-    for path, text in zip(_files(out), (as_json(report), as_html(report)), strict=True):
+    for path, text in zip(report_files(out), (as_json(report), as_html(report)), strict=True):
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:

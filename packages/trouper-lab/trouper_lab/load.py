@@ -10,6 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -66,7 +67,7 @@ class Stream:
 
     @property
     def gaps_s(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.times)]
 
 
 @attrs.frozen
@@ -258,26 +259,17 @@ def measure_load(
     where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback
 ) -> LoadFigures:
     """The first round is uncounted: kernels compile."""
+
+    def run(tokens: int) -> list[Stream]:
+        prompts = [random_words(options.prompt_words) for _ in range(streams)]
+        return run_load(where, [Question(prompt, tokens, options.drafts) for prompt in prompts])
+
     show_progress(f"{streams} at once, warming up")
-    run_load(
-        where,
-        [
-            Question(random_words(options.prompt_words), WARM_UP_TOKENS, options.drafts)
-            for _ in range(streams)
-        ],
-    )
+    run(WARM_UP_TOKENS)
     rounds = []
     for number in range(options.rounds):
         show_progress(f"{streams} at once, round {number + 1} of {options.rounds}")
-        rounds.append(
-            run_load(
-                where,
-                [
-                    Question(random_words(options.prompt_words), options.tokens, options.drafts)
-                    for _ in range(streams)
-                ],
-            )
-        )
+        rounds.append(run(options.tokens))
     return load_of(rounds)
 
 

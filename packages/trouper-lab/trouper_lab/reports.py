@@ -36,6 +36,10 @@ class ReportName(click.ParamType[Path]):
         return path.with_suffix("") if path.suffix in SUFFIXES else path
 
 
+def report_files(out: Path) -> list[Path]:
+    return [out.with_name(out.name + suffix) for suffix in SUFFIXES]
+
+
 STYLE = """:root { color-scheme: light dark; --ink: #1c2128; --faint: #57606a; --paper: #ffffff;
   --grid: #d8dee4;
   --c0: #0969da; --c1: #bc4c00; --c2: #1a7f37; --c3: #8250df; --c4: #9a6700; --c5: #bf3989;

@@ -5,7 +5,7 @@ Masks and scales follow each row's positions; caches keep all tokens.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -15,17 +15,6 @@ from trouper.engine.adaptations.row_offsets import CurrentPass
 from trouper.engine.passes.region import Region
 
 
-class LayerCache(Protocol):
-    """The cache of one layer, in a pass over rows of different lengths."""
-
-    @property
-    def region(self) -> Region: ...
-
-    def update_and_fetch(
-        self, keys: mx.array, values: mx.array, /
-    ) -> tuple[mx.array, mx.array]: ...
-
-
 def drops_chunks(cache: object) -> bool:
     """Whether mlx-lm's model lets this cache drop tokens behind a chunk; slots keep all."""
     return hasattr(cache, "maybe_trim_front")
@@ -33,14 +22,14 @@ def drops_chunks(cache: object) -> bool:
 
 @attrs.frozen
 class RowOffsets:
-    cache: LayerCache
+    """A layer's cache with each row's offset."""
 
-    @property
-    def offset(self) -> mx.array:
-        return self.cache.region.offset
+    cache: Any
+    offset: mx.array
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        return self.cache.update_and_fetch(keys, values)
+        fetched: tuple[mx.array, mx.array] = self.cache.update_and_fetch(keys, values)
+        return fetched
 
 
 class TemperedProjection(nn.Module):
@@ -90,7 +79,7 @@ class ChunkedAttention(nn.Module):
             tempered.set_positions(self._positions(region, cache, x.shape[1]))
         if region is not None:
             mask = _chunk_mask(region, self._chunk) if drops_chunks(cache) else mask
-            cache = RowOffsets(cache)
+            cache = RowOffsets(cache, region.offset)
         out: mx.array = self.attention(x, mask, cache)
         return out
 

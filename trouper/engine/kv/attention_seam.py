@@ -112,7 +112,7 @@ def scaled_dot_product_attention(
     if (both_sides := getattr(_passes, "both_sides", None)) is not None:
         mask = both_sides(queries.shape[2]) if isinstance(mask, mx.array) else None
     if not isinstance(keys, Parts):
-        if (calls := getattr(_recording, "calls", None)) is not None:
+        if (calls := getattr(_passes, "calls", None)) is not None:
             arrays = [
                 part.view() if isinstance(part, WholeBuffer) else part for part in (keys, values)
             ]
@@ -172,6 +172,8 @@ class AttentionCall:
 
 
 _passes = threading.local()
+"""Of the pass that a thread builds: `both_sides`, a mask of all tokens, and `calls`, which are
+recorded."""
 
 
 @contextmanager
@@ -190,17 +192,14 @@ def bidirectional(window: int | None) -> Iterator[None]:
         del _passes.both_sides
 
 
-_recording = threading.local()
-
-
 @contextmanager
 def recording() -> Iterator[list[AttentionCall]]:
     """Collect this thread's calls, lazily."""
-    _recording.calls = calls = list[AttentionCall]()
+    _passes.calls = calls = list[AttentionCall]()
     try:
         yield calls
     finally:
-        _recording.calls = None
+        del _passes.calls
 
 
 def install(*models: nn.Module | None) -> None:

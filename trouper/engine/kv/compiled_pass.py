@@ -12,10 +12,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from itertools import repeat
-from operator import attrgetter, setitem
 from typing import Any, ClassVar
 
 import attrs
@@ -68,29 +66,39 @@ class TracedPrompt(PartialRegion):
 
 @attrs.frozen(eq=False)
 class Pass:
-    """`regions`: of each bank, then of all rows if several. `banks`: the caches of each."""
+    """Decoding rows; or chunks of prompts, never compiled. `regions`: of each bank, then of all
+    rows if several. `banks`: the caches of each."""
 
-    keeps_shapes: ClassVar[bool]
+    keeps_shapes: ClassVar[bool] = True
     regions: Sequence[Region]
     banks: Sequence[BankCaches]
 
     @property
     def kind(self) -> Hashable:
         """Equal for passes with one compiled function."""
-        raise NotImplementedError
+        shapes = (bank.held() for bank in self.banks)
+        adapters = self.regions[-1].adapters
+        adapted = () if adapters is None else ("adapters", adapters.version)
+        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
 
     @property
     def traceable(self) -> bool:
         """Whether the pass depends on arrays alone."""
-        raise NotImplementedError
+        return all(
+            region.by_length and bank.held().has_room(region.stop, region.room)
+            for region, bank in zip(self.regions, self.banks, strict=False)
+        )
 
     def inputs(self) -> list[list[Name]]:
         """Names of arrays that the pass has read, by region."""
-        raise NotImplementedError
+        return [region.arrays_read() for region in self.regions]
 
     def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
         """`arrays`: of each region."""
-        raise NotImplementedError
+        return [
+            TracedRegion(region, inputs)
+            for region, inputs in zip(self.regions, arrays, strict=True)
+        ]
 
     @property
     def caches(self) -> Sequence[SlotCache]:
@@ -105,35 +113,6 @@ class Pass:
     def put(self, buffers: Sequence[list[mx.array]]) -> None:
         for leaf, parts in zip(self.caches, buffers, strict=True):
             leaf.buffers = parts
-
-
-class DecodePass(Pass):
-    """Decoding rows; or chunks of prompts, never compiled."""
-
-    keeps_shapes = True
-
-    @property
-    def kind(self) -> Hashable:
-        shapes = (bank.held() for bank in self.banks)
-        adapters = self.regions[-1].adapters
-        adapted = () if adapters is None else ("adapters", adapters.version)
-        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
-
-    @property
-    def traceable(self) -> bool:
-        return all(
-            region.by_length and bank.held().has_room(region.stop, region.room)
-            for region, bank in zip(self.regions, self.banks, strict=False)
-        )
-
-    def inputs(self) -> list[list[Name]]:
-        return [region.arrays_read() for region in self.regions]
-
-    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
-        return [
-            TracedRegion(region, inputs)
-            for region, inputs in zip(self.regions, arrays, strict=True)
-        ]
 
 
 class PromptPass(Pass):
@@ -173,9 +152,6 @@ MAX_KINDS = 1024
 # Passes of an ordinary kind that may take longer: kernels and plans are prepared in the first, the
 # CUDA graph is made in the second.
 PREPARING = 2
-
-
-BUFFERS = attrgetter("buffers")
 
 
 Build = Callable[[Sequence[Region], mx.array], mx.array]
@@ -258,7 +234,7 @@ class CompiledPass:
 
     def __call__(self, build: Build, model_pass: Pass, tokens: mx.array) -> mx.array:
         """Instantiate the pass, or build an untraceable one."""
-        buffers = list(map(BUFFERS, model_pass.caches))
+        buffers = [leaf.buffers for leaf in model_pass.caches]
         arrays = [
             [region.array(name) for name in names]
             for region, names in zip(model_pass.regions, self._names, strict=True)
@@ -277,13 +253,9 @@ class CompiledPass:
         if was_traced or not model_pass.keeps_shapes:
             model_pass.put(changed)
         else:
-            replace_items(buffers, changed)
+            for held, new in zip(buffers, changed, strict=True):
+                held[:] = new  # Setting `SlotCache.buffers` would count as other shapes.
         return logits
-
-
-def replace_items(lists: Sequence[list[mx.array]], items: Sequence[list[mx.array]]) -> None:
-    """Replace all items of each list, in C: as many lists as layers, in each step."""
-    deque(map(setitem, lists, repeat(slice(None)), items), maxlen=0)
 
 
 def _traced(names: list[list[Name]], call: list[tuple[Build, Pass]]) -> Traced:

@@ -17,7 +17,7 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
-from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass, PromptPass
+from trouper.engine.kv.compiled_pass import CompiledPasses, Pass, PromptPass
 from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import layout_of
@@ -235,7 +235,7 @@ class SlotRows:
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array
     ) -> mx.array:
         # The pass over tokens (n, width) of all decoding rows, compiled if possible.
-        one = DecodePass(regions, caches_of(segments))
+        one = Pass(regions, caches_of(segments))
         return self._compiled.run(
             partial(self._build, segments), one, tokens, may_compile=not self._states
         )
@@ -291,7 +291,7 @@ class SlotRows:
             tokens, own = np.zeros((len(tokens), rounded), np.int32), tokens
             tokens[:, :width] = own
         regions = self._regions(segments, counts, tokens.shape[1])
-        one = (PromptPass if compiled else DecodePass)(regions, caches_of(segments))
+        one = (PromptPass if compiled else Pass)(regions, caches_of(segments))
         self._states.begin(rows_of(segments), None)
         outputs = self._compiled.run(
             partial(self._build, segments, part=part), one, mx.array(tokens), may_compile=compiled

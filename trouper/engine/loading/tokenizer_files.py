@@ -1,23 +1,27 @@
 """Opens a directory's tokenizer and chat template, by mlx-lm where possible.
 
 transformers also reads config.json: unknown model types are refused, a missing tokenizer.json gives
-an empty tokenizer, and some types replace the file's pre-tokenizer.
+an empty tokenizer, and some types replace the file's pre-tokenizer. Requests switch thinking by
+`enable_thinking` and `reasoning_effort`; some makers' templates read other names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, TemplateError, meta
+from jinja2.ext import loopcontrols
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from trouper.engine.loading.message_adaptation import Message
-from trouper.engine.loading.template_variables import rename_switches
 from trouper.engine.platform.error_text import is_of_library
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import read_json
@@ -28,6 +32,19 @@ TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 NAMED_PARSER = "named_tool_parser"
 SAMPLE = 'The  cat\'s 12345 mats:\n\n\tnaïve café, 東京 🙂! {"a": [1, 2.50]}'
 HINTS = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
+SWITCH, EFFORT = "enable_thinking", "reasoning_effort"
+OTHER_SWITCHES: Mapping[str, tuple[Any, Any]] = {
+    "thinking": (False, True),
+    "reasoning": (False, True),
+    "thinking_mode": ("disabled", "enabled"),
+    "thinking_budget": (0, -1),
+}
+"""Values for off and on: DeepSeek V3.1, Granite, Kimi and Hermes 4; Cohere's North; MiniMax M3;
+Seed-OSS, whose budget of -1 has no end."""
+EFFORTS = {"minimal": "low", "xhigh": "max"}
+"""Kimi K3's names, in `thinking_effort`."""
+GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""A tag of transformers' own."""
 
 
 def open_tokenizer(directory: Path) -> TokenizerWrapper:
@@ -114,6 +131,30 @@ def apply_template(
     if wrapped.init_kwargs.get("chat_template_type"):
         return wrapped.apply_chat_template([*messages], **options)
     return inner_tokenizer(wrapped).apply_chat_template([*messages], return_dict=False, **options)
+
+
+def rename_switches(template: object, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` with the template's own names of thinking; a name that the request has stays.
+    `template`: text, or texts by name."""
+    texts = template.values() if isinstance(template, Mapping) else (template,)
+    read = frozenset[str]().union(*(_variables_of(str(text)) for text in texts))
+    added: dict[str, Any] = {}
+    if isinstance(enabled := options.get(SWITCH), bool) and SWITCH not in read:
+        switches = OTHER_SWITCHES.items()
+        added = {name: values[enabled] for name, values in switches if name in read}
+    if isinstance(effort := options.get(EFFORT), str) and "thinking_effort" in read:
+        added["thinking_effort"] = EFFORTS.get(effort, effort)
+    return added | dict(options)
+
+
+@lru_cache(maxsize=32)
+def _variables_of(template: str) -> frozenset[str]:
+    try:
+        environment = Environment(extensions=[loopcontrols])  # noqa: S701 - nothing is rendered
+        parsed = environment.parse(GENERATION.sub("", template))
+        return frozenset(meta.find_undeclared_variables(parsed))
+    except (TemplateError, RecursionError):
+        return frozenset()
 
 
 def inner_tokenizer(wrapped: TokenizerWrapper) -> Any:

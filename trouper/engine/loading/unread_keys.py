@@ -190,10 +190,9 @@ def _is_written(value: object, source: str) -> bool:
     return not isinstance(value, bool) and str(value) in NUMBER.findall(source)
 
 
-def _rope(text: str, *neutral: object) -> Rule:
-    return Rule(
-        lambda value, _config, source: "" if value in neutral or "rope" not in source else text
-    )
+def _base(value: Any, _config: Config, source: str) -> str:
+    is_read = value == 10000 or "rope" not in source
+    return "" if is_read else "another base of rope is computed"
 
 
 def _scaling(value: Any, _config: Config, source: str) -> str:
@@ -254,8 +253,8 @@ def _scoring(value: Any, _config: Config, source: str) -> str:
 
 
 RULES: Mapping[str, Rule] = {
-    "rope_theta": _rope("another base of rope is computed", 10000, 10000.0),
-    "rotary_emb_base": _rope("another base of rope is computed", 10000, 10000.0),
+    "rope_theta": Rule(_base),
+    "rotary_emb_base": Rule(_base),
     "rope_scaling": Rule(_scaling),
     "partial_rotary_factor": Rule(_rotated),
     "rotary_pct": Rule(_rotated),

@@ -9,7 +9,7 @@ import platform
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 import mlx.core as mx
@@ -36,59 +36,28 @@ Sysctl = Callable[[str], bytes]
 """A name's value; empty: none."""
 
 
-class SystemMemory(Protocol):
-    """Capabilities; unknown: 0, or "unknown"."""
-
-    def footprint_bytes(self) -> int:
-        """Bytes that the system charges to this process."""
-
-    def pressure(self) -> MemoryPressure:
-        """Of the whole machine."""
-
-    def swapped_bytes(self) -> int:
-        """Bytes of the machine in swap files."""
-
-
-class SilentSystem:
-    """A system without these figures."""
-
-    def footprint_bytes(self) -> int:
-        return 0
-
-    def pressure(self) -> MemoryPressure:
-        return "unknown"
-
-    def swapped_bytes(self) -> int:
-        return 0
-
-
 @attrs.frozen
 class KernelMemory:
-    """`usage`: `rusage_info_v0` of this process; empty if unreadable."""
+    """Figures of macOS's kernel; elsewhere 0, or "unknown". `usage`: `rusage_info_v0` of this
+    process; empty if unreadable."""
 
     sysctl: Sysctl
     usage: Callable[[], bytes]
 
     def footprint_bytes(self) -> int:
+        """Bytes that the system charges to this process."""
         data = self.usage()
         return int(USAGE.unpack_from(data)[FOOTPRINT]) if len(data) >= USAGE.size else 0
 
     def pressure(self) -> MemoryPressure:
+        """Of the whole machine."""
         data = self.sysctl(PRESSURE)
         return LEVELS.get(int.from_bytes(data[:4], "little"), "unknown")
 
     def swapped_bytes(self) -> int:
+        """Bytes of the machine in swap files."""
         data = self.sysctl(SWAP)
         return int(SWAP_USAGE.unpack_from(data)[2]) if len(data) >= SWAP_USAGE.size else 0
-
-
-def system_memory(sysctl: Sysctl, usage: Callable[[], bytes]) -> SystemMemory:
-    return KernelMemory(sysctl, usage) if sysctl(PRESSURE) else SilentSystem()
-
-
-@cache
-def this_system() -> SystemMemory:
-    return system_memory(_sysctl, _usage)
 
 
 def _sysctl(name: str) -> bytes:
@@ -104,6 +73,9 @@ def _usage() -> bytes:
     call = getattr(ctypes.CDLL(None), "proc_pid_rusage", None)
     value = ctypes.create_string_buffer(MAX_BYTES)
     return b"" if call is None or call(os.getpid(), 0, value) else value.raw[: USAGE.size]
+
+
+THIS_SYSTEM = KernelMemory(_sysctl, _usage)
 
 
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
@@ -174,14 +146,14 @@ def weights_room() -> int:
 def memory_stats(sharers: int = 1) -> MemoryStats:
     """The larger of MLX's and the system's figures, in bytes. `sharers`: processes on one
     device."""
-    system, spare_bytes = this_system(), mx.get_cache_memory()
+    spare_bytes = mx.get_cache_memory()
     return MemoryStats(
-        active_bytes=max(mx.get_active_memory(), system.footprint_bytes() - spare_bytes),
+        active_bytes=max(mx.get_active_memory(), THIS_SYSTEM.footprint_bytes() - spare_bytes),
         spare_bytes=spare_bytes,
         limit_bytes=memory_limit_bytes(sharers),
         resident_bytes=heap.resident_bytes(),
-        pressure=system.pressure(),
-        swapped_bytes=system.swapped_bytes(),
+        pressure=THIS_SYSTEM.pressure(),
+        swapped_bytes=THIS_SYSTEM.swapped_bytes(),
     )
 
 

@@ -165,9 +165,14 @@ def choose_narrow(
     ids, values = top_candidates(logits, candidates)
     scaled = values / columns.temperature
     keep = mx.arange(ids.shape[1]) < columns.top_k
-    weights = mx.softmax(mx.where(keep, scaled, -mx.inf), axis=-1, precise=True)
+    weights = weights_of(scaled, keep)
     before = mx.cumsum(weights, axis=-1) - weights
     keep = keep & (before < columns.top_p) & (scaled >= scaled[:, :1] + columns.min_p)
+    return _draw(ids, scaled, keep, keys)
+
+
+def _draw(ids: mx.array, scaled: mx.array, keep: mx.array, keys: mx.array) -> mx.array:
+    """Draw one of the kept candidates (n, k): tokens (n,)."""
     scores = mx.where(keep, scaled + gumbel(keys, ids), -mx.inf)
     return mx.take_along_axis(ids, mx.argmax(scores, axis=-1, keepdims=True), axis=-1)[:, 0]
 
@@ -193,9 +198,7 @@ def _nucleus_floor(scaled: mx.array, columns: Columns) -> mx.array:
     """Find the smallest value that top_k and then top_p keep, (n, 1)."""
     descending = -mx.sort(-scaled, axis=-1)
     ranks = mx.arange(scaled.shape[1])
-    weights = mx.softmax(
-        mx.where(ranks < columns.top_k, descending, -mx.inf), axis=-1, precise=True
-    )
+    weights = weights_of(descending, ranks < columns.top_k)
     before = mx.cumsum(weights, axis=-1) - weights
     kept = ((before < columns.top_p) & (ranks < columns.top_k)).sum(axis=-1, keepdims=True)
     return mx.take_along_axis(descending, mx.maximum(kept, 1) - 1, axis=-1)
@@ -222,8 +225,7 @@ def choose_filtered(
     keep = keep & nucleus & (scaled >= best + columns.min_p)
     applies = coins(keys, columns.xtc_probability)
     keep = without_top_choices(weights_of(scaled, keep), keep, columns.xtc_threshold, applies)
-    scores = mx.where(keep, scaled + gumbel(keys, ids), -mx.inf)
-    return mx.take_along_axis(ids, mx.argmax(scores, axis=-1, keepdims=True), axis=-1)[:, 0]
+    return _draw(ids, scaled, keep, keys)
 
 
 def _descending(logits: mx.array) -> tuple[mx.array, mx.array]:

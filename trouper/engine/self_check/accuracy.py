@@ -8,8 +8,7 @@ outlier among 100,000 tokens does not dominate it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import attrs
 import mlx.core as mx
@@ -120,9 +119,8 @@ ODD = (7, 1, 3, 5)
 """Sizes of chunks that no kernel prefers."""
 
 
-class ModelRun(Protocol):
-    def __call__(self, tokens: Tokens, parts: Sequence[int], /) -> mx.array:
-        """Compute logits (tokens, vocabulary) of one row, fed in chunks of `parts` tokens."""
+ModelRun = Callable[[Tokens, Sequence[int]], mx.array]
+"""From one row's tokens, and the sizes of chunks, to logits (tokens, vocabulary)."""
 
 
 class WrongAloneError(Exception):

@@ -46,11 +46,6 @@ class CheckResult(msgspec.Struct, frozen=True):
     at: float
 
 
-def recall(path: Path, key: str) -> CheckResult | None:
-    """Find a result; None if missing or damaged."""
-    return read_memo(path, CheckResult).get(key)
-
-
 def remember(path: Path, key: str, result: CheckResult) -> None:
     """Save a result. Raises nothing: a lost result only costs the next start a check."""
     others = {name: known for name, known in read_memo(path, CheckResult).items() if name != key}
@@ -100,20 +95,11 @@ def _adapter(path: str | None) -> str:
 
 def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:
     """Read the result of an earlier start; None: there is none."""
-    result = recall(results_file(), key)
+    result = read_memo(results_file(), CheckResult).get(key)
     if result is None or not set(result.off) <= set(FEATURES):
         return None
     return Capabilities(**result.off), SelfCheck(
         checked=result.checked, seconds=result.seconds, remembered=True
-    )
-
-
-def keep(key: str, capabilities: Capabilities, check: SelfCheck) -> None:
-    """Store a result for later starts."""
-    remember(
-        results_file(),
-        key,
-        CheckResult(capabilities.off, check.checked, check.seconds, time.time()),
     )
 
 
@@ -151,7 +137,8 @@ def self_check(
     else:
         capabilities, check = _run(candidate, mode, group, progress)
         if check.mode != "off" and not _transient(capabilities):
-            keep(key, capabilities, check)
+            result = CheckResult(capabilities.off, check.checked, check.seconds, time.time())
+            remember(results_file(), key, result)
     report(line_of(capabilities, check))
     return capabilities, check
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import attrs
@@ -65,15 +66,8 @@ class DraftModel:
             if row not in self._tokens:
                 continue
             if (ahead := self._ahead.pop(row, None)) is not None:
-                right = next(
-                    (
-                        n
-                        for n, pair in enumerate(zip(ahead, more, strict=False))
-                        if pair[0] != pair[1]
-                    ),
-                    None,
-                )
-                kept = min(len(ahead), len(more)) if right is None else right
+                pairs = zip(ahead, more, strict=False)
+                kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 self._rows.lengths[row] = len(self._tokens[row]) + kept
             self._tokens[row] += more
 
@@ -103,11 +97,7 @@ class DraftModel:
         return min(size, self._max_tokens, self._limits.context - len(self._tokens[row]) + 1)
 
     def _known_to_target(self, draft: list[int]) -> list[int]:
-        end = next(
-            (index for index, token in enumerate(draft) if token >= self._limits.target_tokens),
-            None,
-        )
-        return draft[:end]
+        return [*takewhile(lambda token: token < self._limits.target_tokens, draft)]
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
         """Compute the KV of each row's first `ends[row]` tokens, before it is copied. Tokens behind

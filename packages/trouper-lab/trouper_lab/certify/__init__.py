@@ -21,6 +21,7 @@ from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import Settings
 from trouper_lab.certify.certificate import CertificatePair, Json, held, line_of
 from trouper_lab.certify.certificate_files import (
+    MARKS,
     NoCertificate,
     read_certificate,
     require_writable,
@@ -184,8 +185,7 @@ def _print_promises(certificate: Json) -> None:
         reason = f" ({section['problem']})" if section["problem"] else ""
         click.echo(f"{section['name']}: {section['status']}{reason}, {section['seconds']:.0f} s")
         for promise in section["promises"]:
-            mark = {True: "held", False: "BROKEN", None: "measured"}[promise["held"]]
-            click.echo(f"  {mark}: {promise['text']}: {promise['measured']}")
+            click.echo(f"  {MARKS[promise['held']]}: {promise['text']}: {promise['measured']}")
 
 
 def _compare(first: Path, second: Path) -> int:

@@ -202,7 +202,7 @@ def _until_written(server: ServerRun) -> None:
         time.sleep(POLL_S)
 
 
-SAMPLE_S = 0.05
+SAMPLE_S, MAX_POINTS = 0.05, 150
 MAX_PROMPT_TOKENS, PROMPT_STEP = 4096, 16
 MIN_ROOM = 32
 """A row enters only if a 64th of the limit stays free."""
@@ -356,9 +356,9 @@ def _report(
     )
 
 
-def _thinned(points: list[tuple[float, float]], count: int = 150) -> list[tuple[float, float]]:
-    """About `count` points, the highest of each stretch."""
-    step = max(1, len(points) // count)
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """About MAX_POINTS, the highest of each stretch."""
+    step = max(1, len(points) // MAX_POINTS)
     return [
         max(points[index : index + step], key=lambda point: point[1])
         for index in range(0, len(points), step)

@@ -8,29 +8,51 @@ import tempfile
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from trouper.cli.terminal_text import data_shown
 from trouper.protocol.paths import is_directory
 from trouper_lab.certify.certificate import FORMAT, Json, line_of
-from trouper_lab.reports import draw_bars, draw_lines, html_page
+from trouper_lab.reports import draw_bars, draw_lines, html_page, report_files
 
-NAMES = ("command", "device", "made", "model", "sections", "system", "versions")
-NAMES_WITHIN = {
-    "device": set[str](),
-    "model": {"name"},
-    "system": {"system", "machine"},
-    "versions": set[str](),
-}
-SECTION_NAMES = ("name", "status", "promises", "figures")
+
+class PromiseShape(TypedDict):
+    text: str
+    held: bool | None
+
+
+class SectionShape(TypedDict):
+    name: str
+    status: str
+    promises: list[PromiseShape]
+    figures: dict[str, float]
+
+
+class ModelShape(TypedDict):
+    name: Any
+
+
+class SystemShape(TypedDict):
+    system: Any
+    machine: Any
+
+
+class CertificateShape(TypedDict):
+    """The entries that a comparison reads."""
+
+    command: Any
+    device: Json
+    made: Any
+    model: ModelShape
+    sections: list[SectionShape]
+    system: SystemShape
+    versions: Json
 
 
 class NoCertificate(Exception):
     """The message names the file."""
-
-
-def paths_of(out: Path) -> list[Path]:
-    return [out.with_name(out.name + suffix) for suffix in (".json", ".html")]
 
 
 def require_writable(out: Path) -> None:
@@ -38,7 +60,7 @@ def require_writable(out: Path) -> None:
     parent = out.absolute().parent
     if not out.name or not is_directory(parent):
         raise NoCertificate(f"{out}: there is no directory {parent}")
-    if directories := [path for path in paths_of(out) if is_directory(path)]:
+    if directories := [path for path in report_files(out) if is_directory(path)]:
         raise NoCertificate(f"{directories[0]} is a directory")
     try:
         with tempfile.NamedTemporaryFile(dir=parent):
@@ -53,7 +75,7 @@ def require_writable(out: Path) -> None:
 def write_certificate(certificate: Json, out: Path) -> list[Path]:
     """Write both files atomically. Raises `NoCertificate`."""
     texts = (json.dumps(certificate, indent=1) + "\n", as_html(certificate))
-    written = paths_of(out)
+    written = report_files(out)
     for path, text in zip(written, texts, strict=True):
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -83,43 +105,13 @@ def read_certificate(path: Path) -> Json:
             f"{path} has the format {name}, which another version of trouper wrote; this one reads "
             f"{FORMAT}: make it again"
         )
-    if not _is_complete(content):
+    try:
+        msgspec.convert(content, CertificateShape)
+    except msgspec.ValidationError as error:
         raise NoCertificate(
             f"{path} is not complete, or was changed: make it again by trouper certify"
-        )
+        ) from error
     return dict(data_shown(content))
-
-
-def _is_complete(content: Json) -> bool:
-    sections = content.get("sections")
-    if not all(name in content for name in NAMES) or not isinstance(sections, list):
-        return False
-    return all(
-        isinstance(content[name], dict) and content[name].keys() >= keys
-        for name, keys in NAMES_WITHIN.items()
-    ) and all(map(_is_section, sections))
-
-
-def _is_section(section: Any) -> bool:
-    if not isinstance(section, dict) or not all(name in section for name in SECTION_NAMES):
-        return False
-    if not isinstance(section["name"], str) or not isinstance(section["status"], str):
-        return False
-    promises, figures = section["promises"], section["figures"]
-    return (
-        isinstance(promises, list)
-        and all(map(_is_promise, promises))
-        and isinstance(figures, dict)
-        and all(isinstance(value, int | float) for value in figures.values())
-    )
-
-
-def _is_promise(promise: Any) -> bool:
-    return (
-        isinstance(promise, dict)
-        and isinstance(promise.get("text"), str)
-        and promise.get("held", "") in (True, False, None)
-    )
 
 
 MARKS = {True: "held", False: "BROKEN", None: "measured"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -213,19 +214,16 @@ def compared(alone: Sequence[ProbeAnswer], others: Sequence[ProbeAnswer]) -> Com
     return Comparison(answers=len(alone), partings=tuple(partings), logprob_change=max(changes))
 
 
-def questions(
-    count: int, tokens: int, *, seeded: bool = False, longest: int = LENGTHS[-1]
-) -> list[ProbeQuestion]:
+def questions(count: int, tokens: int, *, seeded: bool = False) -> list[ProbeQuestion]:
     """Questions of different lengths, constant between runs."""
     dice = random.Random(11)
-    lengths = [min(LENGTHS[index % len(LENGTHS)], longest) for index in range(count)]
     return [
         ProbeQuestion(
             f"{index}. Tell a story of " + " ".join(dice.choices(VOCABULARY, k=length)),
             tokens,
             100 + index if seeded else None,
         )
-        for index, length in enumerate(lengths)
+        for index, length in enumerate(islice(cycle(LENGTHS), count))
     ]
 
 

@@ -88,12 +88,8 @@ def uniform(low: float, high: float) -> Draw:
     return lambda random, shape: random.uniform(low, high, shape)
 
 
-def log_uniform(low: float, high: float) -> Draw:
-    return lambda random, shape: np.log(random.uniform(low, high, shape))
-
-
 BY_LEAF: dict[str, Draw] = {
-    "A_log": log_uniform(0.2, 2.0),
+    "A_log": lambda random, shape: np.log(random.uniform(0.2, 2.0, shape)),
     "dt_bias": uniform(-3.5, -1.0),
     "recurrent_param": uniform(-6, -3),
     "D": uniform(0.5, 1.5),
