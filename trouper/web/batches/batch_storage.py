@@ -14,7 +14,6 @@ import trio
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches.batch_table import Batch, BatchSpec, BatchTable
-from trouper.web.batches.old_directory import import_old
 from trouper.web.batches.stored_files import FileStore, Upload
 from trouper.web.serving.state_database import StateDatabase
 
@@ -216,7 +215,6 @@ class BatchStorage:
     # -- batches ----------------------------------------------------------------------------------
 
     async def _load(self) -> None:
-        await import_old(self.directory, self._database)
         await self.files.load()
         batches = await self.table.load()
         self.batches = {batch.spec.id: batch for batch in batches}
