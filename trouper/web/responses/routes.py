@@ -35,7 +35,7 @@ from trouper.web.responses.response_store import ResponseStore, StoredResponse
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.serving.service import Served, Service, as_events
 from trouper.web.serving.state_database import StateDatabase
-from trouper.web.streaming.event_log import EventLog, Replay
+from trouper.web.streaming.event_log import EventLog, replayed
 from trouper.web.streaming.response_streams import DELTA_BYTES, Hold, at_once
 
 MAX_PAGE, DEFAULT_PAGE = 100, 20
@@ -300,7 +300,7 @@ class Responses:
         heartbeat = (lambda _: COMMENT) if live is None else live.dialect.heartbeat_behind
         before_end = at_once if live is None else partial(self._settle, live)
         heartbeat_s = self._service.settings.heartbeat_s
-        return as_events(Replay(log, position, heartbeat_s, heartbeat, before_end=before_end))
+        return as_events(replayed(log, position, heartbeat_s, heartbeat, before_end=before_end))
 
     async def _settle(self, live: Live) -> None:
         """Store an ended response before a client hears of the end, unless the response was

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -366,11 +366,10 @@ async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None
             log.exception("work in the background failed; the rest goes on")
 
 
-def as_events(body: ResponseBody | bytes) -> Response:
+def as_events(body: ResponseBody | AsyncIterator[bytes] | bytes) -> Response:
     response = Response(body, content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
-    response.timeout = None
     return response
 
 
