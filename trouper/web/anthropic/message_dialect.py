@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import attrs
-import msgspec
 
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem
@@ -38,8 +37,6 @@ from trouper.web.output.parsed_delta import (
 )
 from trouper.web.output.reasoning_tokens import CountingParser, deltas_of
 from trouper.web.streaming.event_log import named_event
-
-encode = msgspec.json.encode
 
 
 def typed_event(body: Json) -> bytes:

@@ -7,7 +7,7 @@ cache them for ever.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from math import inf
@@ -18,7 +18,6 @@ import trio
 from quart import Response, request
 
 from trouper.actors.runtime.served_models import Models
-from trouper.protocol.api_keys import Keys
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import Endpoint
@@ -106,7 +105,7 @@ def next_tick() -> float:
     return (int(trio.current_time() / TICK_S) + 1) * TICK_S
 
 
-async def watched(feed: Feed, *, manages_models: bool = False) -> AsyncIterator[bytes]:
+async def watched(feed: Feed, *, manages_models: bool = False) -> AsyncGenerator[bytes]:
     """Yield one viewer's events. The first, `viewer`, has the viewer's rights. A slow viewer misses
     snapshots, and gets the recent requests again."""
     first = named_event("viewer", {"manages_models": manages_models})
@@ -134,7 +133,7 @@ ASSETS = "/live/"
 
 
 class Site:
-    def __init__(self, service: Service, keys: Keys) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._feed = Feed(service.models, service.request_log.recent)
         static = {
@@ -147,7 +146,7 @@ class Site:
             b"".join(name.encode() + data for name, data in sorted(static.items()))
         ).hexdigest()[:16]
         page = page.replace("{files}", f"{ASSETS.strip('/')}/{self._digest}")
-        self._page = page.replace("{keyed}", "true" if keys.needed else "false").encode()
+        self._page = page.replace("{keyed}", "true" if service.keys.needed else "false").encode()
         self._etag = sha256(self._page).hexdigest()[:16]
 
     @Endpoint(

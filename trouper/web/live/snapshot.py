@@ -14,6 +14,7 @@ from trouper.protocol.health import SchedulerStats
 from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
+    NUMBER,
     OBJECT,
     TEXT,
     Json,
@@ -23,7 +24,6 @@ from trouper.web.http.request_schema import (
     titled,
 )
 
-NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
 """Fields of the scheduler's statistics with a key of their own, and histograms, which are for
 /metrics."""
@@ -32,12 +32,7 @@ COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.n
 
 def open_object(properties: Json, *optional: str) -> Json:
     """Return the schema of an object with at least these properties: statistics may grow."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [key for key in properties if key not in optional],
-        "additionalProperties": True,
-    }
+    return full(properties, optional=optional) | {"additionalProperties": True}
 
 
 ROW = open_object(

@@ -6,6 +6,7 @@ from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
     NULL,
+    NUMBER,
     TEXT,
     Json,
     array,
@@ -17,7 +18,6 @@ from trouper.web.http.request_schema import (
     with_properties,
 )
 
-NUMBER: Json = {"type": "number"}
 TOKENS = array(COUNT)
 REASON: Json = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
 MATCHED: Json = {

@@ -79,7 +79,7 @@ class OpenAi:
         generates = await self._service.run_off_loop(
             chat_to_generate, parsed, self._service.request_id, seed
         )
-        extras = Extras.of(parsed, stream_options(parsed), parsed.n)
+        extras = Extras(stream_options(parsed), parsed.return_token_ids, parsed.n)
         tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
         generates = with_calls(generates, tools, tokenizer, self._service.report)
         answers = await self._service.submit(served, generates, parsed.priority)
@@ -111,7 +111,7 @@ class OpenAi:
         generates = await self._service.run_off_loop(
             completion_to_generate, parsed, self._service.request_id, seed
         )
-        extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
+        extras = Extras(stream_options(parsed), parsed.return_token_ids, parsed.candidates)
         if parsed.echo:
             self._service.hold(
                 TEXT_FACTOR * sum(characters_of(generate.prompt) for generate in generates)

@@ -155,7 +155,7 @@ class Responses:
         except RequestFailed as failed:
             if failed.problem.context is None or not parsed.stream or parsed.background:
                 raise
-            head = head_of(resolved, new_id("resp_"), served.name, stored=False)
+            head = head_of(resolved, new_id("response"), served.name, stored=False)
             return as_events(full_context_events(head, failed.problem))
         live = self._begin(resolved, served, answer, items, earlier, stored=stored)
         if parsed.background:
@@ -267,7 +267,7 @@ class Responses:
         tokenizer, parsed = served.runtime.tokenizer, resolved.request
         parses = resolved.tools.offered or tokenizer.thinking is not None
         parser = self._service.parsers(served, resolved.tools, answer)() if parses else None
-        response_id = new_id("resp_")
+        response_id = new_id("response")
         self._service.note_response_id(response_id)
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)

@@ -230,7 +230,7 @@ class Service(CurrentRequest):
     async def tokens(self, served: Served, prompt: Prompt) -> tuple[int, ...]:
         """Tokenize a prompt for sending or counting. Raises `RequestFailed` (400, 413, 429,
         503)."""
-        self.hold(TOKENIZED_BYTES * self.body_bytes)
+        self.hold(TOKENIZED_BYTES * self.scope.body_bytes)
         return await served.runtime.tokens(prompt, self.tenant)
 
     # -- answers ----------------------------------------------------------------------------------
