@@ -39,7 +39,7 @@ from trouper.web.batches.batch_routes import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching
 from trouper.web.batches.file_routes import UploadBody
 from trouper.web.http.body_parsing import too_large
-from trouper.web.http.endpoints import Endpoint, endpoints_of
+from trouper.web.http.endpoints import REPORT, Endpoint, endpoints_of
 from trouper.web.http.json_response import as_json, error_response, http_problem
 from trouper.web.http.loop_shares import metered
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
@@ -378,11 +378,9 @@ class Reports:
         self._service, self._keys = service, service.keys
         self._metrics, self._batching = metrics, batching
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/health",
         operation="getHealth",
-        tag="Server",
         summary="What every actor knows",
         answer=HEALTH,
     )
@@ -397,33 +395,27 @@ class Reports:
             body["api_key_file"] = self._keys.stale
         return as_json(body if detailed else {"status": body["status"]})
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/livez",
         operation="getLiveness",
-        tag="Server",
         summary="Whether the process answers",
         answer=STATUS,
     )
     async def livez(self) -> Response:
         return as_json({"status": "alive"})
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/api/hello",
         operation="getHello",
-        tag="Server",
         summary="The same, where Anthropic's clients look",
         answer=STATUS,
     )
     async def hello(self) -> Response:
         return await self.livez()
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/readyz",
         operation="getReadiness",
-        tag="Server",
         summary="Whether requests are served now",
         answer=READY,
         error=READY,
@@ -445,11 +437,9 @@ class Reports:
             {"status": health.status, "detail": health.detail}, 200 if health.ready else 503
         )
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/server_info",
         operation="getServerInfo",
-        tag="Server",
         summary="What a router wants to know",
         description="The default model, and how many requests decode together once it is loaded.",
         answer=INFO,
@@ -457,11 +447,9 @@ class Reports:
     async def server_info(self) -> Response:
         return as_json(info_body(self._service.listed(None)))
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/v1/usage",
         operation="getUsage",
-        tag="Server",
         summary="What this key has used since the server started",
         description="Requests and tokens, by model; of all keys, for a key with the right "
         "`observability`.",
@@ -473,11 +461,9 @@ class Reports:
             accounts = [account for account in accounts if account.key.identity == key.identity]
         return as_json(usage_body(accounts))
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/metrics",
         operation="getMetrics",
-        tag="Server",
         summary="Metrics for Prometheus",
         description="In Prometheus' text format; docs/metrics.md says what each of them is.",
         answer={"type": "string"},

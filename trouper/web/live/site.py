@@ -20,7 +20,7 @@ from quart import Response, request
 from trouper.actors.runtime.served_models import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
-from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.endpoints import REPORT
 from trouper.web.http.json_response import as_json
 from trouper.web.http.pages import page_headers
 from trouper.web.http.query_parameters import Query
@@ -149,11 +149,9 @@ class Site:
         self._page = page.replace("{keyed}", "true" if service.keys.needed else "false").encode()
         self._etag = sha256(self._page).hexdigest()[:16]
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/v1/live",
         operation="watchLive",
-        tag="Server",
         summary="What the actors do now",
         description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a "
         "second while "
@@ -174,11 +172,9 @@ class Site:
     def _manages_models(self) -> bool:
         return self._service.models.control is not None and self._service.has_right("admin")
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/",
         operation="getLivePage",
-        tag="Server",
         summary="A page that shows it",
         answer={"type": "string"},
         content_type="text/html",

@@ -73,23 +73,25 @@ BATCH = open_object(
 PROGRESS = full({"stage": TEXT, "done": COUNT, "total": COUNT})
 FOUND = full({"name": TEXT, "weights_bytes": COUNT, "fits": nullable(FLAG)})
 """A model that --models-from has found and nobody uses."""
-SOMETIMES = (
-    "progress",
-    "problem",
-    "status",
-    "detail",
-    "card",
-    "scheduler",
-    "cache",
-    "memory",
-    "directory",
-    "speculation",
-    "ranks",
-    "actors",
-    "channels",
-    "batch",
-    "banks",
-)
+SOMETIMES = {
+    "progress": PROGRESS,
+    "problem": TEXT,
+    "status": TEXT,
+    "detail": TEXT,
+    "card": OBJECT,
+    "scheduler": OBJECT,
+    "cache": OBJECT,
+    "memory": OBJECT,
+    "directory": OBJECT,
+    "speculation": OBJECT,
+    "ranks": OBJECT,
+    "actors": array(OBJECT),
+    "channels": array(
+        open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})
+    ),
+    "batch": BATCH,
+    "banks": array(BANK),
+}
 MODEL = open_object(
     {
         "name": TEXT,
@@ -98,23 +100,7 @@ MODEL = open_object(
         "ttl_s": NUMBER,
         "weights_bytes": COUNT,
         "waiting": COUNT,
-        "progress": PROGRESS,
-        "problem": TEXT,
-        "status": TEXT,
-        "detail": TEXT,
-        "card": OBJECT,
-        "scheduler": OBJECT,
-        "cache": OBJECT,
-        "memory": OBJECT,
-        "directory": OBJECT,
-        "speculation": OBJECT,
-        "ranks": OBJECT,
-        "actors": array(OBJECT),
-        "channels": array(
-            open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})
-        ),
-        "batch": BATCH,
-        "banks": array(BANK),
+        **SOMETIMES,
     },
     *SOMETIMES,
 )

@@ -36,6 +36,8 @@ from trouper.web.serving.model_names import split_adapter
 from trouper.web.serving.service import Served, Service, now
 from trouper.web.serving.tool_support import without_tools
 
+OPENAI = partial(Endpoint, method="POST", tag="OpenAI")
+
 
 class OpenAi:
     def __init__(self, service: Service) -> None:
@@ -52,11 +54,9 @@ class OpenAi:
             tokenizer=served.runtime.tokenizer,
         )
 
-    @Endpoint(
-        method="POST",
+    @OPENAI(
         path="/v1/chat/completions",
         operation="createChatCompletion",
-        tag="OpenAI",
         summary="Answer a conversation",
         last_event="[DONE]",
         also=GENERATES,
@@ -91,11 +91,9 @@ class OpenAi:
         dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, parsers)
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
-    @Endpoint(
-        method="POST",
+    @OPENAI(
         path="/v1/completions",
         operation="createCompletion",
-        tag="OpenAI",
         summary="Continue a text",
         last_event="[DONE]",
         also=GENERATES,
@@ -174,11 +172,9 @@ class OpenAi:
             stream=parsed.stream,
         )
 
-    @Endpoint(
-        method="POST",
+    @OPENAI(
         path="/v1/embeddings",
         operation="createEmbedding",
-        tag="OpenAI",
         summary="Texts as vectors",
         description="Hidden states, pooled as the model's own files say or else their mean; of "
         "length one.",
@@ -259,11 +255,9 @@ class OpenAi:
         text = await self._service.run_off_loop(token_text_of, parsed.tokens, tokenizer)
         return await formatted(lambda: {"prompt": text}, is_long=size > LONG_TEXT)
 
-    @Endpoint(
-        method="POST",
+    @OPENAI(
         path="/v1/requests/<request_id>/cancel",
         operation="cancelRequest",
-        tag="OpenAI",
         summary="Cancel a request that runs",
         description="By the X-Request-Id of its response, or the id in its body. Whoever waits for "
         "it is told.",

@@ -38,6 +38,7 @@ from trouper.web.serving.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog, replayed
 from trouper.web.streaming.response_streams import DELTA_BYTES, Hold, at_once
 
+ENDPOINT = partial(Endpoint, tag="Responses")
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 REPLAY_QUERY: Json = {
     "stream": FLAG,
@@ -118,11 +119,10 @@ class Responses:
 
     # -- create -----------------------------------------------------------------------------------
 
-    @Endpoint(
+    @ENDPOINT(
         method="POST",
         path="/v1/responses",
         operation="createResponse",
-        tag="Responses",
         summary="Answer, and remember the conversation",
         request=ResponseRequest,
         answer=ref("ResponseObject"),
@@ -164,11 +164,10 @@ class Responses:
             live.dialect, [answer], stream=parsed.stream, before_end=partial(self._settle, live)
         )
 
-    @Endpoint(
+    @ENDPOINT(
         method="POST",
         path="/v1/responses/input_tokens",
         operation="countResponseInputTokens",
-        tag="Responses",
         summary="How many tokens the input of a response has",
         request=ResponseRequest,
         answer=COUNTED,
@@ -334,11 +333,10 @@ class Responses:
         live = self._live.get(response_id)
         return live if live is not None and live.owner == self._service.key_identity else None
 
-    @Endpoint(
+    @ENDPOINT(
         method="GET",
         path="/v1/responses/<response:response_id>",
         operation="getResponse",
-        tag="Responses",
         summary="A response that is stored or still runs",
         also=(400,),
         description="`stream` repeats the events of one that was created with `background` and "
@@ -367,11 +365,10 @@ class Responses:
             raise combination("starting_after needs stream=true", "starting_after")
         return as_json(kept.dialect.response() if isinstance(kept, Live) else kept.body)
 
-    @Endpoint(
+    @ENDPOINT(
         method="DELETE",
         path="/v1/responses/<response:response_id>",
         operation="deleteResponse",
-        tag="Responses",
         summary="Forget a response",
         also=(400,),
         description="One that still runs is cancelled. What later responses build on stays with "
@@ -389,11 +386,10 @@ class Responses:
             live.dialect.cancel()
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
-    @Endpoint(
+    @ENDPOINT(
         method="POST",
         path="/v1/responses/<response:response_id>/cancel",
         operation="cancelResponse",
-        tag="Responses",
         summary="Cancel a response that runs",
         also=(400,),
         answer=ref("ResponseObject"),
@@ -416,11 +412,10 @@ class Responses:
             )
         return as_json(body)
 
-    @Endpoint(
+    @ENDPOINT(
         method="GET",
         path="/v1/responses/<response:response_id>/input_items",
         operation="listInputItems",
-        tag="Responses",
         summary="What went into a response",
         also=(400,),
         query=PAGE_QUERY,
