@@ -26,7 +26,7 @@ from trouper.web.http.request_schema import (
     titled,
 )
 from trouper.web.output.dialect import Choice, Usage, usage_of
-from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.output_parser import CountingParser, OutputParser, deltas_of
 from trouper.web.output.parsed_delta import (
     CallArguments,
     CallEnded,
@@ -35,7 +35,6 @@ from trouper.web.output.parsed_delta import (
     ParsedDelta,
     Reasoning,
 )
-from trouper.web.output.reasoning_tokens import CountingParser, deltas_of
 from trouper.web.streaming.event_log import named_event
 
 

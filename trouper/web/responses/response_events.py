@@ -12,7 +12,7 @@ from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs, parts_of
 from trouper.web.output.dialect import Choice, Json, Usage, usage_of
-from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.output_parser import CountingParser, OutputParser
 from trouper.web.output.parsed_delta import (
     CallArguments,
     CallEnded,
@@ -21,7 +21,6 @@ from trouper.web.output.parsed_delta import (
     ParsedDelta,
     Reasoning,
 )
-from trouper.web.output.reasoning_tokens import CountingParser
 from trouper.web.output.tool_forms import ToolKind
 from trouper.web.responses.call_items import CALLS, new_id, text_part
 from trouper.web.responses.response_request import ResolvedRequest
