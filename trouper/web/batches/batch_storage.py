@@ -51,7 +51,7 @@ class KeyShares:
 
 
 def too_large(message: str, code: str, param: str) -> RequestFailed:
-    return RequestFailed(Problem(413, message, "invalid_request_error", param, code))
+    return RequestFailed(Problem(413, message, param=param, code=code))
 
 
 def _unavailable(message: str) -> RequestFailed:
@@ -248,9 +248,7 @@ class BatchStorage:
         batch = self.batches.get(batch_id)
         if batch is None or (owners is not None and batch.spec.owner not in owners):
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
-            raise RequestFailed(
-                Problem(404, message, "invalid_request_error", None, "batch_not_found")
-            )
+            raise RequestFailed(Problem(404, message, code="batch_not_found"))
         return batch
 
     def of(self, owners: Collection[str] | None) -> Sequence[Batch]:

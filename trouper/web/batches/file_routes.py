@@ -55,9 +55,7 @@ class Files:
         boundary = request.mimetype_params.get("boundary", "")
         if request.mimetype != FORM or not boundary:
             message = f"a file is sent as a form: {FORM}, with the fields file and purpose"
-            raise RequestFailed(
-                Problem(415, message, "invalid_request_error", None, "unsupported_media_type")
-            )
+            raise RequestFailed(Problem(415, message, code="unsupported_media_type"))
         self._service.hold(UPLOAD_BYTES)
         await self._storage.open(create=True)
         settings, owner = self._service.settings, self._service.key_identity

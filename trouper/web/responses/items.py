@@ -258,7 +258,7 @@ def _check_references(given: Sequence[Item], items: Sequence[Json]) -> None:
 def _referred(item_id: str, path: str, stored: Mapping[str, Json]) -> Json:
     if item_id not in stored:
         detail = f"no item {quoted(item_id)} is stored here, or it is gone: send the item itself"
-        raise RequestFailed(Problem(404, detail, "invalid_request_error", path, "item_not_found"))
+        raise RequestFailed(Problem(404, detail, param=path, code="item_not_found"))
     return stored[item_id]
 
 
