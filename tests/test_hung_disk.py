@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
@@ -18,6 +19,9 @@ import pytest
 
 from tests.families import save
 from tests.test_process import PATIENCE_S, Client, end, free_port, get, serving, stats, until
+from trouper.web.batches.batch_table import BatchSpec, BatchState, insert_batch
+from trouper.web.batches.stored_files import StoredFile, insert_file
+from trouper.web.serving.state_database import FORMAT, NAME, SCHEMA
 
 PROMPT = "a" * 200
 ENDS_SOON = (
@@ -108,17 +112,24 @@ def test_a_model_is_unloaded_although_its_disk_hangs(model: Path, tmp_path: Path
 
 
 def test_sigterm_ends_a_server_whatever_hangs(model: Path, tmp_path: Path) -> None:
-    """Here it is the input of a batch, as a directory of an earlier version had it."""
-    spec = {"endpoint": "/v1/completions", "completion_window": "24h", "created_at": 1}
-    ids = {"input_file_id": "file-1", "output_file_id": "file-2", "error_file_id": "file-3"}
-    batch = tmp_path / "batches" / "batches" / "batch_1"
-    batch.mkdir(parents=True)
-    (batch / "batch.json").write_text(
-        json.dumps(spec | ids | {"id": "batch_1", "expires_at": 2**33})
+    """Here it is the input of a batch."""
+    batch = BatchSpec(
+        id="batch_1",
+        endpoint="/v1/completions",
+        input_file_id="file-1",
+        completion_window="24h",
+        created_at=1,
+        expires_at=2**33,
+        output_file_id="file-2",
+        error_file_id="file-3",
     )
-    file = {"id": "file-1", "filename": "f", "bytes": 0, "purpose": "batch", "created_at": 1}
-    (files := tmp_path / "batches" / "files").mkdir()
-    (files / "file-1.json").write_text(json.dumps(file))
+    file = StoredFile(id="file-1", filename="f", bytes=0, purpose="batch", created_at=1)
+    (files := tmp_path / "batches" / "files").mkdir(parents=True)
+    with closing(sqlite3.connect(tmp_path / "batches" / NAME)) as connection:
+        connection.executescript(f"{SCHEMA} PRAGMA user_version = {FORMAT};")
+        insert_batch(connection, batch, BatchState())
+        insert_file(connection, file)
+        connection.commit()
     os.mkfifo(fifo := files / "file-1")
     port = free_port()
     flags = ("--batch-dir", str(tmp_path / "batches"), "--drain-timeout-s", "0.3")

@@ -1,4 +1,4 @@
-"""A client of files and batches for tests: the official one, in strict mode."""
+"""The official client in strict mode, and what a client of files and batches does, for tests."""
 
 from __future__ import annotations
 

@@ -10,8 +10,9 @@ import openai
 from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.fakes import EOS, ByteTokenizer, FakeEngine, TokenAt, ints
+from tests.web.batching import strict
 from tests.web.serving import Served, pace
-from tests.web.test_openai_client import in_thread, strict
+from tests.web.test_openai_client import in_thread
 
 TOOL: Any = {
     "type": "function",
@@ -52,7 +53,7 @@ async def by_client(served: Served, use: Callable[[openai.OpenAI], Any]) -> Any:
     """In a thread, with a client that is closed afterwards."""
 
     def run() -> Any:
-        with strict(served) as client:
+        with strict(served.base_url) as client:
             return use(client)
 
     return await in_thread(run)

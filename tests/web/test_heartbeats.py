@@ -15,9 +15,10 @@ import pytest
 import trio
 
 from tests.fakes import EOS, FakeEngine
+from tests.web.batching import strict
 from tests.web.responses import CALL, TOOL
 from tests.web.serving import STREAM, Served, eventually, pace, post, serving
-from tests.web.test_openai_client import in_thread, strict
+from tests.web.test_openai_client import in_thread
 from trouper.protocol.plans import Plan
 
 BEATS = 3
@@ -78,7 +79,7 @@ def by_chat(served: Served, silence: Silence) -> str:
         [choice] = chunk.choices
         return choice.finish_reason is None and not choice.delta.model_dump(exclude_unset=True)
 
-    with strict(served) as client:
+    with strict(served.base_url) as client:
         asked: Any = {"model": "fake", "messages": ASKED, "stream": True, "tools": [FUNCTION]}
         text = ""
         for chunk in counted(client.chat.completions.create(**asked), is_empty, silence):
@@ -93,7 +94,7 @@ def by_responses(served: Served, silence: Silence) -> str:
     def beats(event: Any) -> bool:
         return bool(event.type == "response.in_progress" and event.sequence_number > 1)
 
-    with strict(served) as client:
+    with strict(served.base_url) as client:
         asked: Any = {"model": "fake", "input": "x", "stream": True, "tools": [TOOL]}
         events = list(counted(client.responses.create(**asked), beats, silence))
     assert [event.sequence_number for event in events] == [*range(len(events))]

@@ -6,7 +6,7 @@ import json
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import attrs
@@ -24,7 +24,7 @@ from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.setting_fields import ByteSize
-from trouper.web.live.site import QUIET_S, RECENT, TICK_S, Feed, Viewer
+from trouper.web.live.site import QUIET_S, RECENT, TICK_S, Feed, watched
 from trouper.web.serving.running_requests import RunningRequests
 
 Json = dict[str, Any]
@@ -69,10 +69,9 @@ async def test_a_snapshot_is_made_once_for_all_viewers_and_none_without(
                 seen: list[list[bytes]] = [[] for _ in range(5)]
 
                 async def view(mine: list[bytes]) -> None:
-                    viewer = Viewer(feed)
-                    async with viewer as pieces:
+                    async with aclosing(watched(feed)) as viewer:
                         while len(mine) < 9:
-                            mine.append(await anext(pieces))
+                            mine.append(await anext(viewer))
 
                 async with trio.open_nursery() as nursery:
                     for mine in seen:
@@ -90,11 +89,10 @@ async def test_rows_are_copied_once_a_snapshot_not_once_a_step(autojump_clock: M
     async with running(FakeEngine(before_step=slowly)) as runtime:
         with await runtime.submit(generate(max_tokens=2000)) as answer:
             await answer.next()
-            async with looking(runtime) as feed:
+            async with looking(runtime) as feed, aclosing(watched(feed)) as viewer:
                 shown = set()
-                viewer = Viewer(feed)
                 for _ in range(8):
-                    [*_, (_, body)] = told(await viewer.__anext__())
+                    [*_, (_, body)] = told(await anext(viewer))
                     shown.add(body["models"][0]["batch"]["at"])
                 steps = runtime.health().scheduler.steps
                 assert len(shown) == 8 and steps > 8 * 4
@@ -104,10 +102,10 @@ async def test_each_gap_is_told_once_and_old_ones_never(autojump_clock: MockCloc
     async with running(FakeEngine(before_step=slowly)) as runtime:
         with await runtime.submit(generate(max_tokens=2000)) as answer:
             await answer.next()
-            async with looking(runtime) as feed:
-                viewer, gaps = Viewer(feed), []
+            async with looking(runtime) as feed, aclosing(watched(feed)) as viewer:
+                gaps = []
                 for _ in range(9):
-                    [*_, (_, body)] = told(await viewer.__anext__())
+                    [*_, (_, body)] = told(await anext(viewer))
                     batch = body["models"][0]["batch"]
                     gaps.append(batch["gaps"])
                     assert batch["gap_median_s"] is None or batch["gap_median_s"] == pytest.approx(
@@ -115,8 +113,8 @@ async def test_each_gap_is_told_once_and_old_ones_never(autojump_clock: MockCloc
                     )
                 assert gaps[:2] == [0, 0] and abs(sum(gaps) - 7 * TICK_S / 0.05) <= 1, gaps
                 await trio.sleep(30)
-                again = Viewer(feed)
-                [*_, (_, body)] = told(await again.__anext__())
+                async with aclosing(watched(feed)) as again:
+                    [*_, (_, body)] = told(await anext(again))
                 assert body["models"][0]["batch"]["gaps"] == 0
 
 
@@ -125,11 +123,12 @@ async def test_each_gap_is_told_once_and_old_ones_never(autojump_clock: MockCloc
 
 async def heard_at(feed: Feed, times: int = 4) -> list[float]:
     """When a new viewer hears something, from now on."""
-    viewer, began = Viewer(feed), trio.current_time()
+    began = trio.current_time()
     heard = []
-    for _ in range(times):
-        await viewer.__anext__()
-        heard.append(trio.current_time() - began)
+    async with aclosing(watched(feed)) as viewer:
+        for _ in range(times):
+            await anext(viewer)
+            heard.append(trio.current_time() - began)
     return heard
 
 
@@ -158,33 +157,40 @@ async def test_requests_that_ended_are_told_once_and_to_whoever_missed_some_agai
     autojump_clock: MockClock,
 ) -> None:
     recent = deque([record("a")], maxlen=RECENT)
-    async with running() as runtime, looking(runtime, recent) as feed:
-        quick, slow = Viewer(feed), Viewer(feed)
-        (viewer, _), (name, first), (_, body) = told(await quick.__anext__())
+    async with (
+        running() as runtime,
+        looking(runtime, recent) as feed,
+        aclosing(watched(feed)) as quick,
+        aclosing(watched(feed)) as slow,
+    ):
+        (viewer, _), (name, first), (_, body) = told(await anext(quick))
         assert (viewer, name, [one["request_id"] for one in first]) == ("viewer", "recent", ["a"])
-        await slow.__anext__()
+        await anext(slow)
         for new in ("b", "c"):
             recent.append(record(new))
-            [(_, body)] = told(await quick.__anext__())
+            [(_, body)] = told(await anext(quick))
             assert [one["request_id"] for one in body["ended"]] == [new]
-        (name, again), (_, body) = told(await slow.__anext__())
+        (name, again), (_, body) = told(await anext(slow))
         assert (name, [one["request_id"] for one in again]) == ("recent", ["a", "b", "c"])
-        [(_, body)] = told(await slow.__anext__())
+        [(_, body)] = told(await anext(slow))
         assert body["ended"] == []
 
 
 async def test_a_viewers_stream_ends_with_the_runtime_not_a_tick_later(
     autojump_clock: MockClock,
 ) -> None:
-    async with running() as runtime, looking(runtime) as feed:
-        viewer = Viewer(feed)
-        await viewer.__anext__()
+    async with (
+        running() as runtime,
+        looking(runtime) as feed,
+        aclosing(watched(feed)) as viewer,
+    ):
+        await anext(viewer)
         async with trio.open_nursery() as nursery:
             began = trio.current_time()
 
             async def until_over() -> None:
                 with pytest.raises(StopAsyncIteration):
-                    await viewer.__anext__()
+                    await anext(viewer)
 
             nursery.start_soon(until_over)
             await wait_all_tasks_blocked()

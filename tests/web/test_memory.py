@@ -14,7 +14,8 @@ import trio
 from tests.fakes import FakeEngine
 from tests.web.serving import Served, ask, eventually, exchange, post, serving
 from trouper.system import heap
-from trouper.web.http.paced_body import PacedBody, PacedRequest
+from trouper.web.app import AppRequest
+from trouper.web.http.paced_body import PacedBody
 
 MB = 2**20
 HUGE = "x" * (12 * MB)
@@ -69,7 +70,7 @@ async def test_what_has_come_of_a_refused_body_is_freed_and_given_back(
             bodies.append(self)
 
     monkeypatch.setattr(heap, "give_back", lambda: trims.append(None))
-    monkeypatch.setattr(PacedRequest, "body_class", Noted)
+    monkeypatch.setattr(AppRequest, "body_class", Noted)
     async with serving(FakeEngine(), max_body_bytes=2 * MB) as served:
         whole = post("/v1/completions", b"x" * 3 * MB)
         request = whole.replace(b"Content-Length: 3145728", b"Transfer-Encoding: chunked")

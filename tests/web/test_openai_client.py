@@ -13,7 +13,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionChunk
 from openai.types.completion_choice import CompletionChoice
 
-from tests.web.serving import Served, serving
+from tests.web.batching import strict
+from tests.web.serving import serving
 
 MESSAGES: Any = [
     {"role": "developer", "content": "Be kind."},
@@ -30,16 +31,6 @@ class CompletionInAStream(Completion):
     sends null in the chunks before the last."""
 
     choices: list[ChoiceInAStream]  # type: ignore[assignment]
-
-
-def strict(served: Served) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=served.base_url,
-        api_key="none",
-        max_retries=0,
-        timeout=20,
-        _strict_response_validation=True,
-    )
 
 
 async def in_thread(function: Any, *arguments: Any) -> Any:
@@ -98,7 +89,7 @@ def check_completions(client: openai.OpenAI, model: str, prompt: Any) -> None:
 
 async def test_every_endpoint_in_strict_mode() -> None:
     async with serving() as served:
-        await in_thread(use_every_endpoint, strict(served))
+        await in_thread(use_every_endpoint, strict(served.base_url))
 
 
 async def use_the_async_client(base_url: str) -> None:
@@ -241,7 +232,7 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
             assert set(error) == {"message", "type", "param", "code"}
 
     async with serving(strict=True) as served:
-        await in_thread(check, strict(served))
+        await in_thread(check, strict(served.base_url))
 
 
 async def test_neutral_values_and_harmless_parameters_are_accepted() -> None:
@@ -273,7 +264,7 @@ async def test_neutral_values_and_harmless_parameters_are_accepted() -> None:
             )
 
     async with serving() as served:
-        await in_thread(check, strict(served))
+        await in_thread(check, strict(served.base_url))
 
 
 async def test_a_seed_draws_the_same_in_any_dialect() -> None:
@@ -299,4 +290,4 @@ async def test_a_seed_draws_the_same_in_any_dialect() -> None:
         assert "ah" not in str(texts.pop())
 
     async with serving() as served:
-        await in_thread(check, strict(served))
+        await in_thread(check, strict(served.base_url))

@@ -14,13 +14,12 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.web.batching import CHAT, ended, output, request, strict
+from tests.web.batching import strict
 from tests.web.serving import PATIENCE_S, Served, ask, exchange, get, serving
 from tests.web.test_batches import using
 from tests.web.test_key_rights import bearer, key_file
@@ -253,8 +252,7 @@ async def test_a_line_has_one_answer_and_an_attempt_that_was_returned_does_not_c
     database = await opened()
 
     def use(connection: Connection) -> None:
-        assert batch_table.insert_batch(connection, SPEC, BatchState())
-        assert not batch_table.insert_batch(connection, SPEC, BatchState())
+        batch_table.insert_batch(connection, SPEC, BatchState())
         for number, step in (
             *((3, step) for step in ("begin_attempt", "begin_work") * 2),
             (3, "return_attempt"),
@@ -305,39 +303,3 @@ async def test_outputs_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     assert b"".join(pieces) == b"".join(b"%04d\n" % number for number in range(40) if number % 3)
     assert len(pieces) == 4 and (batch.failed, batch.answer_bytes) == (14, 160)
     await database.close()
-
-
-async def test_a_directory_of_an_earlier_version_is_imported(tmp_path: Path) -> None:
-    """Its batch was killed after one answer, while it wrote the next one."""
-    file = {"id": "file-in", "filename": "in.jsonl", "purpose": "batch", "created_at": 1}
-    spec = msgspec.to_builtins(SPEC) | {"endpoint": CHAT, "expires_at": 2**33}
-    answer = {"id": "batch_req_1", "custom_id": "a", "response": None, "error": {"code": "x"}}
-    log = [{"status": "in_progress", "at": 5}, {"attempt": 0}, {"begun": 0}, {"attempt": 1}]
-    log.append({"answer": 0, "ok": False, "output": answer})
-    content = b"".join(json.dumps(request(name)).encode() + b"\n" for name in "ab")
-    (tmp_path / "files").mkdir(0o700)
-    (tmp_path / "files" / "file-in").write_bytes(content)
-    (tmp_path / "files" / "file-in.json").write_text(json.dumps(file | {"bytes": len(content)}))
-    for name, result in (("batch_1", None), ("batch_2", {"status": "cancelled"})):
-        (directory := tmp_path / "batches" / name).mkdir(0o700, parents=True)
-        (directory / "batch.json").write_text(json.dumps(spec | {"id": name}))
-        if result is None:
-            text = "".join(json.dumps(record) + "\n" for record in log)
-            (directory / "log.jsonl").write_text(text + '{"answer":1,"out')
-        else:
-            counts = {"times": {"cancelled": 6}, "total": 2, "completed": 0, "failed": 0}
-            more = {"errors": [], "has_output": False, "has_errors": False}
-            (directory / "result.json").write_text(json.dumps(result | counts | more))
-
-    def use(client: openai.OpenAI) -> None:
-        batch = ended(client, client.batches.retrieve("batch_1"))
-        assert (batch.status, batch.in_progress_at) == ("completed", 5)
-        assert output(client, batch.output_file_id).keys() == {"b"}
-        assert output(client, batch.error_file_id) == {"a": answer}
-        assert client.batches.retrieve("batch_2").cancelled_at == 6
-
-    for _ in range(2):
-        async with serving(batch_dir=tmp_path) as served:
-            await using(served, use)
-    assert [*(tmp_path / "batches").iterdir()] == []
-    assert len([*(tmp_path / "files").iterdir()]) == 3

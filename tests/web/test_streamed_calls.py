@@ -12,9 +12,10 @@ import openai
 import pytest
 
 from tests.fakes import FakeEngine
+from tests.web.batching import strict
 from tests.web.responses import TOOL, saying
 from tests.web.serving import Served, serving
-from tests.web.test_openai_client import in_thread, strict
+from tests.web.test_openai_client import in_thread
 from trouper.web.output import output_parser
 from trouper.web.output.parsed_delta import (
     CallArguments,
@@ -84,7 +85,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 async def test_chat(engine: FakeEngine) -> None:
     def use(served: Served) -> None:
-        with strict(served) as client:
+        with strict(served.base_url) as client:
             asked: Any = {"model": "fake", "messages": ASKED, "tools": [FUNCTION]}
             with client.chat.completions.stream(
                 **asked, stream_options={"include_usage": True}
@@ -113,7 +114,7 @@ async def test_chat(engine: FakeEngine) -> None:
 
 async def test_responses(engine: FakeEngine) -> None:
     def use(served: Served) -> None:
-        with strict(served) as client:
+        with strict(served.base_url) as client:
             asked: Any = {"model": "fake", "input": "x", "tools": [TOOL]}
             with client.responses.stream(**asked) as stream:
                 events = list(stream)

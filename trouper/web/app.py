@@ -16,6 +16,7 @@ from quart import Request, Response, request
 from quart.wrappers.response import DataBody
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.wrappers.request import TrioRequest
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 
 from trouper.actors.runtime.runtime import Runtime
@@ -38,11 +39,11 @@ from trouper.web.batches.batch_routes import COMPONENTS as BATCHES
 from trouper.web.batches.batching import Batching
 from trouper.web.batches.file_routes import UploadBody
 from trouper.web.http.body_parsing import too_large
-from trouper.web.http.endpoints import Endpoint, endpoints_of
+from trouper.web.http.endpoints import REPORT, Endpoint, endpoints_of
 from trouper.web.http.json_response import as_json, error_response, http_problem
 from trouper.web.http.loop_shares import metered
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
-from trouper.web.http.paced_body import PacedBody, PacedRequest
+from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.pages import Pages
 from trouper.web.http.plain_http import HEALTH_PATHS
 from trouper.web.http.same_origin import UPLOADS, Cors, head_of
@@ -86,8 +87,10 @@ KEY_REMOVED = http_problem(
 )
 
 
-class AppRequest(PacedRequest):
+class AppRequest(TrioRequest):
     """Upload bodies go to disk on arrival."""
+
+    body_class = PacedBody
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -188,14 +191,16 @@ def create_app(
     app.delivery = service.delivery
     service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
     database = StateDatabase(settings.state_dir)
-    app.batching = metrics.batching = (
+    app.batching = (
         None if settings.no_batches else Batching(service, app, settings.state_dir, database)
     )
+    if app.batching is not None:
+        metrics.batches = app.batching.metrics
     responses = Responses(service, database)
     if background is not None:
         closes = (database.close, responses.store.close)
         background.start_soon(_run_state, app.batching, models.finished, closes)
-    edge = HttpEdge(service, keys, metrics)
+    edge = HttpEdge(service, metrics)
     dialects = (
         OpenAi(service),
         Reranking(service),
@@ -210,24 +215,19 @@ def create_app(
     app.register_error_handler(HTTPException, edge.http_error)
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
-    site = Site(service, keys)
+    site = Site(service)
     batching = () if app.batching is None else app.batching.groups
-    groups = (
-        *dialects,
-        *batching,
-        Reports(service, keys, metrics),
-        site,
-    )
+    groups = (*dialects, *batching, Reports(service, metrics, app.batching), site)
     described = [endpoint for group in groups for endpoint in endpoints_of(group)]
-    for endpoint in _make_pages(service, keys, described).endpoints:
+    for endpoint in _make_pages(service, described).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     app.add_url_rule(f"{ASSETS}<digest>/<name>", "site_file", site.file, methods=["GET"])
     return app
 
 
-def _make_pages(service: Service, keys: Keys, described: Sequence[Endpoint]) -> Pages:
+def _make_pages(service: Service, described: Sequence[Endpoint]) -> Pages:
     return Pages(
-        keys,
+        service.keys,
         described,
         OPENAI | response_schemas.COMPONENTS | ANTHROPIC | BATCHES,
         entries=service.entries,
@@ -261,9 +261,10 @@ def _configured(app: App, settings: ServerSettings) -> App:
 
 
 class HttpEdge:
-    def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
-        self._service, self._keys, self._metrics = service, keys, metrics
-        self._key_file = KeyFile(keys)
+    def __init__(self, service: Service, metrics: Metrics) -> None:
+        self._service, self._metrics = service, metrics
+        self._keys = service.keys
+        self._key_file = KeyFile(service.keys)
         self._cors = Cors(service.settings)
 
     async def let_in(self) -> Response | None:
@@ -328,7 +329,7 @@ class HttpEdge:
         path = request.url_rule.rule if request.url_rule is not None else ""
         if self._service.batch_owner is None:
             self._metrics.responded(request.method if path else "", path, response.status_code)
-        if not self._service.submitted:
+        if not self._service.scope.submitted:
             log_response(request.method, request.path, response.status_code)
         response.headers["X-Request-Id"] = self._service.request_id
         if names := self._service.ignored_names():
@@ -375,20 +376,18 @@ class HttpEdge:
 class Reports:
     """Reports on the server: health, usage, metrics."""
 
-    def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
-        self._service, self._keys, self._metrics = service, keys, metrics
+    def __init__(self, service: Service, metrics: Metrics, batching: Batching | None) -> None:
+        self._service, self._keys = service, service.keys
+        self._metrics, self._batching = metrics, batching
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/health",
         operation="getHealth",
-        tag="Server",
         summary="What every actor knows",
         answer=HEALTH,
     )
     async def health(self) -> Response:
-        batching = self._metrics.batching
-        batches = {} if batching is None else {"batches": batching.health()}
+        batches = {} if self._batching is None else {"batches": self._batching.health()}
         body = (
             health_body(self._service.models.entries(), draining=self._service.models.draining)
             | batches
@@ -398,33 +397,27 @@ class Reports:
             body["api_key_file"] = self._keys.stale
         return as_json(body if detailed else {"status": body["status"]})
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/livez",
         operation="getLiveness",
-        tag="Server",
         summary="Whether the process answers",
         answer=STATUS,
     )
     async def livez(self) -> Response:
         return as_json({"status": "alive"})
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/api/hello",
         operation="getHello",
-        tag="Server",
         summary="The same, where Anthropic's clients look",
         answer=STATUS,
     )
     async def hello(self) -> Response:
         return await self.livez()
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/readyz",
         operation="getReadiness",
-        tag="Server",
         summary="Whether requests are served now",
         answer=READY,
         error=READY,
@@ -446,11 +439,9 @@ class Reports:
             {"status": health.status, "detail": health.detail}, 200 if health.ready else 503
         )
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/server_info",
         operation="getServerInfo",
-        tag="Server",
         summary="What a router wants to know",
         description="The default model, and how many requests decode together once it is loaded.",
         answer=INFO,
@@ -458,11 +449,9 @@ class Reports:
     async def server_info(self) -> Response:
         return as_json(info_body(self._service.listed(None)))
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/v1/usage",
         operation="getUsage",
-        tag="Server",
         summary="What this key has used since the server started",
         description="Requests and tokens, by model; of all keys, for a key with the right "
         "`observability`.",
@@ -474,11 +463,9 @@ class Reports:
             accounts = [account for account in accounts if account.key.identity == key.identity]
         return as_json(usage_body(accounts))
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/metrics",
         operation="getMetrics",
-        tag="Server",
         summary="Metrics for Prometheus",
         description="In Prometheus' text format; docs/metrics.md says what each of them is.",
         answer={"type": "string"},

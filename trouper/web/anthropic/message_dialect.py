@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import attrs
-import msgspec
 
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem
@@ -27,7 +26,7 @@ from trouper.web.http.request_schema import (
     titled,
 )
 from trouper.web.output.dialect import Choice, Usage, usage_of
-from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.output_parser import CountingParser, OutputParser, deltas_of
 from trouper.web.output.parsed_delta import (
     CallArguments,
     CallEnded,
@@ -36,10 +35,7 @@ from trouper.web.output.parsed_delta import (
     ParsedDelta,
     Reasoning,
 )
-from trouper.web.output.reasoning_tokens import CountingParser, deltas_of
 from trouper.web.streaming.event_log import named_event
-
-encode = msgspec.json.encode
 
 
 def typed_event(body: Json) -> bytes:

@@ -15,7 +15,7 @@ from trouper.web.http.body_faults import explains, says
 from trouper.web.http.field_types import Ignored, String, Text
 from trouper.web.http.leniency import Adapt, Skip, safe_name
 from trouper.web.http.request_body import Body, StrictCheck
-from trouper.web.http.request_schema import Json, Refused
+from trouper.web.http.request_schema import TEXT, Json, Refused
 from trouper.web.openai.chat_tools import plain_name, tool_name
 from trouper.web.openai.other_servers import CHOICES
 from trouper.web.output.tool_calls import Tools
@@ -145,7 +145,6 @@ def tools_of(tools: Sequence[CustomTool] | None, choice: ToolChoiceObject | None
     return offered.requiring([offered.named(choice.name, "tool_choice.name")])
 
 
-TEXT: Json = {"type": "string"}
 NUMBERS: Json = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 INPUTS: dict[str, tuple[str, Json, list[str]]] = {
     "bash": (

@@ -41,6 +41,7 @@ from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, Json, Refused, needs
 from trouper.web.openai.other_servers import (
+    FORMATS,
     NOT_SKIPPED,
     length_aliases,
     sampling_adapted,
@@ -88,19 +89,7 @@ ALIASES = {
     "stop": "stop_sequences",
     "random_seed": "seed",
 }
-ESSENTIAL = NOT_SKIPPED | {
-    "thread",
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "json_schema",
-    "regex",
-    "prompt",
-    "input",
-}
+ESSENTIAL = NOT_SKIPPED | FORMATS | {"thread", "prompt", "input"}
 
 
 def explain_edit(value: Any, path: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quart import Response
 
 from trouper.web.anthropic.errors import OVERLOADED
@@ -20,6 +22,7 @@ from trouper.web.output.output_parser import OutputParser
 from trouper.web.serving.service import Service
 from trouper.web.serving.tool_support import without_tools
 
+ENDPOINT = partial(Endpoint, method="POST", tag="Anthropic", error=ref("AnthropicError"))
 QUESTION = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
 TOOL = {
     "name": "look_up",
@@ -32,16 +35,13 @@ class Anthropic:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    @Endpoint(
-        method="POST",
+    @ENDPOINT(
         path="/v1/messages",
         operation="createMessage",
-        tag="Anthropic",
         summary="Answer a conversation",
         request=MessagesRequest,
         answer=ref("AnthropicMessage"),
         events=ref("AnthropicEvent"),
-        error=ref("AnthropicError"),
         also=(*GENERATES, OVERLOADED),
         examples={
             "A question": QUESTION | {"max_tokens": 9},
@@ -74,16 +74,13 @@ class Anthropic:
         )
         return await self._service.respond(dialect, [answer], stream=parsed.stream)
 
-    @Endpoint(
-        method="POST",
+    @ENDPOINT(
         path="/v1/messages/count_tokens",
         operation="countMessageTokens",
-        tag="Anthropic",
         summary="How many tokens a conversation has",
         request=CountRequest,
         answer=COUNTED,
         also=(*COUNTS, OVERLOADED),
-        error=ref("AnthropicError"),
         examples={"A question": QUESTION, "A tool": QUESTION | FORCED},
     )
     async def count_tokens(self) -> Response:

@@ -14,7 +14,6 @@ import trio
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches.batch_table import Batch, BatchSpec, BatchTable
-from trouper.web.batches.old_directory import import_old
 from trouper.web.batches.stored_files import FileStore, Upload
 from trouper.web.serving.state_database import StateDatabase
 
@@ -52,7 +51,7 @@ class KeyShares:
 
 
 def too_large(message: str, code: str, param: str) -> RequestFailed:
-    return RequestFailed(Problem(413, message, "invalid_request_error", param, code))
+    return RequestFailed(Problem(413, message, param=param, code=code))
 
 
 def _unavailable(message: str) -> RequestFailed:
@@ -216,7 +215,6 @@ class BatchStorage:
     # -- batches ----------------------------------------------------------------------------------
 
     async def _load(self) -> None:
-        await import_old(self.directory, self._database)
         await self.files.load()
         batches = await self.table.load()
         self.batches = {batch.spec.id: batch for batch in batches}
@@ -250,9 +248,7 @@ class BatchStorage:
         batch = self.batches.get(batch_id)
         if batch is None or (owners is not None and batch.spec.owner not in owners):
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
-            raise RequestFailed(
-                Problem(404, message, "invalid_request_error", None, "batch_not_found")
-            )
+            raise RequestFailed(Problem(404, message, code="batch_not_found"))
         return batch
 
     def of(self, owners: Collection[str] | None) -> Sequence[Batch]:

@@ -249,11 +249,9 @@ def _read_batches(connection: Connection) -> list[Batch]:
     return sorted(batches.values(), key=lambda batch: batch.spec.created_at)
 
 
-def insert_batch(connection: Connection, spec: BatchSpec, state: BatchState) -> bool:
-    """Returns False if the batch is there already."""
+def insert_batch(connection: Connection, spec: BatchSpec, state: BatchState) -> None:
     row = (spec.id, msgspec.json.encode(spec), msgspec.json.encode(state))
-    insert = "INSERT OR IGNORE INTO batches (id, spec, state) VALUES (?, ?, ?)"
-    return connection.execute(insert, row).rowcount > 0
+    connection.execute("INSERT INTO batches (id, spec, state) VALUES (?, ?, ?)", row)
 
 
 def _delete_batches(connection: Connection, ids: Sequence[str]) -> None:

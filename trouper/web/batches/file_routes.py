@@ -3,7 +3,7 @@ deletes all files."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from io import FileIO
 from typing import cast
@@ -27,7 +27,6 @@ from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.query_parameters import ORDERS, Query, list_of, page_body
 from trouper.web.http.request_schema import TEXT, Json, ref
 from trouper.web.serving.service import Service, now
-from trouper.web.streaming.event_log import PassiveBody
 
 MAX_PAGE = 10_000
 CHUNK = 2**18
@@ -56,9 +55,7 @@ class Files:
         boundary = request.mimetype_params.get("boundary", "")
         if request.mimetype != FORM or not boundary:
             message = f"a file is sent as a form: {FORM}, with the fields file and purpose"
-            raise RequestFailed(
-                Problem(415, message, "invalid_request_error", None, "unsupported_media_type")
-            )
+            raise RequestFailed(Problem(415, message, code="unsupported_media_type"))
         self._service.hold(UPLOAD_BYTES)
         await self._storage.open(create=True)
         settings, owner = self._service.settings, self._service.key_identity
@@ -155,9 +152,8 @@ class Files:
         path = self._storage.files.path(file.id)
         opened = await on_disk(partial(FileIO, path))
         self._service.at_end(opened.close)
-        response = Response(FileBody(opened), content_type="application/octet-stream")
+        response = Response(_chunks(opened), content_type="application/octet-stream")
         response.headers["Content-Length"] = str(file.bytes)
-        response.timeout = None
         return response
 
     @ENDPOINT(
@@ -182,17 +178,10 @@ class Files:
         return as_json({"id": file.id, "object": "file", "deleted": True})
 
 
-class FileBody(PassiveBody):
-    """The content of a file in chunks. The request closes the file."""
-
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
-
-    async def __anext__(self) -> bytes:
-        data = await on_disk(self._file.read, CHUNK)
-        if not data:
-            raise StopAsyncIteration
-        return data
+async def _chunks(file: FileIO) -> AsyncIterator[bytes]:
+    """Read a file, which the request closes."""
+    while data := await on_disk(file.read, CHUNK):
+        yield data
 
 
 Begin = Callable[[], Awaitable[Upload]]

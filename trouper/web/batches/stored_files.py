@@ -255,9 +255,7 @@ class FileStore:
         file = self._files.get(file_id)
         if file is None or (owners is not None and file.owner not in owners):
             message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"
-            raise RequestFailed(
-                Problem(404, message, "invalid_request_error", param, "file_not_found")
-            )
+            raise RequestFailed(Problem(404, message, param=param, code="file_not_found"))
         return file
 
     def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:

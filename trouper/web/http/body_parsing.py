@@ -147,10 +147,5 @@ def called(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def too_large(limit: int) -> Problem:
-    return Problem(
-        413,
-        f"the body is larger than {limit} bytes (--max-body-bytes)",
-        "invalid_request_error",
-        None,
-        "body_too_large",
-    )
+    message = f"the body is larger than {limit} bytes (--max-body-bytes)"
+    return Problem(413, message, code="body_too_large")

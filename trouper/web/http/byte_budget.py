@@ -71,7 +71,7 @@ class ByteBudget:
                 "at a time, "
                 f"or start the server with a larger {FLAG}"
             )
-            return Problem(413, message, "invalid_request_error", None, "request_memory_too_small")
+            return Problem(413, message, code="request_memory_too_small")
         mine = self._clients[client] - before
         if amount <= self.total - self.held and mine:
             message = (

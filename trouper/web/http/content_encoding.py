@@ -52,9 +52,7 @@ def decoded(data: bytes, encoding: str, limit: int, take: Callable[[int], None])
         return _joined(data, limit, lambda: zstd.ZstdDecompressor(options=options), take)
     known = " and ".join(ENCODINGS)
     message = f"Content-Encoding {encoding[:32]!r} is not read here, only {known}"
-    raise RequestFailed(
-        Problem(415, message, "invalid_request_error", None, "unsupported_encoding")
-    )
+    raise RequestFailed(Problem(415, message, code="unsupported_encoding"))
 
 
 def _joined(data: bytes, limit: int, decoder: Any, take: Callable[[int], None]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import attrs
@@ -79,6 +80,10 @@ class Endpoint:
         if self.path_parameters:
             codes |= {404}
         return tuple(sorted(codes))
+
+
+REPORT = partial(Endpoint, method="GET", tag="Server")
+"""An endpoint that tells of the server."""
 
 
 def endpoints_of(group: object) -> Iterator[Endpoint]:

@@ -52,7 +52,7 @@ def encoded(data: bytes, status: int = 200) -> Response:
 def error_response(problem: Problem, body: Any = None) -> Response:
     """`body` replaces OpenAI's format."""
     body = error_body(problem) if body is None else body
-    response = Response(msgspec.json.encode(body), problem.status, content_type="application/json")
+    response = as_json(body, problem.status)
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(problem.retry_after_s)
     if problem.status == 401:

@@ -197,8 +197,7 @@ def _of_type(kind: str, values: list[Any]) -> Json:
         return {"type": "null"}
     if kind in ("boolean", "number"):
         options = [{"type": kind, "const": value} for value in values]
-        return options[0] if len(options) == 1 else {"anyOf": options}
-    if kind == "array":
+    elif kind == "array":
         options = [
             {
                 "type": "array",
@@ -208,11 +207,11 @@ def _of_type(kind: str, values: list[Any]) -> Json:
             }
             for value in values
         ]
-        return options[0] if len(options) == 1 else {"anyOf": options}
-    if kind == "object":
+    elif kind == "object":
         options = [_of_object(value) for value in values]
-        return options[0] if len(options) == 1 else {"anyOf": options}
-    return {"type": kind, "enum": values}
+    else:
+        return {"type": kind, "enum": values}
+    return options[0] if len(options) == 1 else {"anyOf": options}
 
 
 def _of_object(value: Json) -> Json:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import trio
-from quart_trio.wrappers.request import TrioBody, TrioRequest
+from quart_trio.wrappers.request import TrioBody
 
 from trouper.protocol.problems import RequestFailed
 
@@ -103,7 +103,3 @@ class PacedBody(TrioBody):
     def make_room(self) -> None:
         self._room.set()
         self._room = trio.Event()
-
-
-class PacedRequest(TrioRequest):
-    body_class = PacedBody

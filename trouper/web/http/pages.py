@@ -12,7 +12,7 @@ from quart import Response, request
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.version import VERSION
-from trouper.web.http.endpoints import ERROR, Endpoint, endpoints_of
+from trouper.web.http.endpoints import ERROR, REPORT, Endpoint, endpoints_of
 from trouper.web.http.json_response import as_json
 from trouper.web.http.openapi import DocumentContext, document
 from trouper.web.http.request_schema import OBJECT, TEXT, Json, full
@@ -54,11 +54,9 @@ class Pages:
         self._page = files("trouper.web.http").joinpath("docs.html").read_text("utf-8")
         self.endpoints = (*described, *endpoints_of(self))
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/openapi.json",
         operation="getOpenApi",
-        tag="Server",
         summary="This description of the API",
         description="Names the models only to whoever sends a key, if keys are needed.",
         answer=full({"openapi": TEXT, **dict.fromkeys(("info", "paths", "components"), OBJECT)})
@@ -106,11 +104,9 @@ class Pages:
         headers = request.headers
         return self._keys.let_in(headers.get("Authorization"), headers.get("X-Api-Key"))
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/docs",
         operation="getDocs",
-        tag="Server",
         summary="A page that shows it",
         answer={"type": "string"},
         content_type="text/html",

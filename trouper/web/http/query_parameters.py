@@ -97,7 +97,7 @@ def page_body(
         start = next((index + 1 for index, name in enumerate(ids) if name == after), 0)
         if not start:
             message = f"after: nothing in this list has the id {quoted(after)}"
-            raise RequestFailed(Problem(404, message, "invalid_request_error", "after", code))
+            raise RequestFailed(Problem(404, message, param="after", code=code))
     page = range(start, min(start + limit, len(ids)))
     return {
         "object": "list",

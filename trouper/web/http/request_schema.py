@@ -20,6 +20,7 @@ NULL: Json = {"type": "null"}
 TEXT: Json = {"type": "string"}
 OBJECT: Json = {"type": "object"}
 FLAG: Json = {"type": "boolean"}
+NUMBER: Json = {"type": "number"}
 COUNT: Json = {"type": "integer", "minimum": 0}
 
 

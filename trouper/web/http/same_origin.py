@@ -163,7 +163,7 @@ def _body(head: Head) -> Problem | None:
         f"the body must be JSON, {given}: send `Content-Type: application/json` (with curl: -H "
         "'Content-Type: application/json')"
     )
-    return Problem(415, message, "invalid_request_error", None, "unsupported_media_type")
+    return Problem(415, message, code="unsupported_media_type")
 
 
 def _forbidden(message: str, code: str) -> Problem:

@@ -98,7 +98,7 @@ class KeyAccount:
         """Count a request, before its body is read. Raises `RequestFailed` (429)."""
         limit = self.key.requests_per_minute
         if limit is not None:
-            self._require(REQUESTS, self.requests, 1, limit)
+            self.require(REQUESTS, self.requests, 1, limit)
         self.requests.settle(0, 1)
 
     def ask(self, model: str) -> None:
@@ -112,10 +112,7 @@ class KeyAccount:
     def request_tokens(self) -> RequestTokens:
         return RequestTokens(self.tokens.anew())
 
-    def require(self, tokens: int, limit: int) -> None:
-        self._require(TOKENS, self.tokens, tokens, limit)
-
-    def _require(self, name: str, window: SlidingWindow, amount: int, limit: int) -> None:
+    def require(self, name: str, window: SlidingWindow, amount: int, limit: int) -> None:
         if wait_s := window.wait_s(amount, limit):
             message = (
                 f"Rate limit reached: the API key {self.key.label!r} may use {limit} "
@@ -170,7 +167,7 @@ class Reservation:
         tokens = prompt_tokens + max_tokens
         if others + tokens > limit:
             raise self._never(prompt_tokens, max_tokens, others, limit)
-        self._account.require(tokens, limit)
+        self._account.require(TOKENS, self._account.tokens, tokens, limit)
         self._account.tokens.hold(tokens)
         self._request.window.hold(tokens)
         self._request.left -= 1

@@ -7,7 +7,7 @@ cache them for ever.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from hashlib import sha256
 from importlib.resources import files
 from math import inf
@@ -18,17 +18,16 @@ import trio
 from quart import Response, request
 
 from trouper.actors.runtime.served_models import Models
-from trouper.protocol.api_keys import Keys
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
-from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.endpoints import REPORT
 from trouper.web.http.json_response import as_json
 from trouper.web.http.pages import page_headers
 from trouper.web.http.query_parameters import Query
 from trouper.web.live.snapshot import SNAPSHOT, NewGaps, found_body, model_body
 from trouper.web.serving.running_requests import RunningRequests, waits_of
 from trouper.web.serving.service import Service, as_events
-from trouper.web.streaming.event_log import PassiveBody, named_event
+from trouper.web.streaming.event_log import named_event
 
 TICK_S = 1.0
 """A frame takes 10 ms of CPU in a browser without a GPU, on the machine of the model."""
@@ -112,31 +111,20 @@ def next_tick() -> float:
     return (int(trio.current_time() / TICK_S) + 1) * TICK_S
 
 
-class Viewer(PassiveBody):
-    """One viewer's stream. The first event, `viewer`, has the viewer's rights. A slow viewer misses
+async def watched(feed: Feed, *, manages_models: bool = False) -> AsyncGenerator[bytes]:
+    """Yield one viewer's events. The first, `viewer`, has the viewer's rights. A slow viewer misses
     snapshots, and gets the recent requests again."""
-
-    def __init__(self, feed: Feed, *, manages_models: bool = False) -> None:
-        self._feed = feed
-        self._first = named_event("viewer", {"manages_models": manages_models})
-        self._seen = -1
-
-    async def __anext__(self) -> bytes:
-        number = self._seen
-        while number == self._seen:
-            if await self._over():
-                raise StopAsyncIteration
-            number, data = self._feed.snapshot()
-        missed, self._seen = number != self._seen + 1, number
-        first, self._first = self._first, b""
-        return first + (named_event("recent", self._feed.recent()) if missed else b"") + data
-
-    async def _over(self) -> bool:
-        """Wait for the next tick, except for the first snapshot. Returns whether the server has
-        ended."""
-        with trio.move_on_at(-inf if self._seen < 0 else next_tick()):
-            await self._feed.over.wait()
-        return self._feed.over.is_set()
+    first = named_event("viewer", {"manages_models": manages_models})
+    seen = -1
+    while not feed.over.is_set():
+        number, data = feed.snapshot()
+        if number != seen:
+            recent = b"" if number == seen + 1 else named_event("recent", feed.recent())
+            yield first + recent + data
+            first = b""
+            seen = number
+        with trio.move_on_at(next_tick()):
+            await feed.over.wait()
 
 
 TYPES = {
@@ -151,7 +139,7 @@ ASSETS = "/live/"
 
 
 class Site:
-    def __init__(self, service: Service, keys: Keys) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._feed = Feed(service.models, service.request_log.recent, service.running)
         static = {
@@ -164,14 +152,12 @@ class Site:
             b"".join(name.encode() + data for name, data in sorted(static.items()))
         ).hexdigest()[:16]
         page = page.replace("{files}", f"{ASSETS.strip('/')}/{self._digest}")
-        self._page = page.replace("{keyed}", "true" if keys.needed else "false").encode()
+        self._page = page.replace("{keyed}", "true" if service.keys.needed else "false").encode()
         self._etag = sha256(self._page).hexdigest()[:16]
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/v1/live",
         operation="watchLive",
-        tag="Server",
         summary="What the actors do now",
         description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a "
         "second while "
@@ -186,17 +172,15 @@ class Site:
     async def live(self) -> Response:
         Query(request.args, (), self._service.report)
         if "text/event-stream" in request.headers.get("Accept", ""):
-            return as_events(Viewer(self._feed, manages_models=self._manages_models()))
+            return as_events(watched(self._feed, manages_models=self._manages_models()))
         return as_json(await self._feed.once())
 
     def _manages_models(self) -> bool:
         return self._service.models.control is not None and self._service.has_right("admin")
 
-    @Endpoint(
-        method="GET",
+    @REPORT(
         path="/",
         operation="getLivePage",
-        tag="Server",
         summary="A page that shows it",
         answer={"type": "string"},
         content_type="text/html",

@@ -14,6 +14,7 @@ from trouper.protocol.health import SchedulerStats
 from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
+    NUMBER,
     OBJECT,
     TEXT,
     Json,
@@ -24,7 +25,6 @@ from trouper.web.http.request_schema import (
 )
 from trouper.web.serving.running_requests import WAIT
 
-NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
 """Fields of the scheduler's statistics with a key of their own, and histograms, which are for
 /metrics."""
@@ -33,12 +33,7 @@ COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.n
 
 def open_object(properties: Json, *optional: str) -> Json:
     """Return the schema of an object with at least these properties: statistics may grow."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [key for key in properties if key not in optional],
-        "additionalProperties": True,
-    }
+    return full(properties, optional=optional) | {"additionalProperties": True}
 
 
 ROW = open_object(
@@ -79,23 +74,25 @@ BATCH = open_object(
 PROGRESS = full({"stage": TEXT, "done": COUNT, "total": COUNT})
 FOUND = full({"name": TEXT, "weights_bytes": COUNT, "fits": nullable(FLAG)})
 """A model that --models-from has found and nobody uses."""
-SOMETIMES = (
-    "progress",
-    "problem",
-    "status",
-    "detail",
-    "card",
-    "scheduler",
-    "cache",
-    "memory",
-    "directory",
-    "speculation",
-    "ranks",
-    "actors",
-    "channels",
-    "batch",
-    "banks",
-)
+SOMETIMES = {
+    "progress": PROGRESS,
+    "problem": TEXT,
+    "status": TEXT,
+    "detail": TEXT,
+    "card": OBJECT,
+    "scheduler": OBJECT,
+    "cache": OBJECT,
+    "memory": OBJECT,
+    "directory": OBJECT,
+    "speculation": OBJECT,
+    "ranks": OBJECT,
+    "actors": array(OBJECT),
+    "channels": array(
+        open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})
+    ),
+    "batch": BATCH,
+    "banks": array(BANK),
+}
 MODEL = open_object(
     {
         "name": TEXT,
@@ -104,23 +101,7 @@ MODEL = open_object(
         "ttl_s": NUMBER,
         "weights_bytes": COUNT,
         "waiting": COUNT,
-        "progress": PROGRESS,
-        "problem": TEXT,
-        "status": TEXT,
-        "detail": TEXT,
-        "card": OBJECT,
-        "scheduler": OBJECT,
-        "cache": OBJECT,
-        "memory": OBJECT,
-        "directory": OBJECT,
-        "speculation": OBJECT,
-        "ranks": OBJECT,
-        "actors": array(OBJECT),
-        "channels": array(
-            open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})
-        ),
-        "batch": BATCH,
-        "banks": array(BANK),
+        **SOMETIMES,
     },
     *SOMETIMES,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
 
 import attrs
 import trio
@@ -120,14 +119,6 @@ class FamilyCollector(Collector):
         return self.families
 
 
-class BatchMetrics(Protocol):
-    def health(self) -> dict[str, Any]:
-        """Return the part of /health."""
-
-    def metrics(self) -> Iterator[Metric]:
-        """Yield the families in `BATCH_METRICS`."""
-
-
 class Metrics(Collector):
     """The metrics of the app, apart from the registry of an embedding program."""
 
@@ -136,10 +127,10 @@ class Metrics(Collector):
         self.requests = RequestCounts()
         self.ignored = IgnoredNames()
         self.malformed_calls = MalformedCalls()
-        self.batching: BatchMetrics | None = None
+        self.batches: Callable[[], Iterator[Metric]] = lambda: iter(())
+        """Yields the families in `BATCH_METRICS`."""
         self.accounts: Callable[[], Sequence[KeyAccount]] = tuple
         self._responses: Counter[tuple[str, str, str]] = Counter()
-        self._version = VERSION
         self._process = ProcessCollector(registry=None)
 
     def responded(self, method: str, path: str, status: int) -> None:
@@ -174,14 +165,13 @@ class Metrics(Collector):
             )
         yield LOADED.family(((entry.names[0],), int(entry.state == "ready")) for entry in listed)
         yield WAITING.family(((entry.names[0],), entry.waiting) for entry in listed)
-        yield BUILD.family([((self._version,), 1)])
+        yield BUILD.family([((VERSION,), 1)])
         yield TASKS.family([((), trio.lowlevel.current_statistics().tasks_living)])
         yield RESPONSES.family(self._responses.items())
         yield IGNORED.family(((name,), count) for name, count in self.ignored.counts.items())
         yield MALFORMED.family(self.malformed_calls.counts.items())
         yield from key_metrics(self.accounts)
-        if self.batching is not None:
-            yield from self.batching.metrics()
+        yield from self.batches()
         yield from self._process.collect()
 
 

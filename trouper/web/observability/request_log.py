@@ -70,7 +70,6 @@ class RequestLog:
         return complete
 
 
-log = logging.getLogger("trouper.web")
 HEADER = "X-Trouper-Ignored"
 """Header of a response that names what its request was read past."""
 MAX_SERIES = 200

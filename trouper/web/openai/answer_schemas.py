@@ -6,6 +6,7 @@ from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
     NULL,
+    NUMBER,
     TEXT,
     Json,
     array,
@@ -17,7 +18,6 @@ from trouper.web.http.request_schema import (
     with_properties,
 )
 
-NUMBER: Json = {"type": "number"}
 TOKENS = array(COUNT)
 REASON: Json = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
 MATCHED: Json = {
@@ -130,47 +130,38 @@ def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
     return with_properties({**shared, "usage": usage, **more}, *shared, *required)
 
 
+SOMETIMES: Json = {
+    "parent": TEXT,
+    "root": TEXT,
+    "rank": COUNT,
+    "max_model_len": COUNT,
+    "max_input_tokens": COUNT,
+    "max_tokens": COUNT,
+    "tool_calls": FLAG,
+    "weights_bytes": COUNT,
+    "kind": {"enum": ["generator", "embedder"]},
+    "quantization": TEXT,
+    "fits": FLAG,
+    "problem": TEXT,
+}
+"""Fields of an adapter, of a loaded model, or of known files."""
 MODEL_BODY = full(
     {
         "id": TEXT,
         "object": {"const": "model"},
-        "parent": TEXT,
-        "root": TEXT,
-        "rank": COUNT,
         "created": COUNT,
         "owned_by": TEXT,
-        "max_model_len": COUNT,
-        "max_input_tokens": COUNT,
-        "max_tokens": COUNT,
-        "tool_calls": FLAG,
-        "weights_bytes": COUNT,
-        "kind": {"enum": ["generator", "embedder"]},
-        "quantization": TEXT,
-        "fits": FLAG,
+        **SOMETIMES,
         "loaded": FLAG,
         "state": {"enum": ["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]},
         "pinned": FLAG,
-        "ttl_s": {"type": "number"},
-        "problem": TEXT,
+        "ttl_s": NUMBER,
         "type": {"const": "model"},
         "display_name": TEXT,
         "created_at": TEXT | {"format": "date-time"},
         "lifecycle": {"const": "active"},
     },
-    optional=(
-        "parent",
-        "root",
-        "rank",
-        "max_model_len",
-        "max_input_tokens",
-        "max_tokens",
-        "tool_calls",
-        "weights_bytes",
-        "kind",
-        "quantization",
-        "fits",
-        "problem",
-    ),
+    optional=SOMETIMES,
 )
 MODELS = full(
     {

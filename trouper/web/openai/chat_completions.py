@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
+import attrs
 from msgspec import Meta
 
 from trouper.protocol.grammar import Grammar
@@ -35,9 +36,7 @@ from trouper.web.openai.parameters import (
     Parameters,
     TemplateKwargs,
     choices_of,
-    min_tokens_of,
-    sampling_of,
-    stops_of,
+    generate_of,
     template_kwargs,
 )
 from trouper.web.openai.response_format import grammar_of
@@ -120,20 +119,11 @@ def chat_to_generate(
         if request.max_completion_tokens is None
         else request.max_completion_tokens
     )
-    generate = Generate(
-        request_id=request_id,
-        prompt=ChatPrompt(
-            messages_of(request.messages, tools), kwargs, ignored_of(request.messages)
-        ),
-        sampling=sampling_of(request, default_seed),
-        max_tokens=limit,
-        stop=stops_of(request.stop),
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
+    messages = messages_of(request.messages, tools)
+    prompt = ChatPrompt(messages, kwargs, ignored_of(request.messages))
+    generate = attrs.evolve(
+        generate_of(request, request_id, prompt, default_seed, limit),
         logprobs=_top_logprobs(request),
-        cache_salt=request.cache_salt or "",
-        speculation=request.speculation,
-        min_tokens=min_tokens_of(request, limit),
         grammar=_grammar(request, tools),
         thinking_tokens=request.thinking_token_budget,
     )

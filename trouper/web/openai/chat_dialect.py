@@ -10,7 +10,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.openai.openai_dialect import Envelope, Extras, OpenAiDialect, encode
 from trouper.web.output.dialect import Choice, Json, Usage, total, usage_of
-from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.output_parser import CountingParser, OutputParser
 from trouper.web.output.parsed_delta import (
     Call,
     CallArguments,
@@ -19,7 +19,6 @@ from trouper.web.output.parsed_delta import (
     ParsedDelta,
     Reasoning,
 )
-from trouper.web.output.reasoning_tokens import CountingParser
 
 
 class ChatDialect(OpenAiDialect):

@@ -28,9 +28,7 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     choices_of,
-    min_tokens_of,
-    sampling_of,
-    stops_of,
+    generate_of,
 )
 from trouper.web.openai.response_format import grammar_of
 from trouper.web.output.dialect import Choice
@@ -123,23 +121,17 @@ def completion_to_generate(
         _gap(prompt, request.suffix) for prompt in prompts_of(request.prompt, "prompt", MAX_PROMPTS)
     ]
     _check_candidates(request, len(prompts))
+    if request.max_tokens is not None and not (request.max_tokens == 0 and request.echo):
+        between("max_tokens", request.max_tokens, 1, HUGE)
     generates = (
-        Generate(
+        attrs.evolve(
+            generate_of(request, request_id, prompt, default_seed, request.max_tokens),
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
-            prompt=prompt,
-            sampling=sampling_of(request, default_seed),
-            max_tokens=_max_tokens(request),
-            stop=stops_of(request.stop),
-            stop_token_ids=request.stop_token_ids,
-            ignore_eos=request.ignore_eos,
             # The best are those of the highest mean log-probability.
             logprobs=0
             if request.logprobs is None and request.candidates > request.n
             else request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
-            cache_salt=request.cache_salt or "",
-            speculation=request.speculation,
-            min_tokens=min_tokens_of(request, request.max_tokens),
             grammar=grammar_of(request),
         )
         for index, prompt in enumerate(prompts)
@@ -154,15 +146,6 @@ def _gap(prompt: Prompt, suffix: str | None) -> Prompt:
         return prompt
     assert isinstance(prompt, TextPrompt | TokenPrompt)
     return InfillPrompt(prompt.text if isinstance(prompt, TextPrompt) else prompt.tokens, suffix)
-
-
-def _max_tokens(request: CompletionRequest) -> int | None:
-    """With max_tokens 0, one token is generated and not shown."""
-    if request.max_tokens == 0 and request.echo:
-        return 1
-    if request.max_tokens is not None:
-        between("max_tokens", request.max_tokens, 1, HUGE)
-    return request.max_tokens
 
 
 def _check_candidates(request: CompletionRequest, prompts: int) -> None:

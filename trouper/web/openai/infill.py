@@ -19,7 +19,7 @@ from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import COUNT, FLAG, TEXT, Json, Refused, array, full, titled
 from trouper.web.openai.other_servers import NOT_SKIPPED, SAMPLING, length_aliases, sampling_adapted
-from trouper.web.openai.parameters import SamplingParameters, min_tokens_of, sampling_of, stops_of
+from trouper.web.openai.parameters import SamplingParameters, generate_of
 from trouper.web.output.dialect import COMMENT, Choice, Usage, event, usage_of
 
 MAX_FILES = 1024
@@ -51,24 +51,14 @@ def infill_to_generate(
     request: InfillRequest, request_id: str, default_seed: int | None
 ) -> Generate:
     """`prompt` is the beginning of the answer, behind the prefix, as in llama.cpp."""
-    return Generate(
-        request_id=request_id,
-        prompt=InfillPrompt(
-            request.input_prefix + request.prompt,
-            request.input_suffix,
-            tuple((file.filename, file.text) for file in request.input_extra or ()),
-        ),
-        sampling=sampling_of(request, default_seed),
-        # Editors send 0 to have a context computed early; one token is generated and not shown.
-        max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
-        as_room_allows=True,
-        stop=stops_of(request.stop),
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        cache_salt=request.cache_salt or "",
-        speculation=request.speculation,
-        min_tokens=min_tokens_of(request, request.max_tokens),
+    prompt = InfillPrompt(
+        request.input_prefix + request.prompt,
+        request.input_suffix,
+        tuple((file.filename, file.text) for file in request.input_extra or ()),
     )
+    # Editors send a length of 0 to have a context computed early.
+    generate = generate_of(request, request_id, prompt, default_seed, request.max_tokens)
+    return attrs.evolve(generate, as_room_allows=True)
 
 
 class InfillDialect:

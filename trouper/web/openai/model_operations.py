@@ -3,6 +3,7 @@ leaves."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -19,7 +20,7 @@ from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import COUNT, TEXT, either, full, ref, titled
 from trouper.web.openai.model_listing import listed_body
 from trouper.web.serving.service import Service, as_events
-from trouper.web.streaming.event_log import PassiveBody, named_event
+from trouper.web.streaming.event_log import named_event
 
 TICK_S = 0.2
 """Interval between progress events."""
@@ -162,44 +163,33 @@ class ModelOperations:
 
     async def _respond(self, operation: Operation, *, stream: bool) -> Response:
         if stream:
-            return as_events(OperationEvents(self._service, operation))
+            return as_events(events_of(self._service, operation))
         await operation.done.wait()
         if operation.problem is not None:
             raise RequestFailed(operation.problem)
         return as_json(listed_body(self._service.listed(operation.name)))
 
 
-class OperationEvents(PassiveBody):
-    """Events: `progress` at each change, then `model` or `error`."""
-
-    def __init__(self, service: Service, operation: Operation) -> None:
-        self._service, self._operation = service, operation
-        self._last: dict[str, Any] = {}
-        self._ended = False
-
-    async def __anext__(self) -> bytes:
-        if self._ended:
-            raise StopAsyncIteration
-        body = progress_body(self._service.listed(self._operation.name))
-        if not self._last:
-            self._last = body
-            return named_event("progress", body)
-        with trio.move_on_after(self._service.settings.heartbeat_s):
-            while not self._operation.done.is_set():
-                body = progress_body(self._service.listed(self._operation.name))
-                if body != self._last:
-                    self._last = body
-                    return named_event("progress", body)
-                with trio.move_on_after(TICK_S):
-                    await self._operation.done.wait()
-            return self._last_event()
-        return HEARTBEAT
-
-    def _last_event(self) -> bytes:
-        self._ended = True
-        if (problem := self._operation.problem) is not None:
-            return named_event("error", error_body(problem))
-        return named_event("model", listed_body(self._service.listed(self._operation.name)))
+async def events_of(service: Service, operation: Operation) -> AsyncIterator[bytes]:
+    """Yield `progress` at each change, then `model` or `error`."""
+    last: dict[str, Any] = {}
+    sent_at = trio.current_time()
+    while not (last and operation.done.is_set()):
+        body = progress_body(service.listed(operation.name))
+        if body != last:
+            last = body
+            yield named_event("progress", body)
+        elif trio.current_time() - sent_at >= service.settings.heartbeat_s:
+            yield HEARTBEAT
+        else:
+            with trio.move_on_after(min(TICK_S, service.settings.heartbeat_s)):
+                await operation.done.wait()
+            continue
+        sent_at = trio.current_time()
+    if operation.problem is not None:
+        yield named_event("error", error_body(operation.problem))
+    else:
+        yield named_event("model", listed_body(service.listed(operation.name)))
 
 
 def progress_body(entry: ModelEntry) -> dict[str, Any]:

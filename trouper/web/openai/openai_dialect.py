@@ -12,7 +12,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
 from trouper.web.http.json_response import error_body
-from trouper.web.openai.parameters import Parameters, StreamOptions
+from trouper.web.openai.parameters import StreamOptions
 from trouper.web.output.dialect import COMMENT, Json, Usage, event, total, usage_of
 
 encode = msgspec.json.encode
@@ -59,10 +59,6 @@ class Extras:
     stream: StreamOptions
     token_ids: bool
     choices: int
-
-    @classmethod
-    def of(cls, parameters: Parameters, options: StreamOptions, choices: int) -> Extras:
-        return cls(options, parameters.return_token_ids, choices)
 
 
 class OpenAiDialect:

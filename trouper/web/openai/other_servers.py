@@ -131,6 +131,19 @@ NOT_SKIPPED = frozenset(
         "add_special_tokens",
     }
 )
+FORMATS = frozenset(
+    {
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "json_schema",
+        "regex",
+    }
+)
+"""Names by which other dialects constrain an answer."""
 STRICTEST = {"max": "xhigh"}
 
 

@@ -12,7 +12,7 @@ import attrs
 from msgspec import Meta, structs
 
 from trouper.protocol.problems import bad_request
-from trouper.protocol.requests import Generate, Speculation
+from trouper.protocol.requests import Generate, Prompt, Speculation
 from trouper.protocol.sampling import SEQUENCE_BREAKERS, Sampling
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import at_most, between, combination, json_type
@@ -193,6 +193,29 @@ def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sam
     return with_further(sampling, parameters)
 
 
+def generate_of(
+    parameters: SamplingParameters,
+    request_id: str,
+    prompt: Prompt,
+    default_seed: int | None,
+    max_tokens: int | None,
+) -> Generate:
+    """Build a request from the shared parameters. With `max_tokens` 0 one token is generated and
+    not shown. Raises `RequestFailed` (400)."""
+    return Generate(
+        request_id=request_id,
+        prompt=prompt,
+        sampling=sampling_of(parameters, default_seed),
+        max_tokens=1 if max_tokens == 0 else max_tokens,
+        stop=stops_of(parameters.stop),
+        stop_token_ids=parameters.stop_token_ids,
+        ignore_eos=parameters.ignore_eos,
+        cache_salt=parameters.cache_salt or "",
+        speculation=parameters.speculation,
+        min_tokens=_min_tokens(parameters, max_tokens),
+    )
+
+
 def biases(value: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
     return tuple((token_of(key, f"logit_bias.{key}"), bias) for key, bias in (value or {}).items())
 
@@ -202,7 +225,7 @@ def stops_of(value: str | list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops or ()))
 
 
-def min_tokens_of(parameters: SamplingParameters, max_tokens: int | None) -> int:
+def _min_tokens(parameters: SamplingParameters, max_tokens: int | None) -> int:
     if max_tokens is not None and parameters.min_tokens > max_tokens:
         raise combination(
             f"min_tokens must be at most {max_tokens}, the most there may be", "min_tokens"

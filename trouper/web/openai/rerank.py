@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Self
 
@@ -39,6 +40,7 @@ from trouper.web.output.dialect import Choice
 from trouper.web.serving.service import Served, Service, now
 from trouper.web.streaming.response_streams import collect_all
 
+ENDPOINT = partial(Endpoint, method="POST", tag="Rerank", also=GENERATES)
 CHARACTER_BYTES = 4
 MAX_DOCUMENTS = 2048
 SYSTEM = (
@@ -300,18 +302,15 @@ class Reranking:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    @Endpoint(
-        method="POST",
+    @ENDPOINT(
         path="/v1/rerank",
         operation="createRerank",
-        tag="Rerank",
         summary="Order documents by how well they answer a query",
         description="Also at /rerank and /v2/rerank. With `texts` in place of `documents` "
         "the answer is a list, as "
         "text-embeddings-inference gives it.",
         request=RerankRequest,
         answer=either(RERANKED, RANKED_TEXTS),
-        also=GENERATES,
         examples={"Two documents": {"query": "What barks?", "documents": ["A dog.", "A spoon."]}},
     )
     async def rerank(self) -> Response:
@@ -322,16 +321,13 @@ class Reranking:
             return as_json(ranked_texts(parsed, choices))
         return as_json(rerank_body(parsed, self._service.request_id, served.name, choices))
 
-    @Endpoint(
-        method="POST",
+    @ENDPOINT(
         path="/v1/score",
         operation="createScore",
-        tag="Rerank",
         summary="How well texts answer others",
         description="Also at /score.",
         request=ScoreRequest,
         answer=SCORED,
-        also=GENERATES,
         examples={"One against two": {"text_1": "What barks?", "text_2": ["A dog.", "A spoon."]}},
     )
     async def score(self) -> Response:

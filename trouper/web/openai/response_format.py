@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import attrs
@@ -149,9 +150,9 @@ def format_grammar(value: ResponseFormat | FlatSchemaFormat, name: str) -> Gramm
         case FlatSchemaFormat():
             return _named_schema(value, name)
         case RegexFormat():
-            return _regex(value.pattern, f"{name}.pattern")
+            return Grammar("regex", value.pattern, f"{name}.pattern")
         case LarkFormat():
-            return _lark(value.grammar, f"{name}.grammar")
+            return Grammar("lark", value.grammar, f"{name}.grammar")
 
 
 def _named_schema(value: NamedSchema, path: str) -> Grammar:
@@ -197,14 +198,6 @@ def _short(source: str, path: str) -> str:
     return source
 
 
-def _regex(value: str, path: str) -> Grammar:
-    return Grammar("regex", value, path)
-
-
-def _lark(value: str, path: str) -> Grammar:
-    return Grammar("lark", value, path)
-
-
 def _choice(value: list[str], path: str) -> Grammar:
     return Grammar("choice", _short(msgspec.json.encode(value).decode(), path), path)
 
@@ -226,16 +219,16 @@ def _structured_outputs(value: StructuredOutputs, name: str) -> Grammar | None:
 
 CONSTRAINTS: dict[str, Callable[[Any, str], Grammar]] = {
     "json": schema_grammar,
-    "regex": _regex,
+    "regex": partial(Grammar, "regex"),
     "choice": _choice,
-    "grammar": _lark,
+    "grammar": partial(Grammar, "lark"),
     "json_object": lambda _, path: Grammar("json_object", param=path),
 }
 READERS: dict[str, Callable[[Any, str], Grammar | None]] = {
     "response_format": format_grammar,
     "structured_outputs": _structured_outputs,
     "guided_json": schema_grammar,
-    "guided_regex": _regex,
+    "guided_regex": partial(Grammar, "regex"),
     "guided_choice": _choice,
-    "guided_grammar": _lark,
+    "guided_grammar": partial(Grammar, "lark"),
 }

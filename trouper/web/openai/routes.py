@@ -36,6 +36,8 @@ from trouper.web.serving.model_names import split_adapter
 from trouper.web.serving.service import Served, Service, now
 from trouper.web.serving.tool_support import without_tools
 
+OPENAI = partial(Endpoint, method="POST", tag="OpenAI")
+
 
 class OpenAi:
     def __init__(self, service: Service) -> None:
@@ -52,11 +54,9 @@ class OpenAi:
             tokenizer=served.runtime.tokenizer,
         )
 
-    @Endpoint(
-        method="POST",
+    @OPENAI(
         path="/v1/chat/completions",
         operation="createChatCompletion",
-        tag="OpenAI",
         summary="Answer a conversation",
         last_event="[DONE]",
         also=GENERATES,
@@ -79,7 +79,7 @@ class OpenAi:
         generates = await self._service.run_off_loop(
             chat_to_generate, parsed, self._service.request_id, seed
         )
-        extras = Extras.of(parsed, stream_options(parsed), parsed.n)
+        extras = Extras(stream_options(parsed), parsed.return_token_ids, parsed.n)
         tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
         generates = with_calls(generates, tools, tokenizer, self._service.report)
         answers = await self._service.submit(served, generates, parsed.priority)
@@ -91,11 +91,9 @@ class OpenAi:
         dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, parsers)
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
-    @Endpoint(
-        method="POST",
+    @OPENAI(
         path="/v1/completions",
         operation="createCompletion",
-        tag="OpenAI",
         summary="Continue a text",
         last_event="[DONE]",
         also=GENERATES,
@@ -111,7 +109,7 @@ class OpenAi:
         generates = await self._service.run_off_loop(
             completion_to_generate, parsed, self._service.request_id, seed
         )
-        extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
+        extras = Extras(stream_options(parsed), parsed.return_token_ids, parsed.candidates)
         if parsed.echo:
             self._service.hold(
                 TEXT_FACTOR * sum(characters_of(generate.prompt) for generate in generates)
@@ -174,11 +172,9 @@ class OpenAi:
             stream=parsed.stream,
         )
 
-    @Endpoint(
-        method="POST",
+    @OPENAI(
         path="/v1/embeddings",
         operation="createEmbedding",
-        tag="OpenAI",
         summary="Texts as vectors",
         description="Hidden states, pooled as the model's own files say or else their mean; of "
         "length one.",

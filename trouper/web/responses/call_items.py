@@ -31,8 +31,8 @@ INPUT_PARTS = (*PARTS, "input_image")
 NOT_A_PART = "{path}: only parts of type {known} are supported, not {tag!r}"
 
 
-def new_id(prefix: str) -> str:
-    return prefix + uuid4().hex
+def new_id(kind: str) -> str:
+    return PREFIXES[kind] + uuid4().hex
 
 
 def not_a_part(kind: str) -> Meta:
@@ -101,9 +101,10 @@ class ConversationItem(SentBack, kw_only=True, frozen=True):
     id: ItemId | None = None
     status: Status | None = None
 
-    def head(self, kind: str, prefix: str) -> Json:
+    def head(self) -> Json:
         """Return the fields of every item, with a new id if there is none."""
-        return {"id": self.id or new_id(prefix), "type": kind, "status": self.status or "completed"}
+        kind = str(self.__struct_config__.tag)
+        return {"id": self.id or new_id(kind), "type": kind, "status": self.status or "completed"}
 
 
 CALLS: dict[str, ToolKind] = {
@@ -114,13 +115,22 @@ CALLS: dict[str, ToolKind] = {
     "apply_patch_call": "apply_patch",
 }
 OUTPUTS = tuple(f"{kind}_output" for kind in CALLS)
-PREFIXES: dict[ToolKind, str] = {
-    "function": "fc_",
-    "custom": "ctc_",
-    "local_shell": "lsh_",
-    "shell": "sh_",
-    "apply_patch": "apc_",
+PREFIXES = {
+    "response": "resp_",
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+    "local_shell_call": "lsh_",
+    "local_shell_call_output": "lsho_",
+    "shell_call": "sh_",
+    "shell_call_output": "sho_",
+    "apply_patch_call": "apc_",
+    "apply_patch_call_output": "apco_",
 }
+"""Beginnings of new ids, by type."""
 Output = Annotated[
     str | list[Annotated[InputText | InputImage, not_a_part("input_text or input_image")]],
     says("{path} must be a string, not {type}", "invalid_type"),
@@ -157,22 +167,34 @@ class CustomToolCallItem(_CallOfEarlierTurn, tag="custom_tool_call", kw_only=Tru
     def stored(self, _: str) -> Json:
         call = {"call_id": self.call_id, "name": self.name, "input": self.input}
         within = {} if self.namespace is None else {"namespace": self.namespace}
-        return self.head("custom_tool_call", PREFIXES["custom"]) | call | within
+        return self.head() | call | within
+
+
+class PlainOutputItem(ConversationItem, kw_only=True, frozen=True):
+    call_id: str
+    output: Output
+
+    def stored(self, _: str) -> Json:
+        return self.head() | {"call_id": self.call_id, "output": plain_output(self.output)}
+
+
+class FunctionCallOutputItem(
+    PlainOutputItem, tag="function_call_output", kw_only=True, frozen=True
+):
+    """The result of a call."""
+
+    name: Ignored = None
+    namespace: Ignored = None
 
 
 class CustomToolCallOutputItem(
-    _CallOfEarlierTurn, tag="custom_tool_call_output", kw_only=True, frozen=True
+    PlainOutputItem, tag="custom_tool_call_output", kw_only=True, frozen=True
 ):
     """The result of a call of a custom tool."""
 
-    output: Output
     name: Ignored = None
-
-    def stored(self, _: str) -> Json:
-        return self.head("custom_tool_call_output", "ctco_") | {
-            "call_id": self.call_id,
-            "output": plain_output(self.output),
-        }
+    caller: Ignored = None
+    created_by: Ignored = None
 
 
 class _Action(SentBack, kw_only=True, frozen=True):
@@ -200,10 +222,7 @@ class LocalShellCallItem(_CallOfEarlierTurn, tag="local_shell_call", kw_only=Tru
         for name in ("timeout_ms", "user", "working_directory"):
             if getattr(self.action, name) is not None:
                 action[name] = getattr(self.action, name)
-        return self.head("local_shell_call", PREFIXES["local_shell"]) | {
-            "call_id": self.call_id,
-            "action": action,
-        }
+        return self.head() | {"call_id": self.call_id, "action": action}
 
 
 def _called_by_id(value: Json, _: Skip) -> Json:
@@ -212,18 +231,13 @@ def _called_by_id(value: Json, _: Skip) -> Json:
 
 
 class LocalShellCallOutputItem(
-    _CallOfEarlierTurn, tag="local_shell_call_output", kw_only=True, frozen=True
+    PlainOutputItem, tag="local_shell_call_output", kw_only=True, frozen=True
 ):
     """The output of a command."""
 
     adapt: ClassVar[Adapt | None] = _called_by_id
-    output: Output
-
-    def stored(self, _: str) -> Json:
-        return self.head("local_shell_call_output", "lsho_") | {
-            "call_id": self.call_id,
-            "output": plain_output(self.output),
-        }
+    caller: Ignored = None
+    created_by: Ignored = None
 
 
 class ShellAction(_Action, kw_only=True, frozen=True):
@@ -243,7 +257,7 @@ class ShellCallItem(_CallOfEarlierTurn, tag="shell_call", kw_only=True, frozen=T
             for name in ("commands", "timeout_ms", "max_output_length")
         }
         call = {"call_id": self.call_id, "action": action, "environment": None}
-        return self.head("shell_call", PREFIXES["shell"]) | call
+        return self.head() | call
 
 
 class ShellCallOutputItem(_CallOfEarlierTurn, tag="shell_call_output", kw_only=True, frozen=True):
@@ -256,10 +270,7 @@ class ShellCallOutputItem(_CallOfEarlierTurn, tag="shell_call_output", kw_only=T
     max_output_length: Ignored = None
 
     def stored(self, _: str) -> Json:
-        return self.head("shell_call_output", "sho_") | {
-            "call_id": self.call_id,
-            "output": self.output,
-        }
+        return self.head() | {"call_id": self.call_id, "output": self.output}
 
 
 class PatchOperation(SentBack, kw_only=True, frozen=True):
@@ -279,10 +290,7 @@ class ApplyPatchCallItem(_CallOfEarlierTurn, tag="apply_patch_call", kw_only=Tru
     def stored(self, _: str) -> Json:
         operation = {"type": self.operation.type, "path": self.operation.path}
         operation |= {} if self.operation.diff is None else {"diff": self.operation.diff}
-        return self.head("apply_patch_call", PREFIXES["apply_patch"]) | {
-            "call_id": self.call_id,
-            "operation": operation,
-        }
+        return self.head() | {"call_id": self.call_id, "operation": operation}
 
 
 PatchStatus = Annotated[
@@ -302,8 +310,14 @@ class ApplyPatchCallOutputItem(SentBack, tag="apply_patch_call_output", kw_only=
     created_by: Ignored = None
 
     def stored(self, _: str) -> Json:
-        fields = {"status": self.status, "call_id": self.call_id, "output": self.output}
-        return ConversationItem(id=self.id).head("apply_patch_call_output", "apco_") | fields
+        kind = "apply_patch_call_output"
+        return {
+            "id": self.id or new_id(kind),
+            "type": kind,
+            "status": self.status,
+            "call_id": self.call_id,
+            "output": self.output,
+        }
 
 
 CallItem = CustomToolCallItem | LocalShellCallItem | ShellCallItem | ApplyPatchCallItem

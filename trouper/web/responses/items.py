@@ -26,19 +26,17 @@ from trouper.web.responses.call_items import (
     CallItem,
     CallOutputItem,
     ConversationItem,
-    CustomToolCallOutputItem,
+    FunctionCallOutputItem,
     InputImage,
     InputText,
-    LocalShellCallOutputItem,
-    Output,
     OutputText,
+    PlainOutputItem,
     ReasoningText,
     RefusalText,
     SummaryText,
     input_text,
     not_a_part,
     output_text,
-    plain_output,
     refuse_part,
     text_part,
     tool_of,
@@ -69,7 +67,7 @@ class InputMessage(ConversationItem, tag="message", kw_only=True, frozen=True):
         parts: Sequence[InputText | OutputText | RefusalText | InputImage]
         parts = [InputText(self.content)] if isinstance(self.content, str) else self.content
         content = [self._part(part, f"{path}.content.{index}") for index, part in enumerate(parts)]
-        return self.head("message", "msg_") | {"role": self.role, "content": content}
+        return self.head() | {"role": self.role, "content": content}
 
     def _part(self, part: InputText | OutputText | RefusalText | InputImage, path: str) -> Json:
         if isinstance(part, InputImage):
@@ -96,25 +94,7 @@ class FunctionCallItem(ConversationItem, tag="function_call", kw_only=True, froz
         arguments_of(self.arguments, f"{path}.arguments")
         call = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
         within = {} if self.namespace is None else {"namespace": self.namespace}
-        return self.head("function_call", "fc_") | call | within
-
-
-class FunctionCallOutputItem(
-    ConversationItem, tag="function_call_output", kw_only=True, frozen=True
-):
-    """The result of a call."""
-
-    call_id: str
-    output: Output
-    name: Ignored = None
-    namespace: Ignored = None
-
-    def stored(self, _: str) -> Json:
-        output = plain_output(self.output)
-        return self.head("function_call_output", "fco_") | {
-            "call_id": self.call_id,
-            "output": output,
-        }
+        return self.head() | call | within
 
 
 NOT_PARTS = says("{path} must be an array of parts, not {type}", "invalid_type")
@@ -133,7 +113,7 @@ class ReasoningItem(ConversationItem, tag="reasoning", kw_only=True, frozen=True
     def stored(self, _: str) -> Json:
         summary = [{"type": "summary_text", "text": part.text} for part in self.summary or ()]
         content = [{"type": "reasoning_text", "text": part.text} for part in self.content or ()]
-        return self.head("reasoning", "rs_") | {"summary": summary, "content": content}
+        return self.head() | {"summary": summary, "content": content}
 
 
 class ItemReference(SentBack, tag="item_reference", frozen=True):
@@ -164,9 +144,7 @@ def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:
     for item in items if items is not None and not isinstance(items, str) else ():
         if isinstance(item, InputMessage):
             contents.append(item.content)
-        elif isinstance(
-            item, FunctionCallOutputItem | CustomToolCallOutputItem | LocalShellCallOutputItem
-        ):
+        elif isinstance(item, PlainOutputItem):
             contents.append(item.output)
     return names_of(
         (part for content in contents if isinstance(content, list) for part in content), InputImage
@@ -280,7 +258,7 @@ def _check_references(given: Sequence[Item], items: Sequence[Json]) -> None:
 def _referred(item_id: str, path: str, stored: Mapping[str, Json]) -> Json:
     if item_id not in stored:
         detail = f"no item {quoted(item_id)} is stored here, or it is gone: send the item itself"
-        raise RequestFailed(Problem(404, detail, "invalid_request_error", path, "item_not_found"))
+        raise RequestFailed(Problem(404, detail, param=path, code="item_not_found"))
     return stored[item_id]
 
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 import attrs
-import msgspec
 
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs, parts_of
 from trouper.web.output.dialect import Choice, Json, Usage, usage_of
-from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.output_parser import CountingParser, OutputParser
 from trouper.web.output.parsed_delta import (
     CallArguments,
     CallEnded,
@@ -22,9 +21,8 @@ from trouper.web.output.parsed_delta import (
     ParsedDelta,
     Reasoning,
 )
-from trouper.web.output.reasoning_tokens import CountingParser
 from trouper.web.output.tool_forms import ToolKind
-from trouper.web.responses.call_items import CALLS, PREFIXES, new_id, text_part
+from trouper.web.responses.call_items import CALLS, new_id, text_part
 from trouper.web.responses.response_request import ResolvedRequest
 from trouper.web.responses.response_tools import call_fields
 from trouper.web.serving.service import now
@@ -75,7 +73,7 @@ class OpenCall:
     def of(cls, call: CallStarted, index: int) -> OpenCall:
         tool = call.tool
         [kind] = [name for name, known in CALLS.items() if known == tool.kind]
-        item: Json = {"id": new_id(PREFIXES[tool.kind]), "type": kind, "call_id": call.id}
+        item: Json = {"id": new_id(kind), "type": kind, "call_id": call.id}
         if tool.kind in EVENTS:
             item |= {"name": tool.name} | (
                 {} if tool.namespace is None else {"namespace": tool.namespace}
@@ -100,7 +98,6 @@ class OpenCall:
         return {"item_id": self.body["id"], "output_index": self.index}
 
 
-encode = msgspec.json.encode
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ENDINGS = {
     "completed": "response.completed",
@@ -259,12 +256,17 @@ class ResponseDialect:
                 return self._close_call("completed")
 
     def _start_message(self) -> bytes:
-        return self._start({"id": new_id("msg_"), "type": "message", "role": "assistant"})
+        return self._start({"id": new_id("message"), "type": "message", "role": "assistant"})
 
     def _start_reasoning(self) -> bytes:
         self._seen.clear()
         return self._start(
-            {"id": new_id("rs_"), "type": "reasoning", "summary": [], "encrypted_content": None}
+            {
+                "id": new_id("reasoning"),
+                "type": "reasoning",
+                "summary": [],
+                "encrypted_content": None,
+            }
         )
 
     def _start(self, item: Json) -> bytes:

@@ -20,6 +20,7 @@ from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.openai import schemas as openai_schemas
 from trouper.web.openai.other_servers import (
     BUDGETS,
+    FORMATS,
     NOT_SKIPPED,
     SAMPLING,
     choice_adapted,
@@ -33,9 +34,7 @@ from trouper.web.openai.other_servers import (
 from trouper.web.openai.parameters import (
     SamplingParameters,
     TemplateKwargs,
-    min_tokens_of,
-    sampling_of,
-    stops_of,
+    generate_of,
     template_kwargs,
 )
 from trouper.web.openai.response_format import TextOutputFormat, format_grammar
@@ -70,19 +69,7 @@ ALIASES = {
     **SAMPLING,
     **BUDGETS,
 }
-ESSENTIAL = NOT_SKIPPED | {
-    "conversation",
-    "prompt",
-    "messages",
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "json_schema",
-    "regex",
-}
+ESSENTIAL = NOT_SKIPPED | FORMATS | {"conversation", "prompt", "messages"}
 
 
 def explain_metadata(value: Any, path: str) -> None:
@@ -313,18 +300,10 @@ def response_to_generate(
 ) -> Generate:
     """Build the runtime's request. Raises `RequestFailed` (400) naming the parameter."""
     request = resolved.request
-    return Generate(
-        request_id=request_id,
-        prompt=ChatPrompt(messages, _variables(resolved), ignored_of(request.input)),
-        sampling=sampling_of(request, default_seed),
-        max_tokens=request.max_output_tokens,
-        stop=stops_of(request.stop),
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
+    prompt = ChatPrompt(messages, _variables(resolved), ignored_of(request.input))
+    return attrs.evolve(
+        generate_of(request, request_id, prompt, default_seed, request.max_output_tokens),
         logprobs=resolved.logprobs,
-        cache_salt=request.cache_salt or "",
-        speculation=request.speculation,
-        min_tokens=min_tokens_of(request, request.max_output_tokens),
         grammar=resolved.tools.grammar or resolved.grammar,
         thinking_tokens=request.thinking_token_budget,
     )

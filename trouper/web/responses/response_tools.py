@@ -19,7 +19,7 @@ from trouper.web.http.body_parsing import decoded_text
 from trouper.web.http.field_types import Ignored, Text
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, StrictCheck
-from trouper.web.http.request_schema import Refused
+from trouper.web.http.request_schema import TEXT, Refused
 from trouper.web.openai.chat_tools import (
     MAX_TOOLS,
     FreeText,
@@ -33,7 +33,6 @@ from trouper.web.output.tool_calls import Tools
 from trouper.web.output.tool_forms import Json, ToolForm, ToolKind, ToolOffer, custom_offer
 
 BuiltInKind = Literal["local_shell", "shell", "apply_patch"]
-TEXT: Json = {"type": "string"}
 MILLISECONDS: Json = {"type": "integer", "description": "Time limit in milliseconds."}
 DESCRIPTIONS: dict[BuiltInKind, str] = {
     "local_shell": "Runs a command on the user's machine and returns its output.",

@@ -35,9 +35,10 @@ from trouper.web.responses.response_store import ResponseStore, StoredResponse
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.serving.service import Served, Service, as_events
 from trouper.web.serving.state_database import StateDatabase
-from trouper.web.streaming.event_log import EventLog, Replay
+from trouper.web.streaming.event_log import EventLog, replayed
 from trouper.web.streaming.response_streams import DELTA_BYTES, Hold, at_once
 
+ENDPOINT = partial(Endpoint, tag="Responses")
 MAX_PAGE, DEFAULT_PAGE = 100, 20
 REPLAY_QUERY: Json = {
     "stream": FLAG,
@@ -118,11 +119,10 @@ class Responses:
 
     # -- create -----------------------------------------------------------------------------------
 
-    @Endpoint(
+    @ENDPOINT(
         method="POST",
         path="/v1/responses",
         operation="createResponse",
-        tag="Responses",
         summary="Answer, and remember the conversation",
         request=ResponseRequest,
         answer=ref("ResponseObject"),
@@ -155,7 +155,7 @@ class Responses:
         except RequestFailed as failed:
             if failed.problem.context is None or not parsed.stream or parsed.background:
                 raise
-            head = head_of(resolved, new_id("resp_"), served.name, stored=False)
+            head = head_of(resolved, new_id("response"), served.name, stored=False)
             return as_events(full_context_events(head, failed.problem))
         live = self._begin(resolved, served, answer, items, earlier, stored=stored)
         if parsed.background:
@@ -164,11 +164,10 @@ class Responses:
             live.dialect, [answer], stream=parsed.stream, before_end=partial(self._settle, live)
         )
 
-    @Endpoint(
+    @ENDPOINT(
         method="POST",
         path="/v1/responses/input_tokens",
         operation="countResponseInputTokens",
-        tag="Responses",
         summary="How many tokens the input of a response has",
         request=ResponseRequest,
         answer=COUNTED,
@@ -267,7 +266,7 @@ class Responses:
         tokenizer, parsed = served.runtime.tokenizer, resolved.request
         parses = resolved.tools.offered or tokenizer.thinking is not None
         parser = self._service.parsers(served, resolved.tools, answer)() if parses else None
-        response_id = new_id("resp_")
+        response_id = new_id("response")
         self._service.note_response_id(response_id)
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)
@@ -299,7 +298,7 @@ class Responses:
         heartbeat = (lambda _: COMMENT) if live is None else live.dialect.heartbeat_behind
         before_end = at_once if live is None else partial(self._settle, live)
         heartbeat_s = self._service.settings.heartbeat_s
-        return as_events(Replay(log, position, heartbeat_s, heartbeat, before_end=before_end))
+        return as_events(replayed(log, position, heartbeat_s, heartbeat, before_end=before_end))
 
     async def _settle(self, live: Live) -> None:
         """Store an ended response before a client hears of the end, unless the response was
@@ -333,11 +332,10 @@ class Responses:
         live = self._live.get(response_id)
         return live if live is not None and live.owner == self._service.key_identity else None
 
-    @Endpoint(
+    @ENDPOINT(
         method="GET",
         path="/v1/responses/<response:response_id>",
         operation="getResponse",
-        tag="Responses",
         summary="A response that is stored or still runs",
         also=(400,),
         description="`stream` repeats the events of one that was created with `background` and "
@@ -366,11 +364,10 @@ class Responses:
             raise combination("starting_after needs stream=true", "starting_after")
         return as_json(kept.dialect.response() if isinstance(kept, Live) else kept.body)
 
-    @Endpoint(
+    @ENDPOINT(
         method="DELETE",
         path="/v1/responses/<response:response_id>",
         operation="deleteResponse",
-        tag="Responses",
         summary="Forget a response",
         also=(400,),
         description="One that still runs is cancelled. What later responses build on stays with "
@@ -388,11 +385,10 @@ class Responses:
             live.dialect.cancel()
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
-    @Endpoint(
+    @ENDPOINT(
         method="POST",
         path="/v1/responses/<response:response_id>/cancel",
         operation="cancelResponse",
-        tag="Responses",
         summary="Cancel a response that runs",
         also=(400,),
         answer=ref("ResponseObject"),
@@ -415,11 +411,10 @@ class Responses:
             )
         return as_json(body)
 
-    @Endpoint(
+    @ENDPOINT(
         method="GET",
         path="/v1/responses/<response:response_id>/input_items",
         operation="listInputItems",
-        tag="Responses",
         summary="What went into a response",
         also=(400,),
         query=PAGE_QUERY,

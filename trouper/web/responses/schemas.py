@@ -10,6 +10,7 @@ from trouper.web.http.request_schema import (
     COUNT,
     FLAG,
     NULL,
+    NUMBER,
     OBJECT,
     TEXT,
     Json,
@@ -21,7 +22,6 @@ from trouper.web.http.request_schema import (
     ref,
     titled,
 )
-from trouper.web.openai.answer_schemas import NUMBER
 
 STATUSES = ("completed", "incomplete", "in_progress")
 LOGPROBS = "message.output_text.logprobs"

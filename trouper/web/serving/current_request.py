@@ -75,6 +75,7 @@ class RequestScope:
     meter: Meter = attrs.field(factory=Meter)
     read_past: ReadPast = attrs.field(factory=ReadPast)
     submitted: bool = False
+    """Whether a model was asked, which makes an entry in the request log."""
     is_large: bool = False
     body_bytes: int = 0
     holding: Holding | None = None
@@ -202,11 +203,6 @@ class CurrentRequest:
             await begin()
 
     @property
-    def submitted(self) -> bool:
-        """Whether a model was asked, which makes an entry in the request log."""
-        return self.scope.submitted
-
-    @property
     def read_past(self) -> ReadPast:
         return self.scope.read_past
 
@@ -246,10 +242,6 @@ class CurrentRequest:
     def hold(self, amount: int) -> None:
         """Hold `amount` more bytes. Raises `RequestFailed` (413, 429, 503)."""
         self.holding.take(amount)
-
-    @property
-    def body_bytes(self) -> int:
-        return self.scope.body_bytes
 
     async def body(self) -> dict[str, Any]:
         """Return the JSON object. Raises `RequestFailed` (400, 413, 415, 429, 503), or werkzeug's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -205,7 +205,7 @@ class Service(CurrentRequest):
     async def tokens(self, served: Served, prompt: Prompt) -> tuple[int, ...]:
         """Tokenize a prompt for sending or counting. Raises `RequestFailed` (400, 413, 429,
         503)."""
-        self.hold(TOKENIZED_BYTES * self.body_bytes)
+        self.hold(TOKENIZED_BYTES * self.scope.body_bytes)
         return await served.runtime.tokens(prompt, self.tenant)
 
     # -- answers ----------------------------------------------------------------------------------
@@ -350,11 +350,10 @@ async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None
             log.exception("work in the background failed; the rest goes on")
 
 
-def as_events(body: ResponseBody | bytes) -> Response:
+def as_events(body: ResponseBody | AsyncIterator[bytes] | bytes) -> Response:
     response = Response(body, content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
-    response.timeout = None
     return response
 
 

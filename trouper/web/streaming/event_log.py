@@ -1,40 +1,14 @@
-"""Server-sent events, logs of events that can be read later, from any position, and bodies that
-own nothing."""
+"""Server-sent events with a name, and logs of events that can be read later, from any position."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import msgspec
 import trio
-from quart.wrappers.response import ResponseBody
 
 from trouper.web.streaming.step_delivery import MAX_EVENTS
-
-
-class PassiveBody(ResponseBody):
-    """A response body without resources: closing the body ends only the reading."""
-
-    async def __aenter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    @abstractmethod
-    async def __anext__(self) -> bytes:
-        """Return the next write."""
 
 
 def named_event(name: str, data: Any) -> bytes:
@@ -71,30 +45,29 @@ class EventLog:
             await self._readers.park()
 
 
-class Replay(PassiveBody):
-    def __init__(
-        self,
-        log: EventLog,
-        position: int,
-        heartbeat_s: float,
-        heartbeat: Callable[[int], bytes],
-        *,
-        before_end: Callable[[], Awaitable[None]],
-    ) -> None:
-        """`heartbeat` formats a heartbeat behind the event of that number, which may be -1.
-        `before_end` is awaited before the last events are sent."""
-        self._log, self._position, self._before_end = log, position, before_end
-        self._heartbeat_s, self._heartbeat = heartbeat_s, heartbeat
-
-    async def __anext__(self) -> bytes:
-        """Return up to `MAX_EVENTS` available events as one write."""
-        with trio.move_on_after(self._heartbeat_s):
-            await self._log.wait_beyond(self._position)
-            events = self._log.since(self._position, MAX_EVENTS)
-            if not events:
-                raise StopAsyncIteration
-            if self._log.over:
-                await self._before_end()
-            self._position += len(events)
-            return b"".join(events)
-        return self._heartbeat(self._position - 1)
+async def replayed(
+    log: EventLog,
+    position: int,
+    heartbeat_s: float,
+    heartbeat: Callable[[int], bytes],
+    *,
+    before_end: Callable[[], Awaitable[None]],
+) -> AsyncIterator[bytes]:
+    """Yield up to `MAX_EVENTS` available events as one write. `heartbeat` formats a heartbeat
+    behind the event of that number, which may be -1. `before_end` is awaited before the last events
+    are sent."""
+    while True:
+        events = None
+        with trio.move_on_after(heartbeat_s):
+            await log.wait_beyond(position)
+            found = log.since(position, MAX_EVENTS)
+            if found and log.over:
+                await before_end()
+            events = found
+        if events is None:
+            yield heartbeat(position - 1)
+        elif not events:
+            return
+        else:
+            position += len(events)
+            yield b"".join(events)

@@ -66,44 +66,29 @@ K2 = TagLayout(
     section_start="<ifm|tool_calls>",
     section_end="</ifm|tool_calls>",
 )
-MINIMAX = TagLayout(
-    call=("<invoke name=", ">"),
-    call_end="</invoke>",
-    key=("<parameter name=", ">"),
-    value_end="</parameter>",
-    section_start="<minimax:tool_call>",
-    section_end="</minimax:tool_call>",
-    lines=True,
-)
-DSML = TagLayout(
-    call=("<｜DSML｜invoke name=", ">"),
-    call_end="</｜DSML｜invoke>",
-    key=("<｜DSML｜parameter name=", ">"),
-    value_end="</｜DSML｜parameter>",
-    section_start="<｜DSML｜function_calls>",
-    section_end="</｜DSML｜function_calls>",
-)
+
+
+def _invokes(prefix: str, section_start: str, section_end: str) -> TagLayout:
+    """Return a layout of calls as `<invoke name=...>` with `<parameter name=...>`; `prefix` stands
+    in front of both words."""
+    return TagLayout(
+        call=(f"<{prefix}invoke name=", ">"),
+        call_end=f"</{prefix}invoke>",
+        key=(f"<{prefix}parameter name=", ">"),
+        value_end=f"</{prefix}parameter>",
+        section_start=section_start,
+        section_end=section_end,
+    )
+
+
+MINIMAX = attrs.evolve(_invokes("", "<minimax:tool_call>", "</minimax:tool_call>"), lines=True)
+DSML = _invokes("｜DSML｜", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>")
 DSML_4 = attrs.evolve(
     DSML, section_start="<｜DSML｜tool_calls>", section_end="</｜DSML｜tool_calls>"
 )
-DSML_41 = attrs.evolve(
-    DSML,
-    call=("<｜DSML｜ invoke name=", ">"),
-    call_end="</｜DSML｜ invoke>",
-    key=("<｜DSML｜ parameter name=", ">"),
-    value_end="</｜DSML｜ parameter>",
-    section_start="<｜DSML｜ calls>",
-    section_end="</｜DSML｜ calls>",
-)
+DSML_41 = _invokes("｜DSML｜ ", "<｜DSML｜ calls>", "</｜DSML｜ calls>")
 """The space in front of each name is DeepSeek's."""
-GCML = TagLayout(
-    call=("<｜GCML｜invoke name=", ">"),
-    call_end="</｜GCML｜invoke>",
-    key=("<｜GCML｜parameter name=", ">"),
-    value_end="</｜GCML｜parameter>",
-    section_start="<｜GCML｜tool_calls>",
-    section_end="</｜GCML｜tool_calls>",
-)
+GCML = _invokes("｜GCML｜", "<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>")
 DOTS = attrs.evolve(
     MINIMAX, section_start="<dots_function_call>", section_end="</dots_function_call>"
 )
@@ -115,13 +100,8 @@ SOLAR_2 = TagLayout(
     section_start="<|tool_call:start|>",
     section_end="<|tool_call:end|>",
 )
-STEP = TagLayout(
-    call=("<steptml:invoke name=", ">"),
-    call_end="</steptml:invoke>",
-    key=("<steptml:parameter name=", ">"),
-    value_end="</steptml:parameter>",
-    section_start="<｜tool_calls_begin｜>",
-    section_end="<｜tool_calls_end｜>",
+STEP = attrs.evolve(
+    _invokes("steptml:", "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     around=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
 )
 
