@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from trouper.storage import cache_inspection, run_reading, stored_blocks
+from trouper.storage import cache_inspection, run_reading
 from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.stored_blocks import RunInfo
 
@@ -372,9 +372,6 @@ def torn(directory: Path) -> Iterator[Path]:
             for one in cache_inspection.verify(cache_inspection.runs(directory))
             if one.problem is not None
         )
-    for path in directory.glob("*/" + stored_blocks.NAME):
-        if not stored_blocks.decode(None, path.read_bytes()) and path.stat().st_size > 200:
-            yield path
 
 
 def shared(

@@ -215,7 +215,7 @@ def test_a_verdict_is_forgotten_with_the_plugins_the_versions_and_the_files(
     assert opens() and opens(), "a plugin's code may change without its version"
     monkeypatch.setattr(architecture_lookup, "registered", frozenset)
     assert opens() and not opens()
-    monkeypatch.setattr(model_verdicts, "version", lambda _name: "9.9")
+    monkeypatch.setattr(model_verdicts, "installed_version", lambda _name, _absent: "9.9")
     assert opens() and not opens()
     monkeypatch.setattr(model_verdicts, "VERSION", "9.9")
     assert opens() and not opens()

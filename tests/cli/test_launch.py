@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from trouper.cli import main, process_group
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.process_group import SECRET_FILE, Hosts, LocalRanks, ProcessSpec, supervise
+from trouper.cli.process_group import SECRET_FILE, Hosts, LocalRanks, ProcessSpec, Supervisor
 from trouper.cli.rank_process import control_host, rank_of, rank_secret
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import Settings
@@ -66,7 +66,7 @@ async def test_a_group_that_ends_well_is_not_started_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     group = Scripts([("print('hello')", "import sys; print('there', file=sys.stderr)")])
-    assert await supervise(group, None) == 0
+    assert await Supervisor(group, None).run() == 0
     assert group.lived == 1
     said = capfd.readouterr()
     assert (said.out, said.err) == ("[0] hello\n", "[1] there\n")
@@ -95,7 +95,7 @@ async def test_a_group_goes_on_when_its_output_cannot_be_written(
     stream = os.fdopen(target, "w")
     try:
         monkeypatch.setattr(sys, name, stream)
-        assert await supervise(group, 0) == 0
+        assert await Supervisor(group, 0).run() == 0
     finally:
         monkeypatch.undo()
         with suppress(OSError):
@@ -116,7 +116,7 @@ async def test_one_that_is_lost_takes_the_others_with_it_and_all_start_again(
     group = Scripts(
         [(SLEEPS, "import sys; sys.exit(75)"), ("pass", "pass")], begins_last_life=patient
     )
-    assert await supervise(group, None) == 0
+    assert await Supervisor(group, None).run() == 0
     assert group.lived == 2
     assert no_children()
 
@@ -132,27 +132,27 @@ async def test_the_group_ends_where_macos_refuses_signals_to_what_has_ended(
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "killpg", refused)
-    assert await supervise(Scripts([(SLEEPS, "pass")]), 0) == 128 + signal.SIGKILL
+    assert await Supervisor(Scripts([(SLEEPS, "pass")]), 0).run() == 128 + signal.SIGKILL
     assert no_children()
 
 
 async def test_what_cannot_be_is_not_tried_again() -> None:
     """A flag or a model that is wrong for one is wrong the next time, too."""
     group = Scripts([("import sys; sys.exit(2)", SLEEPS)])
-    assert await supervise(group, None) == 2
+    assert await Supervisor(group, None).run() == 2
     assert (group.lived, no_children()) == (1, True)
 
 
 async def test_it_gives_up_after_so_many_starts(capfd: pytest.CaptureFixture[str]) -> None:
     group = Scripts([("import os; os.abort()",)])
-    assert await supervise(group, 2) == 128 + 6
+    assert await Supervisor(group, 2).run() == 128 + 6
     assert group.lived == 3
     assert "launch: the group has ended (exit codes -6); starting again" in capfd.readouterr().err
 
 
 async def test_exit_codes_that_mlx_launch_only_tells_count() -> None:
     group = Scripts([("print('[WARN] Node with rank 1 exited with code 2 ')",)])
-    assert await supervise(group, None) == 2
+    assert await Supervisor(group, None).run() == 2
 
 
 def test_ranks_here_have_what_mlx_launch_would_give_them(monkeypatch: pytest.MonkeyPatch) -> None:

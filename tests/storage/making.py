@@ -10,10 +10,10 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from trouper.protocol.blocks import Tensor, Tensors
+from trouper.protocol.blocks import BlockData, BlockRef, Tensor, Tensors
 from trouper.storage.file_operations import Disk
-from trouper.storage.runs import BlockData, BlockRef, Damaged, RunInfo, RunStore
-from trouper.storage.stored_blocks import parents_first
+from trouper.storage.runs import RunStore
+from trouper.storage.stored_blocks import Damaged, RunInfo, parents_first
 
 ROOT = sha256(b"root").digest()
 NAMESPACE = sha256(b"namespace").hexdigest()

@@ -19,8 +19,11 @@ from tests.storage.making import (
     put,
     wanted,
 )
+from trouper.protocol.blocks import BlockRef
 from trouper.storage import run_format, run_reading
-from trouper.storage.runs import BlockRef, Damaged, Disk, RunStore
+from trouper.storage.file_operations import Disk
+from trouper.storage.runs import RunStore
+from trouper.storage.stored_blocks import Damaged
 
 
 def test_d9_every_byte_counts(store: RunStore) -> None:

@@ -13,7 +13,7 @@ from tests.storage.worlds import World, campaign
 from trouper.storage import run_format, run_reading
 from trouper.storage.bounded_directory import BoundedDirectory
 from trouper.storage.file_operations import Disk
-from trouper.storage.runs import Damaged
+from trouper.storage.stored_blocks import Damaged
 
 
 def open_files() -> int:

@@ -41,7 +41,7 @@ from trouper.protocol.work import (
 )
 from trouper.storage.cache_directory import DiskLimits
 from trouper.storage.file_operations import Disk
-from trouper.storage.runs import Damaged, RunInfo, RunStore
+from trouper.storage.runs import RunStore
 from trouper.storage.store_upkeep import (
     InspectionRound,
     WriteBudget,
@@ -49,7 +49,13 @@ from trouper.storage.store_upkeep import (
     sweep_store,
     write_run,
 )
-from trouper.storage.stored_blocks import BlockLocations, catalogue_batches, parents_first
+from trouper.storage.stored_blocks import (
+    BlockLocations,
+    Damaged,
+    RunInfo,
+    catalogue_batches,
+    parents_first,
+)
 
 log = logging.getLogger("trouper.writer")
 T = TypeVar("T")
@@ -109,7 +115,6 @@ class SSDWriter:
     async def run(self) -> None:
         while (order := await self._orders.next()) is not None:
             await self._carry_out(order)
-        await self._save_catalogue()
 
     async def _carry_out(self, order: DiskOrder) -> None:
         try:
@@ -140,13 +145,6 @@ class SSDWriter:
                 await self._send(Loaded(ticket, (), 0, 0.0))
             case Announce():
                 await self._send(Catalogue(()))
-
-    async def _save_catalogue(self) -> None:
-        if self._store is not None:
-            try:
-                await self._in_thread(partial(self._store.save_catalogue, self._limits))
-            except OSError as error:
-                log.warning("the catalogue of the cache was not saved: %s", error)
 
     # -- the directory ---------------------------------------------------------------------------
 

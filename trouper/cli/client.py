@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +14,14 @@ import click
 import httpx2
 from click.core import ParameterSource
 
-from trouper.cli.address import url_to
+from trouper.cli.address import EVERYWHERE, url_to
 from trouper.cli.exits import refuse
 from trouper.cli.flags import HomePath, NeverEmpty, UnsplitText
 from trouper.cli.settings_file import configured
 from trouper.cli.terminal_text import line_shown
 from trouper.cli.usage_errors import origin_of, settings_error
 from trouper.protocol.api_keys import keys_in, sendable
+from trouper.protocol.hosts import is_loopback
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
@@ -64,11 +64,7 @@ class Where:
     @property
     def is_local(self) -> bool:
         host = httpx2.URL(self.url).host
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return host == "localhost"
-        return address.is_loopback or address.is_unspecified
+        return is_loopback(host) or host in EVERYWHERE
 
     def client(self) -> httpx2.Client:
         return self.opened(httpx2.Client)

@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,6 +23,7 @@ from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
+from trouper.protocol.version import installed_version
 from trouper.storage.file_operations import Disk
 from trouper.web.http.connections import other_files
 
@@ -59,18 +59,11 @@ Check: TypeAlias = Callable[[CheckedSettings], Iterator[Finding]]
 
 
 def versions(_: CheckedSettings) -> Iterator[Finding]:
-    installed = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    installed = ", ".join(f"{name} {installed_version(name, 'not installed')}" for name in PACKAGES)
     yield Finding(
         "ok", f"trouper {__version__}, Python {platform.python_version()}, {platform.platform()}"
     )
     yield Finding("ok", installed)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def settings(checked: CheckedSettings) -> Iterator[Finding]:

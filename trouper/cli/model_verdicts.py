@@ -8,8 +8,7 @@ change without its version, and models that need one are opened each time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
 
 import attrs
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from trouper.protocol.paths import encodable
 from trouper.protocol.problems import ModelUnusable, printable
 from trouper.protocol.settings import Settings, default_cache_dir
-from trouper.protocol.version import VERSION
+from trouper.protocol.version import VERSION, installed_version
 from trouper.storage.cache_directory import read_memo, write_memo
 from trouper.storage.model_files import ModelFiles
 from trouper.storage.model_scan import state_of
@@ -37,7 +36,8 @@ def with_problems(models: Sequence[ModelFiles]) -> list[ModelFiles]:
     """The models with `problem` as `serve` would say it."""
     from trouper.engine.architectures.architecture_lookup import descriptions, registered
 
-    memo, code = default_cache_dir() / MEMO, repr((VERSION, *_versions(), *descriptions()))
+    versions = [installed_version(name, "") for name in PACKAGES]
+    memo, code = default_cache_dir() / MEMO, repr((VERSION, *versions, *descriptions()))
     before = read_memo(memo, Passed)
     changing = registered()
     states = {
@@ -76,11 +76,3 @@ def _key(files: ModelFiles) -> str:
 def _state(files: ModelFiles, code: str) -> str:
     state = repr((code, *state_of(files.directory)))
     return hashlib.sha256(state.encode()).hexdigest()
-
-
-def _versions() -> Iterator[str]:
-    for name in PACKAGES:
-        try:
-            yield version(name)
-        except PackageNotFoundError:
-            yield ""

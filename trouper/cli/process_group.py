@@ -148,10 +148,6 @@ class Supervisor:
             echo_if_possible(prefix + incomplete.decode(errors="replace"), err=err)
 
 
-async def supervise(group: RankLauncher, restarts: int | None) -> int:
-    return await Supervisor(group, restarts).run()
-
-
 async def _start(spec: ProcessSpec, end: int) -> trio.Process:
     return await trio.lowlevel.open_process(
         spec.command,

@@ -11,7 +11,6 @@ from pathlib import Path
 import attrs
 
 from trouper.protocol.blocks import TOKEN_BYTES
-from trouper.storage import stored_blocks
 from trouper.storage.bounded_directory import NAMESPACE
 from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Disk, File
@@ -103,7 +102,7 @@ def clear(directory: Path) -> Removed:
     files = size = 0
     for path in _namespaces(directory):
         for file in _files(path):
-            if file.name.endswith((SUFFIX, TEMPORARY_SUFFIX)) or file.name == stored_blocks.NAME:
+            if file.name.endswith((SUFFIX, TEMPORARY_SUFFIX)):
                 (path / file.name).unlink(missing_ok=True)
                 files, size = files + 1, size + file.bytes
         with suppress(OSError):  # A server writes there, or it holds a foreign file.
@@ -137,8 +136,7 @@ def _files(path: Path) -> list[File]:
 
 def _stats(path: Path) -> NamespaceStats:
     files = [file for file in _files(path) if file.name.endswith(SUFFIX)]
-    known = {run.name: run for run in _catalogue(path)}
-    infos = [_info(path / file.name, file, known) for file in files]
+    infos = [_info(path / file.name) for file in files]
     entries = [entry for info in infos if info is not None for entry in info.blocks]
     now_ns = time.time_ns()
     ages = [max(0.0, (now_ns - file.used_ns) / 1e9) for file in files]
@@ -155,16 +153,7 @@ def _stats(path: Path) -> NamespaceStats:
     )
 
 
-def _catalogue(path: Path) -> list[RunInfo]:
-    with suppress(OSError):
-        return stored_blocks.decode(None, (path / stored_blocks.NAME).read_bytes())
-    return []
-
-
-def _info(path: Path, file: File, known: dict[str, RunInfo]) -> RunInfo | None:
-    run = known.get(file.name)
-    if run is not None and run.file_bytes == file.bytes:
-        return run
+def _info(path: Path) -> RunInfo | None:
     with suppress(Damaged, OSError), open_run(DISK, path) as opened:
         return opened.header.info
     return None

@@ -15,7 +15,6 @@ from pathlib import Path
 import attrs
 
 from trouper.protocol.blocks import BlockData, BlockRef
-from trouper.storage import stored_blocks
 from trouper.storage.bounded_directory import (
     NAMESPACE,
     NAMESPACE_DIGITS,
@@ -24,24 +23,10 @@ from trouper.storage.bounded_directory import (
     RunUse,
 )
 from trouper.storage.cache_directory import UNLIMITED, DiskLimits
-from trouper.storage.file_operations import Buffer, Disk, File, read_all
+from trouper.storage.file_operations import Buffer, Disk, File
 from trouper.storage.run_format import Sealed, seal
 from trouper.storage.run_reading import open_run
-from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason, RunInfo, parents_first
-
-__all__ = [
-    "BlockData",
-    "BlockEntry",
-    "BlockRef",
-    "Changes",
-    "Damaged",
-    "Disk",
-    "Reason",
-    "Room",
-    "RunInfo",
-    "RunStore",
-    "Sealed",
-]
+from trouper.storage.stored_blocks import Damaged, Reason, RunInfo, parents_first
 
 
 @attrs.frozen
@@ -59,8 +44,7 @@ class Room:
 
     fits: bool
     removed: tuple[RunInfo, ...] = ()
-    removed_elsewhere: int = 0
-    """Removed files of other namespaces, which share the limit."""
+    """Removed files of this namespace; others share the limit."""
 
 
 class RunStore:
@@ -98,13 +82,12 @@ class RunStore:
     def refresh(self) -> Changes:
         """List the directory again, which others change, too. Opens only unknown files, removes
         damaged ones. Raises `OSError`."""
-        known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
         before, runs = self._runs, dict[str, RunInfo]()
         for path, file in self._files.list_files():
             if path.parent != self.path or file.name in self._skipped:
                 continue
             try:
-                runs[file.name] = self._recognize(path, file, known)
+                runs[file.name] = self._recognize(path, file)
             except Damaged as damaged:
                 self._discard(path, damaged)
             except OSError:
@@ -115,26 +98,8 @@ class RunStore:
             tuple(run for name, run in before.items() if name not in runs),
         )
 
-    def save_catalogue(self, limits: DiskLimits = UNLIMITED) -> Room:
-        """Write the catalogue within the limits; runs evicted meanwhile are listed in vain. Raises
-        `OSError`, leaving the old file."""
-        buffers = stored_blocks.encode(self.namespace, self._runs.values())
-        nbytes = sum(len(buffer) for buffer in buffers)
-        return self._room(self._write(self.path / stored_blocks.NAME, buffers, nbytes, limits))
-
-    def _saved(self) -> list[RunInfo]:
-        with suppress(OSError):
-            fd = self._disk.open(self.path / stored_blocks.NAME)
-            try:
-                return stored_blocks.decode(
-                    self.namespace, read_all(self._disk, fd, self._disk.size(fd), 0)
-                )
-            finally:
-                self._disk.close(fd)
-        return []
-
-    def _recognize(self, path: Path, file: File, known: dict[str, RunInfo]) -> RunInfo:
-        run = known.get(file.name)
+    def _recognize(self, path: Path, file: File) -> RunInfo:
+        run = self._runs.get(file.name)
         if run is not None and run.file_bytes == file.bytes:
             return run
         with open_run(self._disk, path, self.namespace) as opened:
@@ -239,5 +204,4 @@ class RunStore:
         here = [
             self._runs.pop(path.name, None) for path in evicted.removed if path.parent == self.path
         ]
-        removed = tuple(run for run in here if run is not None)
-        return Room(evicted.fits, removed, len(evicted.removed) - len(removed))
+        return Room(evicted.fits, tuple(run for run in here if run is not None))

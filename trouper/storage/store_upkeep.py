@@ -51,14 +51,13 @@ def open_store(store: RunStore) -> None:
 
 
 def sweep_store(store: RunStore, ttl_s: float, limits: DiskLimits) -> Swept:
-    """Remove files unused for `ttl_s`, detect changes, enforce the limits and save the catalogue.
-    Raises `OSError`."""
+    """Remove files unused for `ttl_s`, detect changes, and enforce the limits. Raises
+    `OSError`."""
     cache_directory.prepare(store.directory)
     usage = cache_directory.sweep(store.directory, ttl_s)
     changes = store.refresh()
     room = store.make_room(0, limits.max_bytes, limits.keep_free_bytes)
-    saved = store.save_catalogue(limits)
-    return Swept(usage, (*changes.vanished, *room.removed, *saved.removed), changes.appeared)
+    return Swept(usage, (*changes.vanished, *room.removed), changes.appeared)
 
 
 def write_run(

@@ -19,12 +19,11 @@ request. A run is on disk when every rank has written its part.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 import attrs
 import trio
 
-from trouper.actors.ranks.rank_member import DiskReport
+from trouper.actors.ranks.leader import Leader
 from trouper.actors.runtime.channels import offer
 from trouper.actors.runtime.disk_orders import DiskWriter, WriterEdges
 from trouper.actors.scheduling.cache_namespace import cache_namespace
@@ -100,21 +99,13 @@ WRITER_ORDERS = 64
 """Orders that wait for rank 0's writer."""
 
 
-class FollowerDisks(Protocol):
-    disk_reports: trio.MemoryReceiveChannel[tuple[int, DiskReport]]
-
-    def fetch(self, fetch: Fetch) -> frozenset[int]: ...
-
-    def directories(self) -> dict[int, DirectoryStats | None]: ...
-
-
 class LeaderDisk:
     """The relay. `edges`: publishes rank 0's directory, attached only while every rank's is."""
 
     def __init__(
         self,
         edges: WriterEdges,
-        followers: FollowerDisks,
+        followers: Leader,
         card: ModelCard,
         settings: Settings,
         disk_writer: DiskWriter = write_to_disk,

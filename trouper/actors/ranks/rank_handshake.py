@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Container, Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 
 import attrs
 import trio
@@ -36,6 +35,7 @@ from trouper.protocol.link import Hello
 from trouper.protocol.model import ModelCard
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
+from trouper.protocol.version import installed_version
 from trouper.protocol.wire import VERSION
 
 HELLO_S = 5.0
@@ -88,14 +88,7 @@ def shared_flags(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    return tuple((name, _version(name)) for name in PACKAGES)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
+    return tuple((name, installed_version(name, "none")) for name in PACKAGES)
 
 
 # -- a follower ----------------------------------------------------------------------------------

@@ -50,9 +50,9 @@ class Link:
         """Raises `LinkFailed` if the other end lacks the secret. The caller limits the duration."""
         nonce = secrets.token_bytes(PROOF_BYTES)
         link = cls(stream)
-        await link._write(nonce)
+        await link.send_frame(nonce)
         peer_nonce = await link._read(PROOF_BYTES)
-        await link._write(_proof(secret, role, nonce, peer_nonce))
+        await link.send_frame(_proof(secret, role, nonce, peer_nonce))
         if not hmac.compare_digest(
             await link._read(PROOF_BYTES), _proof(secret, OTHER[role], peer_nonce, nonce)
         ):
@@ -60,10 +60,7 @@ class Link:
         return link
 
     async def send(self, message: Message) -> None:
-        await self._write(encode(message))
-
-    async def send_frame(self, frame: bytes) -> None:
-        await self._write(frame)
+        await self.send_frame(encode(message))
 
     async def receive(self) -> Message:
         try:
@@ -76,9 +73,9 @@ class Link:
     async def close(self) -> None:
         await trio.aclose_forcefully(self._stream)
 
-    async def _write(self, data: bytes) -> None:
+    async def send_frame(self, frame: bytes) -> None:
         try:
-            await self._stream.send_all(data)
+            await self._stream.send_all(frame)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise LinkFailed("its connection ended") from error
 

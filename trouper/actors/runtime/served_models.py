@@ -151,17 +151,9 @@ class OneModel:
         return None
 
     def entries(self) -> Sequence[ModelEntry]:
-        adapters, unloaded = (
-            tuple(card.name for card in self._runtime.adapters),
-            self._runtime.unloaded_adapters,
-        )
-        if (adapters, unloaded) != (
-            self._entry.adapters,
-            self._entry.unloaded_adapters,
-        ):
-            # Each request looks some times.
-            self._entry = attrs.evolve(self._entry, adapters=adapters, unloaded_adapters=unloaded)
-        return (self._entry,)
+        adapters = tuple(card.name for card in self._runtime.adapters)
+        unloaded = self._runtime.unloaded_adapters
+        return (attrs.evolve(self._entry, adapters=adapters, unloaded_adapters=unloaded),)
 
     async def lease(self, name: str | None) -> Lease:
         if name is not None and name not in self._entry.names:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from trouper.cli.agents.agent import (
@@ -155,16 +156,8 @@ def _codex(served: ServedModel) -> Setup:
     )
 
 
-def _opencode(served: ServedModel) -> Setup:
-    return _like_opencode(served, "opencode", "https://opencode.ai/config.json")
-
-
-def _kilo(served: ServedModel) -> Setup:
-    """A descendant of opencode."""
-    return _like_opencode(served, "kilo", "https://app.kilo.ai/config.json")
-
-
-def _like_opencode(served: ServedModel, program: str, schema: str) -> Setup:
+def _opencode(served: ServedModel, program: str, schema: str) -> Setup:
+    """`program`: opencode, or a descendant."""
     model = f"{PROVIDER}/{served.model}"
     settings = {
         "$schema": Default(schema),
@@ -497,7 +490,7 @@ CODING_AGENTS = (
     Agent(
         name="opencode",
         title="opencode",
-        setup=_opencode,
+        setup=partial(_opencode, program="opencode", schema="https://opencode.ai/config.json"),
         program="opencode",
         install="npm install -g opencode-ai",
     ),
@@ -572,7 +565,7 @@ CODING_AGENTS = (
     Agent(
         name="kilo",
         title="Kilo Code CLI",
-        setup=_kilo,
+        setup=partial(_opencode, program="kilo", schema="https://app.kilo.ai/config.json"),
         program="kilo",
         install="npm install -g @kilocode/cli",
     ),

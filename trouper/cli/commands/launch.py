@@ -12,7 +12,7 @@ import click
 import trio
 
 from trouper.cli.exits import refuse
-from trouper.cli.process_group import Hosts, LocalRanks, RankLauncher, supervise
+from trouper.cli.process_group import Hosts, LocalRanks, RankLauncher, Supervisor
 from trouper.system import temporary_directory
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
@@ -68,7 +68,7 @@ def launch(
         )
     temporary_directory.keep_private()  # The hostfile lies there, and all ranks share it.
     group = _group(ranks, hostfile, backend, command)
-    sys.exit(trio.run(supervise, group, restarts))
+    sys.exit(trio.run(Supervisor(group, restarts).run))
 
 
 def _require_hosts(hostfile: Path) -> None:

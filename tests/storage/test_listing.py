@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from xxhash import xxh3_128_digest
 
 from tests.storage.making import (
     NAMESPACE,
-    OTHER_NAMESPACE,
     ROOT,
     CountingDisk,
     Failing,
@@ -27,29 +24,28 @@ from tests.storage.making import (
     wanted,
     write_run,
 )
-from trouper.storage import cache_directory, run_reading, stored_blocks
-from trouper.storage.runs import Disk, RunStore
+from trouper.storage import cache_directory, run_reading
+from trouper.storage.file_operations import Disk
+from trouper.storage.runs import RunStore
 
 
-def test_a_restart_opens_the_catalogue_only(store: RunStore) -> None:
+def test_only_unknown_files_are_opened(store: RunStore) -> None:
     runs = [put(store, seed=seed)[0] for seed in range(10)]
-    store.save_catalogue()
     disk = CountingDisk()
     again = RunStore(store.directory, NAMESPACE, disk)
     assert sorted(all_runs(again), key=lambda run: run.name) == sorted(
         runs, key=lambda run: run.name
     )
-    assert disk.opened == ["catalogue.msgpack"]
+    assert len(disk.opened) == 10
     assert again.total_bytes == sum(run.file_bytes for run in runs)
     late, _ = put(store, seed=11)
     again.refresh()
-    assert disk.opened[1:] == [late.name]
+    assert disk.opened[10:] == [late.name]
 
 
 def test_f10_reading_rewrites_no_index(store: RunStore) -> None:
     """Only a run's own time changes, by which unused files are known."""
     run, pieces = put(store)
-    store.save_catalogue()
 
     def files() -> dict[Path, tuple[int, bytes]]:
         return {path: (path.stat().st_ino, path.read_bytes()) for path in store.path.iterdir()}
@@ -58,65 +54,17 @@ def test_f10_reading_rewrites_no_index(store: RunStore) -> None:
     for _ in range(3):
         assert same(store.read(run.name, wanted(pieces)), pieces)
         store.touch([run.name])
-    assert files() == before and len(before) == 2
+    assert files() == before and len(before) == 1
 
 
-def test_a_catalogue_may_lag(store: RunStore) -> None:
-    gone, _ = put(store, seed=1)
-    kept, _ = put(store, seed=2)
-    replaced, _ = put(store, seed=3)
-    store.save_catalogue()
-    late, _ = put(store, seed=4)
-    store.remove(gone.name)
+def test_a_file_that_has_changed_is_opened_again(store: RunStore) -> None:
+    kept, _ = put(store, seed=1)
+    replaced, _ = put(store, seed=2)
     path_of(store, replaced).write_bytes(b"torn")
-    again = RunStore(store.directory, NAMESPACE)
-    assert {run.name for run in all_runs(again)} == {kept.name, late.name}
-    assert again.damaged == {"torn": 1}
+    assert store.refresh().vanished == (replaced,)
+    assert list(store.runs) == [kept]
+    assert store.damaged == {"torn": 1}
     assert not path_of(store, replaced).exists()
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda data: b"",
-        lambda data: data[:-1],
-        lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
-        lambda data: bytes([data[0] ^ 1]) + data[1:],
-        lambda data: b"x" * 1000,
-    ],
-)
-def test_a_damaged_catalogue_is_built_again(
-    store: RunStore, spoil: Callable[[bytes], bytes]
-) -> None:
-    run, _ = put(store)
-    store.save_catalogue()
-    path = store.path / "catalogue.msgpack"
-    path.write_bytes(spoil(path.read_bytes()))
-    again = RunStore(store.directory, NAMESPACE)
-    assert all_runs(again) == [run]
-    again.save_catalogue()
-    disk = CountingDisk()
-    assert all_runs(RunStore(store.directory, NAMESPACE, disk)) == [run]
-    assert disk.opened == [path.name]
-
-
-def test_a_sound_catalogue_of_another_version_or_namespace_is_not_believed(store: RunStore) -> None:
-    run, _ = put(store)
-    for body in (b"\xc0", stored_blocks.encode(OTHER_NAMESPACE, [])[1]):
-        (store.path / stored_blocks.NAME).write_bytes(xxh3_128_digest(body) + body)
-        assert all_runs(RunStore(store.directory, NAMESPACE)) == [run]
-
-
-def test_a_catalogue_is_read_whole_or_not_at_all(store: RunStore) -> None:
-    """Whatever byte of it is damaged, and for its own namespace only."""
-    runs = [put(store, seed=seed)[0] for seed in range(2)]
-    whole = b"".join(stored_blocks.encode(NAMESPACE, runs))
-    assert stored_blocks.decode(NAMESPACE, whole) == stored_blocks.decode(None, whole) == runs
-    assert stored_blocks.decode(OTHER_NAMESPACE, whole) == []
-    for place in range(len(whole)):
-        damaged = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
-        assert stored_blocks.decode(NAMESPACE, damaged) == []
-        assert stored_blocks.decode(NAMESPACE, whole[:place]) == []
 
 
 def test_what_a_run_continues_comes_before_it(store: RunStore) -> None:
@@ -206,7 +154,6 @@ def test_a_read_outlives_a_removal_in_its_midst(store: RunStore) -> None:
 
 def test_a_sweep_takes_runs_away_and_the_next_look_says_so(store: RunStore) -> None:
     runs = aged(store, 3)
-    store.save_catalogue()
     os.utime(path_of(store, runs[0]), (0, 0))
     assert cache_directory.sweep(store.directory, 86400.0).swept_files == 1
     assert store.refresh().vanished == (runs[0],)
