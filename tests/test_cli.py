@@ -173,6 +173,13 @@ def taken_port() -> Iterator[int]:
         (["--host", "http://localhost"], "--host 'http://localhost' is no address: give it alone"),
         (["--host", "unix:/run/trouper"], "and the port by --port"),
         (["--host", ""], "--host '' is no address"),
+        (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
+        (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
+        (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
+        (
+            ["--host", "a..b", "--allow-no-key"],
+            "cannot listen on a..b:8000: no host has such a name",
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_is_one_line(
@@ -183,22 +190,6 @@ def test_a_setting_that_cannot_be_is_one_line(
     assert (outcome.exit_code, outcome.stdout) == (USAGE_ERROR, "")
     assert problem in outcome.stderr.splitlines()[-1]
     assert "Traceback" not in outcome.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
-        (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
-        (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
-        (
-            ["--host", "a..b", "--allow-no-key"],
-            "cannot listen on a..b:8000: no host has such a name",
-        ),
-    ],
-)
-def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
-    refused(arguments, said)
 
 
 def test_a_taken_port_is_one_line(taken_port: int) -> None:
