@@ -10,7 +10,7 @@ import openai
 from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.fakes import EOS, ByteTokenizer, FakeEngine, TokenAt, ints
-from tests.web.serving import Served, pace
+from tests.web.serving import Served
 from tests.web.test_openai_client import in_thread, strict
 
 TOOL: Any = {
@@ -80,7 +80,7 @@ def says(*texts: str) -> TokenAt:
 
 
 def saying(*texts: str, **more: Any) -> FakeEngine:
-    return FakeEngine(before_step=pace, token_at=says(*texts), **more)
+    return FakeEngine(token_at=says(*texts), **more)
 
 
 def prompts_of(engine: FakeEngine) -> list[str]:
