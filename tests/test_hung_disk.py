@@ -55,7 +55,6 @@ async def write_blocks(model: Path, ssd: Path) -> None:
         prompt = TokenPrompt(runtime.tokenizer.encode(PROMPT))
         await ask(runtime, Generate(request_id="", prompt=prompt, max_tokens=2))
         await runtime.drain(PATIENCE_S)
-    assert any(ssd.rglob("*.safetensors"))
 
 
 @contextmanager
