@@ -21,6 +21,7 @@ from tests.families import save
 from tests.real.serving import ask
 from tests.test_process import PATIENCE_S, Client, end, free_port, get, serving, stats, until
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
+from trouper.protocol.setting_fields import ByteSize
 
 PROMPT = "a" * 200
 ENDS_SOON = (
@@ -49,7 +50,7 @@ def directory_stats(port: int) -> dict[str, Any]:
 
 async def write_blocks(model: Path, ssd: Path) -> None:
     """Leave on disk what a server keeps of `PROMPT`. In this process: nothing hangs yet."""
-    settings = Settings(model=str(model), ssd_cache_dir=ssd, ssd_keep_free=0)
+    settings = Settings(model=str(model), ssd_cache_dir=ssd, ssd_keep_free=ByteSize(0))
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(run_runtime, settings)
         prompt = TokenPrompt(runtime.tokenizer.encode(PROMPT))
