@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -22,7 +21,6 @@ import trio.testing
 from click.testing import CliRunner
 from rich.console import Console
 
-from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.cli import server_process
@@ -173,6 +171,13 @@ def taken_port() -> Iterator[int]:
         (["--host", "http://localhost"], "--host 'http://localhost' is no address: give it alone"),
         (["--host", "unix:/run/trouper"], "and the port by --port"),
         (["--host", ""], "--host '' is no address"),
+        (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
+        (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
+        (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
+        (
+            ["--host", "a..b", "--allow-no-key"],
+            "cannot listen on a..b:8000: no host has such a name",
+        ),
     ],
 )
 def test_a_setting_that_cannot_be_is_one_line(
@@ -183,22 +188,6 @@ def test_a_setting_that_cannot_be_is_one_line(
     assert (outcome.exit_code, outcome.stdout) == (USAGE_ERROR, "")
     assert problem in outcome.stderr.splitlines()[-1]
     assert "Traceback" not in outcome.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
-        (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
-        (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
-        (
-            ["--host", "a..b", "--allow-no-key"],
-            "cannot listen on a..b:8000: no host has such a name",
-        ),
-    ],
-)
-def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
-    refused(arguments, said)
 
 
 def test_a_taken_port_is_one_line(taken_port: int) -> None:
@@ -385,45 +374,6 @@ async def test_an_unusable_model_comes_through(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(server_process, "run_models", cannot)
     with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True):
         await server_process.run([Settings()], ServerSettings(port=0), Console(quiet=True))
-
-
-@contextlib.contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [*TROUPER, "serve", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def pasted(command: list[str]) -> Any:
-    answer = subprocess.run(command, capture_output=True, check=False)
-    assert answer.returncode == 0, answer.stderr
-    return json.loads(answer.stdout)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.long(but=("15",))
-def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
-    with running(
-        "--model", str(save("llama", tmp_path / "tiny")), "--default-max-tokens", "16"
-    ) as process:
-        assert process.stdout is not None
-        assert "ready at http://127.0.0.1:" in process.stdout.readline()
-        assert process.stdout.readline().endswith("/docs\n")
-        curl, *client = [process.stdout.readline() for _ in range(5)]
-        assert curl.startswith("curl http://127.0.0.1:")
-        if number is signal.SIGTERM:
-            assert pasted(["sh", "-c", curl])["choices"][0]["message"]["content"]
-            assert subprocess.run(
-                [sys.executable, "-c", "".join(client)], capture_output=True, check=True
-            ).stdout
-        process.send_signal(number)
-        _, log = process.communicate(timeout=30)
-        assert process.returncode == 0, log
-        assert f"{number.name}: leaving" in log
 
 
 def test_what_is_to_be_pasted_is_one_word_for_a_shell() -> None:

@@ -14,6 +14,9 @@ from trouper.engine.loading.model_loading import load
 from trouper.protocol.settings import Settings
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
+of_each_kind = pytest.mark.long(
+    but=("llama", "deepseek_v3", "gemma3_text", "gpt_oss", "falcon_h1", "mamba2", "qwen3_next")
+)
 
 
 def test_there_are_27() -> None:
@@ -21,6 +24,7 @@ def test_there_are_27() -> None:
 
 
 @every_family
+@of_each_kind
 def test_builds_and_generates_the_same_each_time(name: str) -> None:
     prompt = prompts()[2]
     tokens = reference(build(name), prompt, 6)
@@ -29,9 +33,7 @@ def test_builds_and_generates_the_same_each_time(name: str) -> None:
 
 
 @every_family
-@pytest.mark.long(
-    but=("llama", "deepseek_v3", "gemma3_text", "gpt_oss", "falcon_h1", "mamba2", "qwen3_next")
-)
+@of_each_kind
 def test_a_saved_model_is_the_same_model(name: str, tmp_path: Path) -> None:
     loaded = load(Settings(model=str(save(name, tmp_path))), lambda line: None)
     model = build(name)

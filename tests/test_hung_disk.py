@@ -16,9 +16,13 @@ from subprocess import Popen
 from typing import Any
 
 import pytest
+import trio
 
 from tests.families import save
+from tests.real.serving import ask
 from tests.test_process import PATIENCE_S, Client, end, free_port, get, serving, stats, until
+from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
+from trouper.protocol.setting_fields import ByteSize
 from trouper.web.batches.batch_table import BatchSpec, BatchState, insert_batch
 from trouper.web.batches.stored_files import StoredFile, insert_file
 from trouper.web.serving.state_database import FORMAT, NAME, SCHEMA
@@ -48,13 +52,20 @@ def directory_stats(port: int) -> dict[str, Any]:
     return dict(get(port, "/health")[1]["directory"])
 
 
+async def write_blocks(model: Path, ssd: Path) -> None:
+    """Leave on disk what a server keeps of `PROMPT`. In this process: nothing hangs yet."""
+    settings = Settings(model=str(model), ssd_cache_dir=ssd, ssd_keep_free=ByteSize(0))
+    async with trio.open_nursery() as nursery:
+        runtime: Runtime = await nursery.start(run_runtime, settings)
+        prompt = TokenPrompt(runtime.tokenizer.encode(PROMPT))
+        await ask(runtime, Generate(request_id="", prompt=prompt, max_tokens=2))
+        await runtime.drain(PATIENCE_S)
+
+
 @contextmanager
 def hung(model: Path, port: int, ssd: Path) -> Iterator[Popen[str]]:
     """A server whose disk hangs in a read, for which a request waits."""
-    with serving(model, port, ssd=ssd) as process:
-        Client(port, prompt=PROMPT, max_tokens=2).join(PATIENCE_S)
-        until(lambda: directory_stats(port)["written_files"] > 0)
-        assert end(process, signal.SIGTERM) == 0
+    trio.run(write_blocks, model, ssd)
     with serving(model, port, "--drain-timeout-s", "0.3", ssd=ssd) as process:
         # What a start looks at has been looked at.
         until(lambda: directory_stats(port)["inspected"] > 0)

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 from tests.fakes import EOS, FakeEngine
 from tests.families import save
-from tests.web.serving import Served, eventually, pace, serving
+from tests.web.serving import Served, eventually, serving
 from trouper import cli
 from trouper.cli.client import Where
 from trouper.cli.commands import chat
@@ -39,9 +39,7 @@ def where(served: Served, key: str | None = None) -> Where:
 def says(text: str) -> FakeEngine:
     """A model that answers this, whatever it is asked."""
     tokens = [*text.encode(), EOS]
-    return FakeEngine(
-        before_step=pace, token_at=lambda _, position: tokens[min(position, len(tokens) - 1)]
-    )
+    return FakeEngine(token_at=lambda _, position: tokens[min(position, len(tokens) - 1)])
 
 
 async def invoke(*arguments: str, stdin: str | bytes = "", **variables: str) -> Result:

@@ -97,6 +97,7 @@ def test_a_device_that_is_gone_ends_the_server_with_one_line(model: Path) -> Non
             assert json.loads(asked.text)["error"]["code"] == "engine_stopped"
 
 
+@pytest.mark.long
 def test_what_is_refused_says_so_to_clients_of_both_kinds(model: Path) -> None:
     with crashing(model, "a_prompt") as (port, process), client_of(port) as client:
         assert ask_deadly(client, stream=False) == (422, "request_crashes_engine")

@@ -23,7 +23,7 @@ from mlx_lm.models import base
 from tests.engine.driver import GREEDY, Driver, Request
 from tests.engine.test_exactness import SMALL_BANKS, model_of
 from tests.families import FAMILIES, build, reference
-from tests.family_configs import VOCABULARY
+from tests.family_configs import OF_EACH_KIND, VOCABULARY
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.attention_seam import JoinedSlots, Parts
 from trouper.engine.kv.banks import Banks
@@ -236,6 +236,7 @@ def test_families_have_banks_unless_they_compute_with_keys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.long(but=OF_EACH_KIND)
 def test_every_family_reports_banks(name: str) -> None:
     """One where all rows share buffers, or have buffers of their own. Together they are what all
     rows hold."""

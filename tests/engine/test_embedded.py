@@ -11,7 +11,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from tests.families import reference
 from trouper.engine.loading import bundled_model, gguf
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.protocol.problems import ModelUnusable
@@ -33,18 +32,6 @@ FILES = {
 @pytest.fixture(scope="module")
 def smollm() -> EvaluatedModel:
     return load(Settings(), lambda line: None)
-
-
-def test_paris(smollm: EvaluatedModel) -> None:
-    prompt = smollm.tokenizer.encode_chat(
-        [{"role": "user", "content": "What is the capital of France?"}]
-    )
-    tokens = reference(smollm.model, list(prompt), 8)
-    end = next(i for i, token in enumerate(tokens) if token in smollm.tokenizer.eos_token_ids)
-    assert (
-        b"".join(map(smollm.tokenizer.token_bytes, tokens[:end]))
-        == b"The capital of France is Paris."
-    )
 
 
 def test_card(smollm: EvaluatedModel) -> None:

@@ -96,6 +96,7 @@ def at(position: int, rows: int) -> NDArray[np.uint64]:
 class TestFilters:
     @filters
     @pytest.mark.parametrize("vocabulary", SIZES)
+    @pytest.mark.long(but=("40-*", "1000-*", "8193-*"))
     def test_equals_the_naive_sampler(self, sampling: Sampling, vocabulary: int) -> None:
         rows = 24 if vocabulary < 8000 else 8 if vocabulary < 10000 else 4
         logits = logits_of(vocabulary, rows)

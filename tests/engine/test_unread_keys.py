@@ -152,6 +152,7 @@ def test_what_requests_do_not_get_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS | FAMILIES)
+@pytest.mark.long(but=FAMILIES)
 def test_no_config_of_a_tiny_model_is_refused(name: str) -> None:
     assert not any(unread((CONFIGS | FAMILIES)[name]).values())
 

@@ -86,7 +86,7 @@ kinds = pytest.mark.parametrize("kind", ["greedy", "seeded"])
 
 
 @kinds
-@pytest.mark.long(but=("greedy*",))
+@pytest.mark.long
 def test_r1_d1_d2_together(kind: str) -> None:
     cases = alone(kind)
     assert len({request.prompt for request, _ in cases}) == (16 if LONG else 4)

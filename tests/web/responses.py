@@ -11,7 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.fakes import EOS, ByteTokenizer, FakeEngine, TokenAt, ints
 from tests.web.batching import strict
-from tests.web.serving import Served, pace
+from tests.web.serving import Served
 from tests.web.test_openai_client import in_thread
 
 TOOL: Any = {
@@ -81,7 +81,7 @@ def says(*texts: str) -> TokenAt:
 
 
 def saying(*texts: str, **more: Any) -> FakeEngine:
-    return FakeEngine(before_step=pace, token_at=says(*texts), **more)
+    return FakeEngine(token_at=says(*texts), **more)
 
 
 def prompts_of(engine: FakeEngine) -> list[str]:

@@ -42,7 +42,6 @@ class Speaker(FakeEngine):
     said: str = ""
 
     def __attrs_post_init__(self) -> None:
-        self.before_step = pace
         self.token_at = lambda key, position: (
             [*self.said.encode(), EOS][min(position, len(self.said.encode()))]
             if self.said

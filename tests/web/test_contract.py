@@ -367,7 +367,7 @@ async def test_utf8_is_never_split() -> None:
     """F4. A character of several tokens comes whole; a torn one at the end is U+FFFD."""
     text = "né€😀"
     data = list(text.encode())
-    engine = FakeEngine(before_step=pace, token_at=lambda _, position: data[position % len(data)])
+    engine = FakeEngine(token_at=lambda _, position: data[position % len(data)])
     async with serving(engine) as served:
         for tokens in range(1, len(data) + 1):
             request = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True}

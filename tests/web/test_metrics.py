@@ -50,9 +50,7 @@ async def complete(served: Served, **more: object) -> None:
 
 
 async def test_what_was_answered_is_counted() -> None:
-    async with serving(
-        FakeEngine(token_at=lambda _, place: EOS if place == 3 else 97, before_step=pace)
-    ) as served:
+    async with serving(FakeEngine(token_at=lambda _, place: EOS if place == 3 else 97)) as served:
         await complete(served)
         await complete(served, ignore_eos=False)
         assert (await ask(served, {"prompt": [], "max_tokens": 5}))[0] == 400
