@@ -25,7 +25,7 @@ OF_EACH = ("pytest>=8,<9", "pytest-timeout>=2.4")
 
 
 @attrs.frozen
-class Test:
+class Result:
     """`outcome`: passed, failed, left out or skipped (by the suite itself)."""
 
     name: str
@@ -37,7 +37,7 @@ class Test:
 class Outcome:
     title: str
     version: str
-    tests: Sequence[Test]
+    tests: Sequence[Result]
     files: Sequence[str]
     """Those that were collected."""
     files_left_out: Counter[str]
@@ -48,7 +48,7 @@ class Outcome:
     """Patterns of suites.json that no test or file has."""
     problem: str = ""
 
-    def tests_that(self, outcome: str) -> Sequence[Test]:
+    def tests_that(self, outcome: str) -> Sequence[Result]:
         return [test for test in self.tests if test.outcome == outcome]
 
     @property
@@ -109,7 +109,7 @@ def sort_files(
 
 def _run_pytest(
     home: Path, suite: Suite, files: Sequence[str], chosen: Sequence[str]
-) -> tuple[list[Test], str]:
+) -> tuple[list[Result], str]:
     plan = {
         "stand_ins": suite.stand_ins,
         "left_out": [
@@ -129,7 +129,7 @@ def _run_pytest(
     plugins = ["suite_plugin", *(["own_server"] if (home / "own_server.py").exists() else [])]
     line += ["python", "-m", "pytest", "--quiet", "--rootdir", str(home)]
     line += [word for plugin in plugins for word in ("-p", plugin)]
-    line += ["-p", "no:cacheprovider", "--timeout", "300", "--tb", "short", *files]
+    line += ["-p", "no:cacheprovider", "--timeout", "120", "--tb", "short", *files]
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -149,7 +149,7 @@ def _run_pytest(
     report = home / "report.json"
     if not report.exists():
         return [], (ended.stdout + ended.stderr)[-3000:]
-    tests = cattrs.structure(json.loads(report.read_text("utf-8")), list[Test])
+    tests = cattrs.structure(json.loads(report.read_text("utf-8")), list[Result])
     return tests, "" if tests else ended.stdout[-3000:]
 
 

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from tests.other_suites import sources
-from tests.other_suites.running import Outcome, Test, escaped, sort_files
+from tests.other_suites.running import Outcome, Result, escaped, sort_files
 from tests.other_suites.sources import lay_out
 from tests.other_suites.suites import OVERLAYS, Suite, read_suites
 
@@ -107,7 +107,7 @@ def test_brackets_of_parameters_are_no_sets_of_characters() -> None:
     [
         ({}, True),
         ({"tests": []}, False),
-        ({"tests": [Test("a", "failed")]}, False),
+        ({"tests": [Result("a", "failed")]}, False),
         ({"unlisted": ["a"]}, False),
         ({"idle": ["a"]}, False),
         ({"problem": "a"}, False),
@@ -117,7 +117,7 @@ def test_a_run_is_right_if_all_of_it_passed_or_is_explained(
     change: dict[str, object], is_right: bool
 ) -> None:
     _, left_out, _, _ = sort_files(SUITE, [])
-    right = Outcome("", "", [Test("a", "passed"), Test("b", "left out")], [], left_out, [], [])
+    right = Outcome("", "", [Result("a", "passed"), Result("b", "left out")], [], left_out, [], [])
     assert attrs.evolve(right, **change).is_right is is_right
 
 

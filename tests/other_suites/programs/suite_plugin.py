@@ -13,7 +13,8 @@ import stand_ins
 tests = {}
 
 
-def pytest_configure():
+def pytest_load_initial_conftests():
+    """Before the suite's conftest.py, which may read the URL as it is imported."""
     stand_ins.install(served.PLAN["stand_ins"])
     if name := served.PLAN["url_variable"]:
         os.environ[name] = served.serve() + "/v1"
