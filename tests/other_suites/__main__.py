@@ -1,8 +1,8 @@
 """`just other-suites [NAME ...]`: tests of other servers and clients, of pinned versions from their
-registries, against `trouper serve` with the embedded model, and a table.
+registries, against `trouper serve` with layers of the embedded model, and a table.
 
 python -m tests.other_suites vllm --only '*test_basic.py::*'
-TROUPER_SUITES=checkouts python -m tests.other_suites: those in checkouts/vllm, checkouts/sglang, ...
+TROUPER_SUITES=checkouts python -m tests.other_suites: as in checkouts/vllm, checkouts/sglang
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a suite of another project against `trouper serve`, and collects what became of its tests."""
+"""Runs a suite of another project against `trouper serve`, and collects its tests' outcomes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import attrs
 import cattrs
 
+from tests.other_suites.shallow_model import write_shallow_model
 from tests.other_suites.sources import lay_out
 from tests.other_suites.suites import Suite
-from trouper.engine.loading import bundled_model
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 3600
@@ -64,7 +64,9 @@ def run(name: str, suite: Suite, chosen: Sequence[str] = ()) -> Outcome:
         home = Path(directory)
         version = lay_out(name, suite, home)
         there = [path.relative_to(home).as_posix() for path in sorted(home.rglob("*.py"))]
-        there = [path for path in there if Path(path).name.startswith("test_") or path in suite.tests]
+        there = [
+            path for path in there if Path(path).name.startswith("test_") or path in suite.tests
+        ]
         files, left_out, unlisted, idle = sort_files(suite, there)
         tests, problem = _run_pytest(home, suite, files, chosen)
     patterns = [pattern for some in suite.left_out.values() for pattern in some]
@@ -110,16 +112,18 @@ def sort_files(
 def _run_pytest(
     home: Path, suite: Suite, files: Sequence[str], chosen: Sequence[str]
 ) -> tuple[list[Result], str]:
+    model = home / "shallow"
+    write_shallow_model(model)
     plan = {
         "stand_ins": suite.stand_ins,
         "left_out": [
             [escaped(pattern), why] for why, some in suite.left_out.items() for pattern in some
         ],
         "chosen": [escaped(pattern) for pattern in chosen],
-        "server": suite.server,
+        "server": ["--model", str(model), "--batch-dir", str(home / "batches"), *suite.server],
         "url_variable": suite.url_variable,
         "program": [str(Path(sys.executable).with_name("trouper")), "serve"],
-        "model": str(bundled_model.directory()),
+        "model": str(model),
         "report": str(home / "report.json"),
     }
     (home / "plan.json").write_text(json.dumps(plan), "utf-8")
@@ -129,7 +133,8 @@ def _run_pytest(
     plugins = ["suite_plugin", *(["own_server"] if (home / "own_server.py").exists() else [])]
     line += ["python", "-m", "pytest", "--quiet", "--rootdir", str(home)]
     line += [word for plugin in plugins for word in ("-p", plugin)]
-    line += ["-p", "no:cacheprovider", "--timeout", "120", "--tb", "short", *files]
+    line += ["-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    line += ["--timeout", "120", "--tb", "short", *files]
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -144,12 +149,16 @@ def _run_pytest(
         "TOKENIZERS_PARALLELISM": "false",
     }
     ended = subprocess.run(
-        line, cwd=home, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        line,
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     report = home / "report.json"
     if not report.exists():
         return [], (ended.stdout + ended.stderr)[-3000:]
     tests = cattrs.structure(json.loads(report.read_text("utf-8")), list[Result])
     return tests, "" if tests else ended.stdout[-3000:]
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -114,7 +115,7 @@ def test_brackets_of_parameters_are_no_sets_of_characters() -> None:
     ],
 )
 def test_a_run_is_right_if_all_of_it_passed_or_is_explained(
-    change: dict[str, object], is_right: bool
+    change: dict[str, Any], is_right: bool
 ) -> None:
     _, left_out, _, _ = sort_files(SUITE, [])
     right = Outcome("", "", [Result("a", "passed"), Result("b", "left out")], [], left_out, [], [])

@@ -12,15 +12,13 @@ from pathlib import Path
 
 PLAN = json.loads(Path(os.environ["SUITE_PLAN"]).read_text("utf-8"))
 START_S = 180
-_now = {"flags": None, "process": None, "url": ""}
-asked = 0
-"""How often a test wanted a server: one that never does has shown nothing of it."""
+_now = {"flags": None, "process": None, "url": "", "asked": 0}
 
 
 def serve(*flags):
-    """Return the URL of a server with these flags, without /v1: the one that runs if it has them."""
-    global asked
-    asked += 1
+    """Return the URL, without /v1, of a server with these flags: the one that runs, if it has
+    them."""
+    _now["asked"] += 1
     if _now["flags"] == flags and _now["process"].poll() is None:
         return _now["url"]
     stop()
@@ -34,6 +32,11 @@ def serve(*flags):
     _now.update(flags=flags, process=process, url=f"http://127.0.0.1:{port}")
     wait(process, _now["url"])
     return _now["url"]
+
+
+def asked():
+    """Return how often a server was wanted: a test that never does has shown nothing of it."""
+    return _now["asked"]
 
 
 def wait(process, url):

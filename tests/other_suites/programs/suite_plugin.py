@@ -46,9 +46,9 @@ def pytest_collectreport(report):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    before = served.asked
+    before = served.asked()
     done = yield
-    idle = served.asked == before and not served.PLAN["url_variable"]
+    idle = served.asked() == before and not served.PLAN["url_variable"]
     if idle and tests.get(item.nodeid, ("",))[0] == "passed":
         tests[item.nodeid] = ("failed", "passes without having asked a server")
     return done
@@ -64,7 +64,15 @@ def pytest_runtest_logreport(report):
         tests[report.nodeid] = ("passed", "")
 
 
+def pytest_runtest_logfinish():
+    write()
+
+
 def pytest_sessionfinish():
+    write()
+
+
+def write():
     lines = [
         {"name": name, "outcome": outcome, "reason": reason}
         for name, (outcome, reason) in tests.items()
