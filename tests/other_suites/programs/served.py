@@ -4,8 +4,10 @@ something here."""
 import atexit
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -63,3 +65,4 @@ def stop():
 
 
 atexit.register(stop)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
