@@ -28,9 +28,9 @@ def cache() -> Path:
 def lay_out(name: str, suite: Suite, home: Path) -> str:
     """Write the suite's files into `home`, and what takes the place of some. Return which version
     these are of."""
-    given = os.environ.get("TROUPER_SUITES")
-    if given and (place := Path(given) / name).exists():
-        version, files = f"as in {place}", _read_repository(place, suite)
+    checkouts = os.environ.get("TROUPER_SUITES")
+    if checkouts and (checkout := Path(checkouts) / name).exists():
+        version, files = f"as in {checkout}", _read_repository(checkout, suite)
     else:
         version, files = suite.version, _read_archive(_download(suite), suite)
     written = 0
@@ -65,7 +65,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_wanted(path: str, suite: Suite) -> bool:
+def _is_selected(path: str, suite: Suite) -> bool:
     return any(path == source or path.startswith(f"{source}/") for source in suite.sources)
 
 
@@ -74,7 +74,7 @@ def _read_archive(archive: Path, suite: Suite) -> Iterator[tuple[str, bytes]]:
         with zipfile.ZipFile(archive) as wheel:
             for member in wheel.namelist():
                 path = member.removeprefix(suite.in_archive)
-                if _is_wanted(path, suite) and not member.endswith("/"):
+                if _is_selected(path, suite) and not member.endswith("/"):
                     yield path, wheel.read(member)
         return
     with tarfile.open(archive) as tar:
@@ -84,23 +84,23 @@ def _read_archive(archive: Path, suite: Suite) -> Iterator[tuple[str, bytes]]:
 def _read_tar(tar: tarfile.TarFile, root: str, suite: Suite) -> Iterator[tuple[str, bytes]]:
     for member in tar:
         path = member.name.removeprefix(root)
-        if member.isfile() and _is_wanted(path, suite) and (file := tar.extractfile(member)):
+        if member.isfile() and _is_selected(path, suite) and (file := tar.extractfile(member)):
             yield path, file.read()
 
 
-def _read_repository(place: Path, suite: Suite) -> Iterator[tuple[str, bytes]]:
+def _read_repository(checkout: Path, suite: Suite) -> Iterator[tuple[str, bytes]]:
     """The files of a checkout as they are, or those of the newest commit of a git directory without
     one."""
     root = suite.in_repository
-    if (place / "HEAD").exists():
-        wanted = [root + source for source in suite.sources]
-        line = ["git", "--git-dir", str(place), "archive", "--format=tar", "HEAD", *wanted]
+    if (checkout / "HEAD").exists():
+        selected = [root + source for source in suite.sources]
+        line = ["git", "--git-dir", str(checkout), "archive", "--format=tar", "HEAD", *selected]
         packed = subprocess.run(line, check=True, capture_output=True).stdout
         with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
             yield from _read_tar(tar, root, suite)
         return
     for source in suite.sources:
-        below = place / root / source
+        below = checkout / root / source
         for path in [below] if below.is_file() else sorted(below.rglob("*")):
             if path.is_file():
-                yield path.relative_to(place / root).as_posix(), path.read_bytes()
+                yield path.relative_to(checkout / root).as_posix(), path.read_bytes()

@@ -57,7 +57,7 @@ def written(home: Path) -> dict[str, bytes]:
     }
 
 
-WANTED = {name: FILES[name] for name in list(FILES)[:3]}
+SELECTED = {name: FILES[name] for name in list(FILES)[:3]}
 
 
 def test_an_archive_that_was_kept_is_read_without_its_registry(
@@ -72,10 +72,10 @@ def test_an_archive_that_was_kept_is_read_without_its_registry(
     suite = attrs.evolve(SUITE, sha256=sources.sha256_of(archive))
     home = tmp_path / "home"
     assert lay_out("suite", suite, home) == "1.2"
-    assert written(home) == WANTED
+    assert written(home) == SELECTED
 
 
-def test_a_checkout_takes_the_place_of_the_archive(
+def test_a_checkout_is_read_instead_of_the_archive(
     cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout = tmp_path / "checkouts" / "suite"
@@ -86,7 +86,7 @@ def test_a_checkout_takes_the_place_of_the_archive(
     monkeypatch.setenv("TROUPER_SUITES", str(checkout.parent))
     home = tmp_path / "home"
     assert lay_out("suite", SUITE, home) == f"as in {checkout}"
-    assert written(home) == WANTED
+    assert written(home) == SELECTED
 
 
 def test_a_file_is_collected_left_out_or_named() -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 PLAN = json.loads(Path(os.environ["SUITE_PLAN"]).read_text("utf-8"))
 START_S = 180
-_now = {"flags": None, "process": None, "url": "", "asked": 0}
+_now = {"flags": None, "process": None, "url": "", "uses": 0}
 
 
 def serve(*flags):
     """Return the URL, without /v1, of a server with these flags: the one that runs, if it has
     them."""
-    _now["asked"] += 1
+    _now["uses"] += 1
     if _now["flags"] == flags and _now["process"].poll() is None:
         return _now["url"]
     stop()
@@ -36,9 +36,9 @@ def serve(*flags):
     return _now["url"]
 
 
-def asked():
+def count_uses():
     """Return how often a server was wanted: a test that never does has shown nothing of it."""
-    return _now["asked"]
+    return _now["uses"]
 
 
 def wait(process, url):

@@ -46,9 +46,9 @@ def pytest_collectreport(report):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    before = served.asked()
+    before = served.count_uses()
     done = yield
-    idle = served.asked() == before and not served.PLAN["url_variable"]
+    idle = served.count_uses() == before and not served.PLAN["url_variable"]
     if idle and tests.get(item.nodeid, ("",))[0] == "passed":
         tests[item.nodeid] = ("failed", "passes without having asked a server")
     return done

@@ -36,8 +36,8 @@ class RemoteOpenAIServer:
     def url_root(self):
         return served.serve(*self.flags)
 
-    def url_for(self, *parts):
-        return "/".join((self.url_root, *parts))
+    def url_for(self, *path):
+        return "/".join((self.url_root, *path))
 
     def get_client(self, **options):
         return openai.OpenAI(**self._options(options, "v1"))
