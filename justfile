@@ -180,6 +180,10 @@ clients *flags: _setup
 generated-clients *names: _setup
     @.venv/bin/python -m tests.generated_clients "$@"
 
+# Tests of other servers and clients, or of the NAMEd (vllm, sglang, llama.cpp, openai), of pinned versions from their registries or as TROUPER_SUITES has them, against the embedded model
+other-suites *flags: _setup
+    @.venv/bin/python -m tests.other_suites "$@"
+
 # Each operation, parameter and field that was added, removed or changed between two files of /openapi.json
 openapi-diff old new: _setup
     @.venv/bin/python -m tests.openapi_diff "$@"
