@@ -15,8 +15,9 @@ extras := if accelerator == "" { "" } else { "--extra " + accelerator }
 
 no_python := "no Python 3.11 to 3.15 was found. Install one (from your system, python.org or with: uv python install 3.14; then set UV_PYTHON_PREFERENCE=managed), or name one with UV_PYTHON=/path/to/python."
 
-# So many processes share the tests; each may hold a model.
-workers := env("TROUPER_TEST_WORKERS", "2")
+# So many processes share the tests; each may hold a model, in up to 1.3 GB. More than there are cores: about half of a worker's
+# time is waiting, for servers and limits. All tests took 7:43 with three on two cores.
+workers := env("TROUPER_TEST_WORKERS", "3")
 
 _default:
     @just --list --unsorted

@@ -49,7 +49,6 @@ SENT = (
     "provider",
     "cache_prompt",
     "keep_alive",
-    "top_n_sigma",
     "dynatemp_range",
     "mirostat",
     "mirostat_tau",

@@ -335,6 +335,7 @@ async def test_the_rest_answers_as_described(tmp_path: Path) -> None:
                 named = named.replace("{file_id}", batch.input_file_id).replace(
                     "{batch_id}", batch.id
                 )
+                named = named.replace("{request_id}", made["id"])
                 status, headers, body = await exchange(served, get(named))
                 assert (status, headers["content-type"]) == (200, "application/json")
                 content = operation["responses"]["200"]["content"]["application/json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -15,7 +16,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.waits import History, Transition
 from trouper.web.http.request_schema import COUNT, TEXT, array, full, nullable, titled
-from trouper.web.observability.request_log import RequestOrigin
+from trouper.web.observability.request_log import KEPT, RequestOrigin
 
 Json = dict[str, Any]
 TIME = {"type": "number", "description": "Unix time in seconds."}
@@ -88,6 +89,8 @@ class RunningRequests:
     def __init__(self) -> None:
         # Ordered by arrival.
         self._requests: dict[RunningRequest, None] = {}
+        # Response ids of the last requests that ended, with the ids of the requests.
+        self._ended: OrderedDict[str, str] = OrderedDict()
 
     def open(self, owner: str, request_id: str, origin: RequestOrigin) -> RunningRequest:
         history = History(request_id, trio.current_time)
@@ -97,6 +100,14 @@ class RunningRequests:
 
     def close(self, request: RunningRequest) -> None:
         del self._requests[request]
+        for name in request.names - {request.request_id}:
+            self._ended[name] = request.request_id
+        while len(self._ended) > KEPT:
+            self._ended.popitem(last=False)
+
+    def ended_id(self, request_id: str) -> str:
+        """Return the X-Request-Id of an ended request, by that or its response id."""
+        return self._ended.get(request_id, request_id)
 
     def of(self, owner: str | None) -> list[RunningRequest]:
         """Return a key's requests by arrival; None: all."""

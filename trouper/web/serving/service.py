@@ -40,7 +40,7 @@ from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.serving.current_request import CurrentRequest, priority_with
 from trouper.web.serving.model_names import ModelAliases, agreed_adapter, split_adapter
-from trouper.web.serving.running_requests import RunningRequest, RunningRequests, header_id
+from trouper.web.serving.running_requests import RunningRequest, RunningRequests
 from trouper.web.serving.tool_support import ToolSupport
 from trouper.web.streaming.response_streams import (
     SCORE_BYTES,
@@ -306,7 +306,7 @@ class Service(CurrentRequest):
 
     def ended_records(self, request_id: str) -> list[RequestRecord]:
         """Return the records of an ended request's choices that this key may see."""
-        seen = self.request_log.of(request_id) or self.request_log.of(header_id(request_id))
+        seen = self.request_log.of(self.running.ended_id(request_id))
         everyone = self.manageable_owner is None
         return [record for record in seen if everyone or record.key == self.key_label]
 
