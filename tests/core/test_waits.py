@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.core.driving import DrivenCore
 from tests.core.test_memory import PROMPT, ask, finish, preempted, run, world
 from tests.core.worlds import CoreWorld, RecordingClient
+from trouper.actors.scheduling.disk_tier import Ticket
 from trouper.actors.scheduling.preemption import PATIENCE_S
 from trouper.protocol.requests import BATCH_PRIORITY
 from trouper.protocol.waits import KEPT, RequestState, WaitReason
@@ -122,6 +123,40 @@ def test_a_prefix_that_another_request_computes() -> None:
     latest = second.history.latest
     assert latest is not None and "(request 0)" in latest.waits_for
     finish(crowded)
+
+
+def test_blocks_that_are_read_from_disk() -> None:
+    full = world(None, completion_batch_size=1)
+    [_, second] = ask(full, 2)
+    run(full, 2)
+    [queued] = full.core._queue
+    ticket = Ticket(0, (), ())
+    queued.wait_for_disk(ticket)
+    run(full)
+    assert standing(second) == ("queued", "disk")
+    ticket.done = True
+    run(full)
+    assert standing(second) == ("queued", "rows")
+    finish(full)
+
+
+def test_a_request_that_runs_alone_since_it_may_have_crashed_the_engine() -> None:
+    tried = world(None)
+    [_, second] = ask(tried, 2)
+    [first, _] = tried.core._queue
+    first.standing.suspect = True
+    run(tried)
+    assert standing(second) == ("queued", "trial")
+    finish(tried)
+
+
+def test_the_engine_that_begins_again_after_a_crash() -> None:
+    crashed = world(None, completion_batch_size=1)
+    clients = ask(crashed, 2)
+    run(crashed, 2)
+    for sequence in (*crashed.core._batch.rows.values(), *crashed.core._queue):
+        sequence.carry_over()
+    assert [standing(client) for client in clients] == [("preempted", "crash"), ("queued", "crash")]
 
 
 def test_how_much_of_a_prompt_is_prefilled() -> None:

@@ -15,8 +15,17 @@ import pytest
 import trio
 
 from tests.fakes import EOS, ByteTokenizer, FakeEngine
-from tests.web.serving import STREAM, Served, eventually, exchange, get, post, serving
+from tests.web.serving import (
+    STREAM,
+    Served,
+    eventually,
+    exchange,
+    get,
+    post,
+    serving,
+)
 from tests.web.test_key_rights import bearer, key_file
+from tests.web.test_several_models import loading_world, serving_several
 from trouper.protocol import waits
 from trouper.protocol.grammar import FollowedGrammar, Grammar
 
@@ -158,6 +167,21 @@ async def test_how_much_of_the_prompt_is_prefilled() -> None:
         async with stream(served, "mine", prompt="x" * 1000):
             seen = await until(lambda seen: "prefills: " in seen["message"], served)
         assert seen["state"] == "prefilling" and seen["message"].endswith(" of 1000 tokens")
+
+
+async def test_a_model_that_is_being_loaded() -> None:
+    world = loading_world()
+    world.hanging["middle"] = trio.Event()
+    async with (
+        serving_several("small", "large", "middle", world=world) as served,
+        trio.open_nursery() as nursery,
+    ):
+        body = {"model": "middle", "prompt": "x", "max_tokens": 1}
+        request = post("/v1/completions", body, "X-Request-Id: mine\r\n")
+        nursery.start_soon(exchange, served, request)
+        seen = await until_waits(served, "model")
+        assert seen["message"] == "preparing: waits for its model to be loaded"
+        world.hanging["middle"].set()
 
 
 async def test_an_id_that_nobody_has() -> None:
