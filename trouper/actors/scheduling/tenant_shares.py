@@ -5,8 +5,8 @@ single tenant.
   separate queue.
 - **Rows**: at most the number of rows divided by the tenants present.
 - **Prefill**: a step's tokens are split between tenants, then between prompts. While others decode,
-  prefill takes credit: each second gives every tenant `STEP_SHARE` of its share of a second, up to
-  `CREDIT_S`. Rare long prompts are not slowed down.
+  prefill takes credit: each second gives every tenant a share of a second, up to `CREDIT_S`. Rare
+  long prompts are not slowed down.
 
 Batches yield to all others (`preemption.py`), and take turns among themselves.
 
@@ -29,9 +29,6 @@ from trouper.protocol.plans import Chunk, Plan, RowId
 
 # About 2,000 tokens of a small model on two CPU cores, 140,000 of 4B on a GPU.
 CREDIT_S = 4.0
-STEP_SHARE = 0.8
-"""The rest is for what no step measures of a tenant: tokenizing, grammars and bodies on the same
-cores. A hostile one of four tenants took 0.25 of the steps, and 0.31 of the others' rates."""
 DEBT_S = 1.0
 """Largest debt of a tenant that prefilled while no other decoded."""
 Tenant = tuple[bool, str]
@@ -149,7 +146,7 @@ class TenantShares:
             return
         present = self.present | {*tenants.values()}
         for tenant in [*self._credit_s]:  # Others have full credit, which does not grow.
-            self._change_credit(tenant, STEP_SHARE * seconds / max(1, len(present)))
+            self._change_credit(tenant, seconds / max(1, len(present)))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         prefill_s = max(0.0, seconds - decode_s) if plan.decode else seconds
         for chunk in plan.prefill if tenants else ():
