@@ -88,6 +88,30 @@ def test_one_slow_step_is_not_believed_and_two_are() -> None:
     assert sizer.tokens < 1000
 
 
+def test_a_prompt_that_grows_keeps_the_bound_of_streams() -> None:
+    """A token costs more behind a longer context, and two steps are planned before one is measured:
+    steps took 0.75 s in place of 0.3 in the first 4,000 tokens of a prompt."""
+    sizer, at, planned, longest = ChunkSizer(0.225, 2048), 0, list[tuple[int, int]](), 0.0
+    while at < 20_000:
+        tokens = sizer.tokens_behind(at)
+        at += tokens
+        planned.append((tokens, at))
+        if len(planned) == 2:
+            tokens, end = planned.pop(0)
+            seconds = 0.02 + tokens * 2.4e-7 * end
+            longest = max(longest, seconds)
+            sizer.measured(tokens, seconds, limited=True, end=end)
+    assert longest < 0.3
+
+
+@given(st.integers(0, 10**6))
+def test_a_short_prompt_says_nothing_of_a_longer_one_where_there_is_time(context: int) -> None:
+    sizer = ChunkSizer(0.2, 4096, tokens=1000)
+    sizer.measured(20, 0.001, end=20)
+    assert sizer.tokens_behind(0) == 1000
+    assert 16 <= sizer.tokens_behind(context) <= 1000
+
+
 REMAINING = st.lists(st.integers(1, 3000), min_size=1, max_size=12)
 
 

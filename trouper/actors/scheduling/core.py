@@ -358,11 +358,13 @@ class Core:
         if not prefilling:
             return ()
         work = self._prefill_budget.turn({sequence.work for sequence in prefilling})
-        remaining = [
-            (sequence.id, sequence.next_chunk) for sequence in prefilling if sequence.work == work
-        ]
+        its = [sequence for sequence in prefilling if sequence.work == work]
+        remaining = [(sequence.id, sequence.next_chunk) for sequence in its]
         requested = sum(tokens for _, tokens in remaining)
-        budget = self._prefill_budget.budget(requested, busy=bool(decoding), work=work)
+        context = max(sequence.num_computed_tokens for sequence in its)
+        budget = self._prefill_budget.budget(
+            requested, busy=bool(decoding), work=work, context=context
+        )
         if work != "text" or not self._prefill_together:
             remaining = take_turns(remaining, budget, self._last_lone)
             self._last_lone = remaining[-1][0]
@@ -371,7 +373,9 @@ class Core:
         if self._chunk_step > 1:
             chunks = tuple(map(self._round, chunks))
         limited = sum(chunk.tokens for chunk in chunks) < requested
-        self._prefill_budget.plan(work, limited=limited)
+        rows = self._batch.rows
+        end = max(rows[chunk.row].num_computed_tokens + chunk.tokens for chunk in chunks)
+        self._prefill_budget.plan(work, limited=limited, end=end)
         return chunks
 
     def _round(self, chunk: Chunk) -> Chunk:

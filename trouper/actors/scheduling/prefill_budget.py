@@ -41,6 +41,9 @@ AIM = 0.75
 REST = 1.5
 """Most chunks in a step that completes all prompts while no row decodes."""
 NEWEST = 0.2
+OTHER_COST_TOKENS = 1024
+"""Number of earlier tokens whose attention costs as much as the rest of a token's work: about that
+of a small model, a larger one has more."""
 WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 
@@ -57,6 +60,8 @@ class ChunkSizer:
     _measured: bool = False
     # Tokens and seconds of the last accepted step.
     _seen: tuple[int, float] = (0, 0.0)
+    _end: int = 0
+    """Longest context at the end of that step, in tokens."""
     _surprised: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -70,11 +75,31 @@ class ChunkSizer:
         if not self._measured:
             self.tokens = max(self.min_tokens, min(self.max_tokens, tokens))
 
+    def tokens_behind(self, context: int) -> int:
+        """Tokens of a step whose longest prompt has `context` tokens so far: fewer than `tokens`
+        where attention to them will take longer than it did in the last step."""
+        # Two steps are planned before one is measured, in which a prompt may have grown threefold.
+        tokens, seconds = self._seen
+        if not (tokens and self._end):
+            return self.tokens
+        longer = (context + self.tokens + OTHER_COST_TOKENS) / (self._end + OTHER_COST_TOKENS)
+        expected_s = seconds * self.tokens / tokens * longer
+        if longer <= 1 or expected_s <= self.target_s:
+            return self.tokens
+        return max(self.min_tokens, int(self.tokens * self.target_s / expected_s))
+
     def measured(
-        self, tokens: int, seconds: float, *, limited: bool = False, preparing: bool = False
+        self,
+        tokens: int,
+        seconds: float,
+        *,
+        limited: bool = False,
+        preparing: bool = False,
+        end: int = 0,
     ) -> None:
         """Learn from a step of `tokens` prefilled tokens and `seconds`, decode included. `limited`:
-        more tokens were waiting. `preparing`: kernels were prepared, and chunks can only grow."""
+        more tokens were waiting. `preparing`: kernels were prepared, and chunks can only grow.
+        `end`: the longest context at the step's end."""
         if (
             seconds <= 0
             or tokens <= 0
@@ -82,7 +107,7 @@ class ChunkSizer:
             or self._surprising(tokens, seconds)
         ):
             return
-        self._measured, self._seen = True, (tokens, seconds)
+        self._measured, self._seen, self._end = True, (tokens, seconds), end
         ratio = self.target_s / seconds
         # A remainder of a prompt, or noise, says little about the whole chunk: halve at most.
         if ratio < 1:
@@ -176,6 +201,8 @@ class PlannedWork:
     work: Work
     limited: bool
     """Whether tokens of this kind were left over."""
+    end: int = 0
+    """Longest context at the end."""
 
 
 @attrs.define
@@ -203,16 +230,17 @@ class PrefillBudget:
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
 
-    def plan(self, work: Work, *, limited: bool = False) -> None:
-        """Note the current step's kind of work."""
-        self._planned.append(PlannedWork(work, limited))
+    def plan(self, work: Work, *, limited: bool = False, end: int = 0) -> None:
+        """Note the current step's kind of work, and the longest context at its end."""
+        self._planned.append(PlannedWork(work, limited, end))
         self._last = work
 
-    def budget(self, requested: int, *, busy: bool, work: Work = "text") -> int:
-        """Tokens that the next step may prefill of `requested`. `busy`: the step also decodes."""
+    def budget(self, requested: int, *, busy: bool, work: Work = "text", context: int = 0) -> int:
+        """Tokens that the next step may prefill of `requested`. `busy`: the step also decodes.
+        `context`: tokens so far of the longest prompt that it prefills."""
         sizers = self._sizers[work]
         if busy:
-            return sizers.busy.tokens
+            return sizers.busy.tokens_behind(context)
         return requested if requested <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
@@ -238,5 +266,9 @@ class PrefillBudget:
                 sizers.busy.expect(int(rate * self._stall_s / 3))
             sizer = sizers.busy if plan.decode else sizers.idle
             sizer.measured(
-                prefilled, stepped.seconds, limited=planned.limited, preparing=stepped.preparing
+                prefilled,
+                stepped.seconds,
+                limited=planned.limited,
+                preparing=stepped.preparing,
+                end=planned.end,
             )
