@@ -184,6 +184,15 @@ async def test_a_model_that_is_being_loaded() -> None:
         world.hanging["middle"].set()
 
 
+async def test_an_id_that_was_used_again_is_the_newest_request() -> None:
+    async with serving(FakeEngine()) as served:
+        for max_tokens in (2, 3):
+            body = {"prompt": "x", "max_tokens": max_tokens, "n": 2}
+            await exchange(served, post("/v1/completions", body, "X-Request-Id: mine\r\n"))
+        choices = (await look(served))["choices"]
+    assert [one["completion_tokens"] for one in choices] == [3, 3]
+
+
 async def test_an_id_that_nobody_has() -> None:
     async with serving(FakeEngine()) as served:
         status, _, data = await exchange(served, get("/v1/requests/none"))

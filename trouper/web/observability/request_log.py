@@ -41,13 +41,15 @@ class RequestLog:
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
 
     def of(self, request_id: str) -> list[RequestRecord]:
-        """Return the kept records of a request, one for each choice."""
-        return [
-            record
+        """Return the kept records of a request, one for each choice. Clients may use an id again:
+        the newest one counts."""
+        newest = {
+            record.request_id: record
             for record in self.recent
             if record.request_id.startswith(request_id)
             and CHOICE_SUFFIX.fullmatch(record.request_id, len(request_id))
-        ]
+        }
+        return [*newest.values()]
 
     def note(self, origin: RequestOrigin, record: RequestRecord) -> RequestRecord:
         """Complete a request's record, call the observers and return the record. Runs in cancelled
