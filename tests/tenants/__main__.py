@@ -18,11 +18,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.request import Request, urlopen
 
 import psutil
 import trio
 
+from tests.abuse.asking import Ask, ask
 from tests.abuse.playing import server, tiny_model
 from tests.tenants.honest import Honest, Tally
 from tests.tenants.hostile import Took
@@ -91,9 +91,9 @@ async def play(
 
 async def held_megabytes(port: int) -> dict[str, int]:
     """The server's own gauges, in megabytes by name."""
-    ask = Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {VIEWER}"})
-    with await trio.to_thread.run_sync(urlopen, ask) as answer:
-        lines = answer.read().decode().splitlines()
+    key = (("Authorization", f"Bearer {VIEWER}"),)
+    heard = await ask(port, Ask(bytes, "/metrics", key, method="GET"))
+    lines = heard.body.decode().splitlines()
     return {
         line.partition("{")[0]: round(float(line.rpartition(" ")[2]) / 1e6)
         for line in lines

@@ -23,7 +23,7 @@ INT32 = 2**31 - 1
 
 
 class Bounds(NamedTuple):
-    """What the engine can compute with; the bodies of requests are narrower."""
+    """Values that the engine can compute with; the bodies of requests allow fewer."""
 
     minimum: float
     maximum: float

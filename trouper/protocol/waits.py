@@ -82,8 +82,8 @@ class History:
     clock: Callable[[], float] = time.monotonic
     transitions: deque[Transition] = attrs.field(factory=lambda: deque(maxlen=KEPT))
     _held: Transition | None = None
-    # The wait of the answer's reader. Most end within a token's time, and would push all others out
-    # of the history.
+    # The wait of the answer's reader, apart from `transitions`: readers wait for a token's time
+    # again and again, which would push all other waits out.
 
     @property
     def is_held(self) -> bool:

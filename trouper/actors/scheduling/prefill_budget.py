@@ -42,8 +42,8 @@ REST = 1.5
 """Most chunks in a step that completes all prompts while no row decodes."""
 NEWEST = 0.2
 OTHER_COST_TOKENS = 1024
-"""Number of earlier tokens whose attention costs as much as the rest of a token's work: about that
-of a small model, a larger one has more."""
+"""Number of earlier tokens whose attention costs as much as the rest of a token's work. About right
+for a small model; a larger model has more."""
 WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 

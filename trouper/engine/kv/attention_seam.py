@@ -172,8 +172,8 @@ class AttentionCall:
 
 
 _passes = threading.local()
-"""Of the pass that a thread builds: `both_sides`, a mask of all tokens, and `calls`, which are
-recorded."""
+"""State of the pass that each thread builds: `both_sides`, a mask of all tokens, and `calls`, which
+are recorded."""
 
 
 @contextmanager

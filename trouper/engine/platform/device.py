@@ -50,7 +50,7 @@ class KernelMemory:
         return int(USAGE.unpack_from(data)[FOOTPRINT]) if len(data) >= USAGE.size else 0
 
     def pressure(self) -> MemoryPressure:
-        """Of the whole machine."""
+        """Return the machine's memory pressure."""
         data = self.sysctl(PRESSURE)
         return LEVELS.get(int.from_bytes(data[:4], "little"), "unknown")
 

@@ -20,6 +20,7 @@ from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import (
     COUNT,
     HARMLESS,
+    NUMBER,
     TEXT,
     Json,
     Refused,
@@ -110,7 +111,7 @@ EMBEDDING = titled(
         {
             "object": {"const": "embedding"},
             "index": COUNT,
-            "embedding": either(array({"type": "number"}), TEXT),
+            "embedding": either(array(NUMBER), TEXT),
         }
     ),
 )

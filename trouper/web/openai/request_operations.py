@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quart import Response
 
 from trouper.web.http.endpoints import Endpoint
@@ -12,6 +14,7 @@ from trouper.web.serving.running_requests import REQUEST, REQUESTS, ended_body, 
 from trouper.web.serving.service import Service
 
 CANCELLED = full({"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG})
+ENDPOINT = partial(Endpoint, tag="Requests")
 BY_ID = "By the X-Request-Id of its response, or the id in its body."
 
 
@@ -19,11 +22,10 @@ class RequestOperations:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    @Endpoint(
+    @ENDPOINT(
         method="GET",
         path="/v1/requests",
         operation="listRequests",
-        tag="Requests",
         summary="The requests that run, and why they wait",
         description="Those of the key, by arrival; with `admin`, all.",
         answer=REQUESTS,
@@ -32,11 +34,10 @@ class RequestOperations:
         requests = self._service.running.of(self._service.manageable_owner)
         return as_json({"object": "list", "data": [*map(running_body, requests)]})
 
-    @Endpoint(
+    @ENDPOINT(
         method="GET",
         path="/v1/requests/<request_id>",
         operation="retrieveRequest",
-        tag="Requests",
         summary="Where a request stands, and why it waits there",
         description=f"{BY_ID} Each choice has its last 16 states with the reasons for its waits. "
         "The last 200 requests that have ended are known, too.",
@@ -49,11 +50,10 @@ class RequestOperations:
             return as_json(ended_body(records))
         return _not_found("request", request_id)
 
-    @Endpoint(
+    @ENDPOINT(
         method="POST",
         path="/v1/requests/<request_id>/cancel",
         operation="cancelRequest",
-        tag="Requests",
         summary="Cancel a request that runs",
         description=f"{BY_ID} Whoever waits for it is told.",
         answer=CANCELLED,

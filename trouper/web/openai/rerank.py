@@ -29,6 +29,7 @@ from trouper.web.http.request_schema import (
     COUNT,
     HARMLESS,
     NULL,
+    NUMBER,
     TEXT,
     Json,
     Refused,
@@ -283,9 +284,7 @@ RERANKED = full(
         "meta": {"type": "object"},
     }
 )
-RANKED_TEXTS = array(
-    full({"index": COUNT, "score": {"type": "number"}, "text": TEXT}, optional=("text",))
-)
+RANKED_TEXTS = array(full({"index": COUNT, "score": NUMBER, "text": TEXT}, optional=("text",)))
 SCORED = full(
     {
         "id": TEXT,

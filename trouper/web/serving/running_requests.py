@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
 
 import attrs
 import trio
@@ -15,38 +14,35 @@ import trio
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.waits import History, Transition
-from trouper.web.http.request_schema import COUNT, TEXT, array, full, nullable, titled
+from trouper.web.http.request_schema import (
+    COUNT,
+    NUMBER,
+    TEXT,
+    Json,
+    array,
+    full,
+    nullable,
+    titled,
+)
 from trouper.web.observability.request_log import KEPT, RequestOrigin
 
-Json = dict[str, Any]
-TIME = {"type": "number", "description": "Unix time in seconds."}
-SECONDS = {"type": "number"}
-TRANSITION = titled(
-    "RequestTransition",
-    full(
-        {
-            "state": TEXT,
-            "reason": nullable(TEXT),
-            "message": TEXT,
-            "at": TIME,
-            "seconds": SECONDS,
-        }
-    ),
+TIME: Json = {**NUMBER, "description": "Unix time in seconds."}
+STANDING: Json = {"state": TEXT, "reason": nullable(TEXT), "message": TEXT, "seconds": NUMBER}
+TOKEN_COUNTS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "max_tokens",
+    "unread_tokens",
 )
+TRANSITION = titled("RequestTransition", full({**STANDING, "at": TIME}))
 CHOICE = titled(
     "RequestChoice",
     full(
         {
             "index": COUNT,
-            "state": TEXT,
-            "reason": nullable(TEXT),
-            "message": TEXT,
-            "seconds": SECONDS,
-            "prompt_tokens": COUNT,
-            "cached_tokens": COUNT,
-            "completion_tokens": COUNT,
-            "max_tokens": COUNT,
-            "unread_tokens": COUNT,
+            **STANDING,
+            **dict.fromkeys(TOKEN_COUNTS, COUNT),
             "history": array(TRANSITION),
         }
     ),
@@ -66,9 +62,7 @@ REQUEST = titled(
     ),
 )
 REQUESTS = full({"object": {"const": "list"}, "data": array(REQUEST)})
-
-
-WAIT = full({"model": TEXT, "request_id": TEXT, "state": TEXT, "message": TEXT, "since": SECONDS})
+WAIT = full({"model": TEXT, "request_id": TEXT, "state": TEXT, "message": TEXT, "since": NUMBER})
 MAX_WAITS = 20
 
 
@@ -143,8 +137,12 @@ def running_body(request: RunningRequest) -> Json:
     ]
     if not choices:
         choices = [
-            {"index": 0, **_standing(request.history.latest, now), **_no_tokens()}
-            | {"history": _history(request.history.transitions, now, offset)}
+            {
+                "index": 0,
+                **_standing(request.history.latest, now),
+                **dict.fromkeys(TOKEN_COUNTS, 0),
+                "history": _history(request.history.transitions, now, offset),
+            }
         ]
     return _body(request.request_id, request.origin, offset, choices)
 
@@ -223,19 +221,14 @@ def _choice(answer: Answer, now: float, offset: float) -> Json:
     }
 
 
-def _no_tokens() -> Json:
-    counts = ("prompt_tokens", "cached_tokens", "completion_tokens", "max_tokens", "unread_tokens")
-    return dict.fromkeys(counts, 0)
-
-
-def _standing(latest: Transition | None, now: float) -> Json:
-    if latest is None:
+def _standing(one: Transition | None, until: float) -> Json:
+    if one is None:
         return {"state": "preparing", "reason": None, "message": "preparing", "seconds": 0.0}
     return {
-        "state": latest.state,
-        "reason": latest.reason or None,
-        "message": _message(latest),
-        "seconds": now - latest.at,
+        "state": one.state,
+        "reason": one.reason or None,
+        "message": _message(one),
+        "seconds": until - one.at,
     }
 
 
@@ -248,12 +241,5 @@ def _history(transitions: Iterable[Transition], until: float, offset: float) -> 
     noted = [*transitions]
     ends = [transition.at for transition in noted[1:]] + [until]
     return [
-        {
-            "state": one.state,
-            "reason": one.reason or None,
-            "message": _message(one),
-            "at": one.at + offset,
-            "seconds": end - one.at,
-        }
-        for one, end in zip(noted, ends, strict=True)
+        {**_standing(one, end), "at": one.at + offset} for one, end in zip(noted, ends, strict=True)
     ]
