@@ -22,6 +22,7 @@ from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.kv import KvLayout, bank_level
+from trouper.protocol.media import PromptImage
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Breakers, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
@@ -45,6 +46,7 @@ class RecordingClient:
     request: Generate
     prompt: tuple[int, ...]
     max_tokens: int
+    images: tuple[PromptImage, ...] = ()
     thinking: ThinkingLimit | None = None
     breakers: Breakers | None = None
     aborted: bool = False

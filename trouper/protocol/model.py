@@ -12,6 +12,7 @@ from trouper.protocol.capabilities import EVERYTHING, UNCHECKED, Capabilities, S
 from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.health import MemoryPressure
 from trouper.protocol.kv import KvLayout
+from trouper.protocol.media import ImageLayout
 from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import Breakers, Pooling, Stepped
 from trouper.protocol.ranks import Joined
@@ -195,6 +196,12 @@ class ModelCard:
     """Why there is no MTP head; "" if there is one."""
     tool_parser: str = "none"
     reasoning_parser: str = "none"
+    images: ImageLayout | None = None
+    """None if the model takes no images."""
+    no_images: str = ""
+    """Why it takes none, for a person; "" if it does."""
+    image_roles: frozenset[str] = frozenset()
+    """Roles whose messages can hold images by the chat template."""
     adapted_messages: tuple[tuple[str, str], ...] = ()
     """Needed changes of messages: name and text for a person."""
 

@@ -15,6 +15,7 @@ import attrs
 from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import BankStats
+from trouper.protocol.media import ItemId, MediaSpan, Pixels
 from trouper.protocol.ranks import Digest
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
@@ -135,6 +136,8 @@ class Admit:
     num_output_tokens: int = 0
     """Trailing tokens of `prompt` that the row has sampled, which count as output for the draw's
     position, penalties, `min_tokens`, the grammar and the thinking limit."""
+    media: tuple[MediaSpan, ...] = ()
+    """Images of the prompt, also of its restored part; ascending."""
 
     @property
     def num_tokens(self) -> int:
@@ -147,6 +150,19 @@ class Chunk:
 
     row: RowId
     tokens: int
+    items: tuple[ItemId, ...] = ()
+    """Encoded images whose spans the chunk touches, in order."""
+
+
+@attrs.frozen
+class Encode:
+    """Run the next `layers` layers of an image's encoder. The first order of an item brings its
+    pixels; the last one makes its vectors."""
+
+    item: ItemId
+    span: MediaSpan
+    layers: int
+    pixels: Pixels | None = None
 
 
 @attrs.frozen
@@ -161,9 +177,9 @@ class KvBound:
 class Plan:
     """One step of the engine.
 
-    Order: evict, store, drop, load, admit, prefill, persist, decode one token for each row of
-    `decode` and each completed prompt. Evictions make room for stores, a dropped row can still be
-    stored, and an admitted row can restore loaded and stored blocks."""
+    Order: evict, store, drop, load, admit, encode, prefill, persist, decode one token for each row
+    of `decode` and each completed prompt. Evictions make room for stores, a dropped row can still
+    be stored, and an admitted row can restore loaded and stored blocks."""
 
     step: int
     drop: tuple[RowId, ...] = ()
@@ -191,6 +207,9 @@ class Plan:
     kv_bound: KvBound | None = None
     report_banks: bool = False
     """Whether to report `Stepped.banks`, about once a second."""
+    encode: tuple[Encode, ...] = ()
+    forget: tuple[ItemId, ...] = ()
+    """Encoded images, or images being encoded, that the engine drops first."""
     digest: Digest | None = None
     """State that the engine must have before the launch. RankMirror adds the digest for several
     ranks."""
@@ -202,7 +221,7 @@ class Plan:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.decode or self.prefill)
+        return bool(self.decode or self.prefill or self.encode)
 
     @property
     def fresh_rows(self) -> frozenset[RowId]:
@@ -226,6 +245,7 @@ class Plan:
             or self.persist
             or self.release_memory
             or self.settled
+            or self.forget
         )
 
 
@@ -252,6 +272,12 @@ class Stepped:
     """(row, tokens drafted, tokens accepted)."""
     draft_s: float = 0.0
     """Before the step's own pass was built."""
+    encoded: tuple[tuple[ItemId, int], ...] = ()
+    """(item, bytes of its vectors) of images whose last layer the step ran."""
+    encode_s: float = 0.0
+    """Seconds of the encoder, part of `seconds`."""
+    unencoded: tuple[tuple[ItemId, str], ...] = ()
+    """(item, reason) of images whose encoder failed, or whose vectors are no numbers."""
     preparing: bool = False
     """The device prepared kernels or a graph: `seconds` predicts nothing."""
     matched: tuple[tuple[RowId, int], ...] = ()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.media import ImageSource
 from trouper.protocol.sampling import Sampling
 
 Speculation = Literal["auto", "ngram", "draft_model", "mtp", "off"]
@@ -42,6 +43,8 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     ignored: tuple[str, ...] = ()
     """Types of unreadable parts, such as images; a placeholder stands for each."""
+    images: tuple[ImageSource, ...] = ()
+    """Files of the parts {"type": "image"} in `messages`, in order."""
 
 
 @attrs.frozen

@@ -10,6 +10,7 @@ import attrs
 import trio
 
 from trouper.protocol.grammar import FollowedGrammar
+from trouper.protocol.media import PromptImage
 from trouper.protocol.plans import Breakers, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Delta, Failed, Progress, Reply
@@ -53,6 +54,7 @@ class Submission:
     request: Generate
     replies: trio.MemorySendChannel[Reply]
     prompt: tuple[int, ...] = ()
+    images: tuple[PromptImage, ...] = ()
     max_tokens: int = 0
     thinking: ThinkingLimit | None = None
     breakers: Breakers | None = None

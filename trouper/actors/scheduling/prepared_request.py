@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from trouper.actors.scheduling.step_statistics import SchedulerCounters
+from trouper.protocol.media import PromptImage
 from trouper.protocol.plans import Breakers, ThinkingLimit
 from trouper.protocol.problems import NOT_PREPARED, Problem
 from trouper.protocol.replies import Progress, Reply
@@ -22,6 +23,10 @@ class PreparedRequest(Protocol):
 
     @property
     def prompt(self) -> tuple[int, ...]: ...
+
+    @property
+    def images(self) -> tuple[PromptImage, ...]:
+        """Images of the prompt, ascending."""
 
     @property
     def max_tokens(self) -> int:

@@ -1,0 +1,141 @@
+"""Images of requests: the file, its place in a prompt, its pixels (docs/images.md).
+
+An image takes a span of the prompt. Its tokens are ordinary ids of the family's vocabulary; the
+engine puts the encoder's vectors in the place of their embeddings. The prefix cache sees identity
+tokens in their place, made from the image's digest.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NewType, Protocol
+
+import attrs
+
+ItemId = NewType("ItemId", int)
+"""Id of an image that the engine encodes or has encoded; never reused."""
+Detail = Literal["auto", "low", "high"]
+"""OpenAI's `detail`: a bound on the tokens of an image."""
+ImageFormat = Literal["png", "jpeg", "webp", "gif", "bmp", "avif"]
+
+
+@attrs.frozen(eq=False)
+class ImageSource:
+    """An image file as a client sent it."""
+
+    data: bytes = attrs.field(repr=False)
+    origin: str
+    """Place in the client's body, for errors: `messages.3.content.1`."""
+    detail: Detail = "auto"
+
+
+@attrs.frozen
+class ImageSize:
+    """Facts from a file's header. `width` and `height` in pixels, as seen: after the
+    orientation."""
+
+    width: int
+    height: int
+    format: ImageFormat
+    frames: int = 1
+
+
+@attrs.frozen
+class ImageShape:
+    """Shape of an image for one model. `resized`: (height, width) in pixels. `grid`: (frames, rows,
+    columns) of embedded tokens."""
+
+    resized: tuple[int, int]
+    grid: tuple[int, int, int]
+
+
+@attrs.frozen
+class MediaSpan:
+    """The tokens of one image in a prompt."""
+
+    start: int
+    """Index of the first token in the prompt."""
+    tokens: tuple[int, ...]
+    """The prompt's ids, with row breaks and separators of the family."""
+    embedded: tuple[tuple[int, int], ...]
+    """Runs (offset in the span, length) of tokens that get the encoder's vectors."""
+    digest: bytes
+    """SHA-256 of the file's bytes and of all that shapes its tokens."""
+    shape: ImageShape
+    extent: int
+    """Positions by which the tokens behind the span advance; the number of tokens, except with
+    M-RoPE."""
+    atomic: bool = False
+    """Whether the tokens attend to each other, so that one pass must compute them all."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def num_embedded(self) -> int:
+        return sum(length for _, length in self.embedded)
+
+
+@attrs.frozen(eq=False)
+class PromptImage:
+    """An image of a prepared prompt."""
+
+    span: MediaSpan
+    source: ImageSource
+
+
+@attrs.frozen(eq=False)
+class Pixels:
+    """Decoded and resized, for the encoder. `rgb`: uint8 (height, width, 3), row by row."""
+
+    height: int
+    width: int
+    rgb: bytes = attrs.field(repr=False)
+
+
+class ImageLayout(Protocol):
+    """Token counts and spans of one model's images. Pure integers, safe from any thread."""
+
+    @property
+    def name(self) -> str:
+        """Family and version of the rules, which are part of each digest."""
+
+    @property
+    def marker(self) -> str:
+        """Text that the chat template writes for an image, and that `span` replaces."""
+
+    @property
+    def encoder_layers(self) -> int:
+        """Number of layers that `Encode.layers` counts."""
+
+    def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
+        """Resize an image of this size. Raises `ValueError` if it cannot have a shape."""
+
+    def num_tokens(self, shape: ImageShape) -> int: ...
+
+    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan: ...
+
+
+@attrs.frozen
+class DecodeImage:
+    """Order to decode the file of an item, and to resize it to `shape.resized`."""
+
+    item: ItemId
+    source: ImageSource
+    shape: ImageShape
+
+
+@attrs.frozen(eq=False)
+class ImageDecoded:
+    """Answer to `DecodeImage`. `fault`: why there are no pixels; for the client."""
+
+    item: ItemId
+    pixels: Pixels | None = None
+    fault: str = ""
+    code: str = "image_damaged"
+    seconds: float = 0.0
+
+
+def count_positions(spans: tuple[MediaSpan, ...], tokens: int) -> int:
+    """Position of the token at index `tokens`, which lies in no span."""
+    return tokens + sum(span.extent - len(span.tokens) for span in spans if span.end <= tokens)
