@@ -12,6 +12,7 @@ from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.health import ChannelStats
 from trouper.protocol.loading import Loading, LoadWatch
 from trouper.protocol.logits_processor import LogitsProcessor
+from trouper.protocol.media import ImageSource
 from trouper.protocol.model import (
     AdapterCard,
     AdapterPlan,
@@ -74,6 +75,7 @@ __all__ = [
     "Generate",
     "Grammar",
     "Health",
+    "ImageSource",
     "InfillPrompt",
     "Lease",
     "LoadWatch",
