@@ -27,6 +27,7 @@ from tests.web.serving import (
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.plans import Plan
+from trouper.protocol.version import VERSION
 from trouper.web.openai.completions import CompletionRequest, completion_to_generate
 
 
@@ -394,3 +395,9 @@ async def test_a_failed_admission_of_one_prompt_leaves_none_of_the_others() -> N
         )
         assert (status, answer["error"]["code"]) == (400, "empty_prompt")
         await eventually(lambda: served.busy == 0)
+
+
+async def test_the_version_is_an_answer_as_vllm_has_it() -> None:
+    async with serving() as served:
+        status, _, body = await exchange(served, get("/version"))
+    assert (status, json.loads(body)) == (200, {"version": VERSION})

@@ -32,6 +32,7 @@ from trouper.protocol.problems import (
     shortened,
 )
 from trouper.protocol.settings import ServerSettings
+from trouper.protocol.version import VERSION
 from trouper.web.anthropic.errors import anthropic_error, anthropic_status, is_anthropic
 from trouper.web.anthropic.message_dialect import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
@@ -46,6 +47,7 @@ from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.pages import Pages
 from trouper.web.http.plain_http import HEALTH_PATHS
+from trouper.web.http.request_schema import TEXT, full
 from trouper.web.http.same_origin import UPLOADS, Cors, head_of
 from trouper.web.keys.endpoint_rights import access_of, admin_without_key, missing_right
 from trouper.web.keys.key_file import KeyFile
@@ -448,6 +450,16 @@ class Reports:
     )
     async def server_info(self) -> Response:
         return as_json(info_body(self._service.listed(None)))
+
+    @REPORT(
+        path="/version",
+        operation="getVersion",
+        summary="The server's version",
+        description="As vLLM's servers tell theirs.",
+        answer=full({"version": TEXT}),
+    )
+    async def version(self) -> Response:
+        return as_json({"version": VERSION})
 
     @REPORT(
         path="/v1/usage",

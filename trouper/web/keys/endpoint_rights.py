@@ -35,6 +35,7 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
     "/metrics": OpenWithoutRights("observability"),
     "/v1/live": "observability",
     "/server_info": "key",
+    "/version": "key",
     "/v1/usage": "key",
     "/v1/models": "key",
     "/v1/models/<path:model>": "key",
