@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 from enum import Enum
 from math import inf
 from typing import Protocol
@@ -17,6 +18,7 @@ from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.tree_node import Chain, Node
 from trouper.protocol.kv import NO_USAGE, KvUsage
+from trouper.protocol.media import ItemId, MediaSpan
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import NO_ROW, RowId
 from trouper.protocol.problems import Problem
@@ -64,6 +66,19 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 class IllegalTransitionError(Exception):
     """`TRANSITIONS` lacks this change of state: a fault of the scheduler."""
+
+
+class ImageLeft(Protocol):
+    """An image that the row needs (`image_items.py`)."""
+
+    @property
+    def id(self) -> ItemId: ...
+
+    @property
+    def span(self) -> MediaSpan: ...
+
+    @property
+    def encoded(self) -> bool: ...
 
 
 class DiskRead(Protocol):
@@ -126,6 +141,8 @@ class Sequence:
     stores_from: int = 0
     """Output tokens before the next store."""
     no_room_at: int = 0
+    images_left: Ordered[ImageLeft] = ()
+    """Images whose tokens are not all computed, ascending."""
     records: Records = UNCHOSEN
     """Drafts of each permitted proposer; empty: no drafts."""
 
@@ -209,7 +226,7 @@ class Sequence:
         self.num_draft_tokens = self.snapshot_at = self.no_room_at = self.kv_usage_until = (
             self.stores_from
         ) = 0
-        self.boundaries, self.dropped = [], False
+        self.boundaries, self.images_left, self.dropped = [], (), False
         self.output.scores.clear()
 
     def schedule_chunk(self, tokens: int) -> bool:
@@ -240,6 +257,7 @@ class Sequence:
         waits = self.state in QUEUED | {State.PREEMPTED}
         self.enter_state(State.WAITING if waits else State.PREEMPTED, "crash")
         self.primary = self.read = self.node = None
+        self.images_left = ()
 
     def start(self, num_cached_tokens: int, now: float) -> None:
         disk_tokens = 0 if self.read is None else min(self.read.read_tokens, num_cached_tokens)
@@ -312,16 +330,33 @@ class Sequence:
 
     @property
     def next_chunk(self) -> int:
-        """Tokens to the next boundary or the prompt's end."""
+        """Tokens to the next boundary, the next image without vectors, or the prompt's end; 0 while
+        such an image is next."""
         at = self.num_computed_tokens
         if not self.prefilling:
             return 0
         index = bisect_right(self.boundaries, at)
-        return (
+        tokens = (
             self.boundaries[index] - at
             if index < len(self.boundaries)
             else self.num_unscheduled_tokens
         )
+        missing = next((left.span.start for left in self.images_left if not left.encoded), None)
+        return tokens if missing is None else max(0, min(tokens, missing - at))
+
+    def items_touched(self, tokens: int) -> tuple[ItemId, ...]:
+        """Images that the next `tokens` tokens touch."""
+        at = self.num_computed_tokens
+        return tuple(
+            left.id
+            for left in self.images_left
+            if left.span.start < at + tokens and at < left.span.end
+        )
+
+    def drop_passed_images(self) -> None:
+        """Let go of images whose tokens are all computed."""
+        at = self.num_computed_tokens
+        self.images_left = [left for left in self.images_left if left.span.end > at]
 
     def add_boundary(self, num_tokens: int) -> None:
         if num_tokens not in self.boundaries:
