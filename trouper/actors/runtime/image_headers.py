@@ -180,8 +180,6 @@ def _read_bmp(data: bytes) -> ImageHeader:
 
 SIZES_OF_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 """Markers SOF0 to SOF15, without the tables between them."""
-ALONE = {0x01, *range(0xD0, 0xD9)}
-"""Markers without a content."""
 MARKER = re.compile(rb"\xff++(.)", re.DOTALL)
 
 
@@ -202,8 +200,6 @@ def _list_jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     at = 2
     while (found := MARKER.match(data, at)) is not None:
         marker, at = found[1][0], found.end()
-        if marker in ALONE:
-            continue
         if marker in (0xD9, 0xDA):  # The end, or compressed data.
             return
         [length] = unpack_from(">H", data, at)
