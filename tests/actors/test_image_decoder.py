@@ -23,7 +23,6 @@ from PIL import Image, ImageOps
 from tests.image_files import FORMATS, bomb, encoded, mutated, picture, png_chunk, turned
 from tests.long_tests import PLAYED
 from trouper.actors.image_decoder import decode_images, refuse_images
-from trouper.actors.runtime import decoding_process
 from trouper.actors.runtime.decoding_process import SCRIPT, DecodingProcess
 from trouper.actors.runtime.decoding_script import ANSWER, CPU_S, MEMORY_BYTES, NO_PILLOW
 from trouper.protocol.media import (
@@ -308,7 +307,7 @@ async def test_a_crash_costs_one_request(tmp_path: Path, fault: str) -> None:
     assert [answer.item for answer in answers] == [1, 2, 3]
     assert [answer.code for answer in answers if answer.pixels is None] == ["image_crashes_decoder"]
     assert answers[1].fault == (
-        "the image crashes its decoder, or takes more than 5 s to decode; convert it to another "
+        "the image crashes its decoder, or takes more than 10 s to decode; convert it to another "
         "format"
     )
 
@@ -368,7 +367,7 @@ async def test_a_process_that_does_not_start_is_tried_again(
     good = encoded(picture(40, 30), "png")
     async with decoding() as bench:
         with monkeypatch.context() as patched:
-            patched.setattr(decoding_process.trio.lowlevel, "open_process", refuse)
+            patched.setattr(trio.lowlevel, "open_process", refuse)
             assert (await bench.tell(order(good))).code == code
         assert (await bench.pixels(good)).shape == (30, 40, 3)
 

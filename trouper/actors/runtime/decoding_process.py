@@ -29,7 +29,7 @@ from trouper.protocol.problems import is_shortage
 log = logging.getLogger("trouper.images")
 SCRIPT = Path(__file__).with_name("decoding_script.py")
 START_S = 60.0
-WAIT_S = 15.0
+WAIT_S = 30.0
 """For one image. The script's own limit is CPU_S; a busy machine takes longer."""
 END_S = 1.0
 UNAVAILABLE = "image_decoder_unavailable"

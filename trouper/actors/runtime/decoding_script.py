@@ -28,9 +28,9 @@ ANSWER = struct.Struct("<BI")
 """One of the kinds below, and bytes of pixels."""
 DECODED, DAMAGED, NO_MEMORY, NO_PILLOW, NO_FORMAT = range(5)
 MEMORY_BYTES = 2 * 2**30
-"""An image of 64 megapixels takes less than half in any format."""
-CPU_S = 5
-"""For one image. The largest take half of it."""
+"""An image of 64 megapixels takes 1.2 GB at most, as WebP."""
+CPU_S = 10
+"""For one image. A WebP of 64 megapixels takes half of it."""
 NICER = 5
 """Increment of the nice value."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
@@ -51,21 +51,26 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     missing = {name for name in OPTIONAL if not features.check(name.lower())}
     _send(outbox, DECODED)
     while len(head := inbox.read(ORDER.size)) == ORDER.size:
-        index, orientation, width, height, *resized, length = ORDER.unpack(head)
-        data = inbox.read(length)
-        if FORMATS[index] in missing:
+        order = ORDER.unpack(head)
+        if FORMATS[order[0]] in missing:
+            inbox.read(order[-1])
             _send(outbox, NO_FORMAT)
-            continue
-        _limit_cpu()
-        try:
-            image = _decode(data, FORMATS[index], (width, height))
-            pixels = _resize(_turn(image, orientation), *resized)
-        except MemoryError:
-            _send(outbox, NO_MEMORY)
-        except Exception:  # noqa: BLE001 - Pillow raises any error for a damaged file.
-            _send(outbox, DAMAGED)
         else:
-            _send(outbox, DECODED, pixels)
+            # Nothing of an image stays in a variable while the next one is awaited.
+            _send(outbox, *_answer(order, inbox.read(order[-1])))
+
+
+def _answer(order: tuple[int, ...], data: bytes) -> tuple[int, bytes]:
+    """Kind of the answer, and pixels."""
+    index, orientation, width, height, resized_height, resized_width, _ = order
+    _limit_cpu()
+    try:
+        image = _turn(_decode(data, FORMATS[index], (width, height)), orientation)
+        return DECODED, _resize(image, resized_height, resized_width)
+    except MemoryError:
+        return NO_MEMORY, b""
+    except Exception:  # noqa: BLE001 - Pillow raises any error for a damaged file.
+        return DAMAGED, b""
 
 
 def _send(outbox: BinaryIO, kind: int, pixels: bytes = b"") -> None:
