@@ -46,7 +46,7 @@ async def run_runtime(
     logits_processors: Processors | None = None,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Load the model and run the six actors; `nursery.start` returns the `Runtime`. Ends after
+    """Load the model and run the seven actors; `nursery.start` returns the `Runtime`. Ends after
     `Runtime.drain`.
 
     `engine` None: MLX, with `logits_processors` for requests that name them. Raises

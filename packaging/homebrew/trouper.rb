@@ -4,7 +4,7 @@
 class Trouper < Formula
   include Language::Python::Virtualenv
 
-  desc "LLM server of six actors on MLX and Trio, with OpenAI's and Anthropic's APIs"
+  desc "LLM server of seven actors on MLX and Trio, with OpenAI's and Anthropic's APIs"
   homepage "https://github.com/OWNER/trouper"
   license "MIT"
   head "https://github.com/OWNER/trouper.git", branch: "main"

@@ -1,1 +1,1 @@
-"""Six actors and the graph that wires them. Trio; never MLX, never Quart."""
+"""Seven actors and the graph that wires them. Trio; never MLX, never Quart."""

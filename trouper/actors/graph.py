@@ -1,4 +1,4 @@
-"""The graph: six actors, their channels, one screen.
+"""The graph: seven actors, their channels, one screen.
 
     edge --requests--> RequestIntake --admitted--> Scheduler --plans--> ModelStepper
                                                        ^------results-------'
@@ -6,6 +6,8 @@
     Scheduler --plans--> RankMirror --mirrored--> ModelStepper
         ^------results-------'   ^-----answers---------'
     Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
+    if the model takes images:
+    Scheduler --images--> ImageDecoder --admitted (news)--> Scheduler
     watches: stats, batch, memory, directory, actors (latest value, nobody waits)
 
 Blocking sends point inwards (requests, admitted); outward edges have room by contract; the rest
@@ -24,6 +26,7 @@ import attrs
 import trio
 
 from trouper.actors.cache_janitor import keep_tidy
+from trouper.actors.image_decoder import decode_images, refuse_images
 from trouper.actors.model_stepper import step_model
 from trouper.actors.rank_mirror import MirrorEdges, lead_ranks
 from trouper.actors.ranks.leader import Leader, gather_ranks, leave_ranks, or_rank_lost
@@ -43,6 +46,7 @@ from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import ANSWER_S
 from trouper.actors.ssd_writer import directory_for, write_to_disk
 from trouper.protocol.health import AdapterStats
+from trouper.protocol.media import DecodeImage
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plan_channel import plan_channel
 from trouper.protocol.plans import PLANS_IN_FLIGHT
@@ -58,12 +62,13 @@ log = logging.getLogger("trouper.graph")
 
 CHANNELS = {
     "requests": Edge("edge", "RequestIntake", 16, "blocks"),
-    "admitted": Edge("RequestIntake, SSDWriter", "Scheduler", 64, "blocks"),
+    "admitted": Edge("RequestIntake, SSDWriter, ImageDecoder", "Scheduler", 64, "blocks"),
     "plans": Edge("Scheduler", "ModelStepper, RankMirror", PLANS_IN_FLIGHT, "never full"),
     "mirrored": Edge("RankMirror", "ModelStepper", PLANS_IN_FLIGHT, "never full"),
     "answers": Edge("ModelStepper", "RankMirror", PLANS_IN_FLIGHT, "never full"),
     "results": Edge("ModelStepper, RankMirror", "Scheduler", PLANS_IN_FLIGHT, "never full"),
     "orders": Edge("Scheduler, CacheJanitor", "SSDWriter", 64, "sheds"),
+    "images": Edge("Scheduler", "ImageDecoder", 64, "sheds"),
 }
 
 
@@ -117,9 +122,9 @@ class Graph:
     The shutdown has a fixed order. `Runtime.drain` closes `requests`; the intake ends after the
     last one and sends `NoMoreRequests`. The scheduler ends when no request is left and closes
     `plans`, so that mirror and stepper end after the last plan. Only then are undelivered requests
-    answered, since before an actor could still own them. Then the janitor is cancelled, which would
-    order new work of the writer. Then `orders` is closed, and the writer ends after its last order,
-    within LAST_WRITES_S. `finished` is set last.
+    answered, since before an actor could still own them. Then the decoder is cancelled, whose
+    images nobody needs, and the janitor, which would order new work of the writer. Then `orders` is
+    closed, and the writer ends after its last order, within LAST_WRITES_S. `finished` is set last.
     """
 
     def __init__(
@@ -136,6 +141,10 @@ class Graph:
         self._requests, self._requests_in = self._channels.open("requests")
         self._admitted, self._admitted_in = self._channels.open("admitted")
         self._orders, self._orders_in = self._channels.open("orders")
+        self._images: trio.MemorySendChannel[DecodeImage] | None = None
+        self._images_in: trio.MemoryReceiveChannel[DecodeImage] | None = None
+        if model.card.images is not None:
+            self._images, self._images_in = self._channels.open("images")
         self._watches = Watches(settings) if ranks is None else Watches(settings, ranks=ranks.stats)
         self._watches.adapters.publish(AdapterStats(held_bytes=model.card.adapter_bytes))
         self._recovery = Recovery()
@@ -174,6 +183,9 @@ class Graph:
                             _in_scope,
                             partial(supervise, janitor, watches.janitor, limit, needed=False),
                         )
+                        decoding: trio.CancelScope = await helpers.start(
+                            _in_scope, partial(self._keep_decoding, limit)
+                        )
                         helpers.start_soon(self._keep_writing, limit)
                         async with trio.open_nursery() as actors:
                             actors.start_soon(
@@ -196,6 +208,7 @@ class Graph:
                         _answer_undelivered(
                             self._requests_in, self._admitted_in, self._runtime.problem_of_end()
                         )
+                        decoding.cancel()
                         tidying.cancel()
                         self._orders.close()  # The writer ends after the last order.
                         helpers.cancel_scope.deadline = trio.current_time() + LAST_WRITES_S
@@ -210,6 +223,14 @@ class Graph:
             self._requests_in, self._admitted, self._model, self._settings, spread
         )
         await self._admitted.send(NoMoreRequests())
+
+    async def _keep_decoding(self, limit: RestartLimit) -> None:
+        if self._images_in is None:
+            return
+        decoder = partial(decode_images, self._images_in, self._admitted)
+        await supervise(decoder, self._watches.decoder, limit, needed=False)
+        if self._watches.decoder.latest.state == "degraded":
+            await refuse_images(self._images_in, self._admitted)
 
     async def _keep_writing(self, limit: RestartLimit) -> None:
         watches = self._watches
@@ -280,6 +301,7 @@ class Graph:
             plans=plans,
             results=results_in,
             orders=self._orders,
+            images=self._images,
             disk_known=self._disk_known,
             # LeaderDisk answers with whole reads, and has a limit of its own.
             disk_answer_s=ANSWER_S if self._ranks is None else inf,
@@ -349,5 +371,5 @@ def _answer_undelivered(
                 match message:
                     case Submission():
                         message.fail(problem)
-                    case _:  # News of the disk.
+                    case _:  # News of the disk and of images.
                         pass

@@ -17,6 +17,7 @@ from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import ANSWER_S
+from trouper.protocol.media import DecodeImage, ImageDecoded
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plan_channel import PlanSender
 from trouper.protocol.plans import Plan, Stepped
@@ -45,7 +46,7 @@ class NoMoreRequests:
     """From RequestIntake at its end. The inbox stays open for news of the disk."""
 
 
-Inbox = Submission | NoMoreRequests | DiskNews
+Inbox = Submission | NoMoreRequests | DiskNews | ImageDecoded
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -54,6 +55,8 @@ class SchedulerEdges:
     plans: PlanSender
     results: trio.MemoryReceiveChannel[Stepped]
     orders: trio.MemorySendChannel[DiskOrder]
+    images: trio.MemorySendChannel[DecodeImage] | None = None
+    """None if the model takes no images."""
     watches: CoreWatches
     disk_known: trio.Event
     disk_answer_s: float = ANSWER_S
@@ -161,6 +164,8 @@ class Scheduler:
                 self._core.enqueue(message, now)
             case NoMoreRequests():
                 self._core.close()
+            case ImageDecoded():
+                pass  # Nothing orders images yet.
             case _:
                 self._core.hear(message, trio.current_time())
 

@@ -29,5 +29,5 @@ LAB_COMMANDS = ("bench", "certify")
 )
 @click.version_option(__version__, message="trouper %(version)s")
 def main() -> None:
-    """An LLM server of six actors on MLX and Trio. A flag can also be a variable, as in
+    """An LLM server of seven actors on MLX and Trio. A flag can also be a variable, as in
     TROUPER_PORT=8123, or stand in a settings file (`trouper serve --print-config` shows one)."""

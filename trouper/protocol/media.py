@@ -36,7 +36,6 @@ class ImageSize:
     width: int
     height: int
     format: ImageFormat
-    frames: int = 1
 
 
 @attrs.frozen

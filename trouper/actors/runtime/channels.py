@@ -137,6 +137,8 @@ class Watches:
     )
     janitor: Watch[ActorStats] = attrs.field(factory=lambda: _actor("CacheJanitor"))
     writer: Watch[ActorStats] = attrs.field(factory=lambda: _actor("SSDWriter"))
+    decoder: Watch[ActorStats] = attrs.field(factory=lambda: _actor("ImageDecoder"))
+    """Not started if the model takes no images."""
 
     def health(self, *, draining: bool, leaving: Leaving = "") -> Health:
         status, detail = self._status(draining=draining)
@@ -153,11 +155,15 @@ class Watches:
             memory=self.memory.latest,
             adapters=self.adapters.latest,
             directory=self.directory.latest,
-            actors=tuple(
-                watch.latest for watch in (self.intake, self.group, self.janitor, self.writer)
-            ),
+            actors=self._actors(),
             ranks=self.ranks.latest,
         )
+
+    def _actors(self) -> tuple[ActorStats, ...]:
+        watches = [self.intake, self.group, self.janitor, self.writer]
+        if self.decoder.latest.state != "starting":
+            watches.append(self.decoder)
+        return tuple(watch.latest for watch in watches)
 
     def _status(self, *, draining: bool) -> tuple[Status, str]:
         group, since = self.group.latest, self.stats.latest.stalled_since

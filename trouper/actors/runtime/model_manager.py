@@ -1,4 +1,4 @@
-"""The model manager serves several models: one graph of six actors for each loaded model, within a
+"""The model manager serves several models: one graph of actors for each loaded model, within a
 bound on their weights.
 
 Graphs share nothing. A model is loaded on

@@ -1,0 +1,168 @@
+"""The process that decodes images (`decoding_script.py`). It starts with the first image, and anew
+after a crash; an image that crashes it, or takes too long, costs its own request."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import trio
+
+from trouper.actors.runtime.decoding_script import (
+    ANSWER,
+    CPU_S,
+    DAMAGED,
+    DECODED,
+    FORMATS,
+    NO_FORMAT,
+    NO_MEMORY,
+    NO_PILLOW,
+    ORDER,
+)
+from trouper.actors.runtime.image_headers import SENDABLE, ImageRefused, read_header
+from trouper.protocol.media import DecodeImage, Pixels
+from trouper.protocol.problems import is_shortage
+
+log = logging.getLogger("trouper.images")
+SCRIPT = Path(__file__).with_name("decoding_script.py")
+START_S = 60.0
+WAIT_S = 30.0
+"""For one image. The script's own limit is CPU_S; a busy machine takes longer."""
+END_S = 1.0
+UNAVAILABLE = "image_decoder_unavailable"
+REFUSALS = {
+    DAMAGED: ("image_damaged", "the image is damaged: it cannot be decoded"),
+    NO_MEMORY: (
+        "image_too_large",
+        "the image takes more memory to decode than an image may; send it smaller",
+    ),
+    NO_FORMAT: ("image_format", f"the server's Pillow does not read this format; {SENDABLE}"),
+}
+"""Codes and reasons by the script's answer."""
+NOT_INSTALLED = ImageRefused(
+    "images_not_installed",
+    "the server needs Pillow for images, which is not installed: `pip install trouper[images]`",
+)
+
+
+class DecodingProcess:
+    """Decodes one image at a time."""
+
+    def __init__(self, script: Path = SCRIPT, wait_s: float = WAIT_S) -> None:
+        self._script, self._wait_s = script, wait_s
+        self._process: trio.Process | None = None
+
+    async def decode(self, order: DecodeImage) -> Pixels:
+        """Raises `ImageRefused`."""
+        data = order.source.data
+        header = read_header(data)
+        height, width = order.shape.resized
+        head = ORDER.pack(
+            FORMATS.index(header.format.upper()),
+            header.orientation,
+            header.width,
+            header.height,
+            height,
+            width,
+            len(data),
+        )
+        process = self._process or await self._start()
+        try:
+            with trio.fail_after(self._wait_s):
+                pixels = await _exchange(process, head, data, height * width * 3)
+        except (trio.TooSlowError, trio.BrokenResourceError, EOFError) as error:
+            raise await self._explain(error) from None
+        return Pixels(height, width, pixels)
+
+    async def _start(self) -> trio.Process:
+        """Raises `ImageRefused`."""
+        try:
+            if not sys.executable:
+                raise OSError("this program has no Python of its own")
+            process = self._process = await trio.lowlevel.open_process(
+                [sys.executable, "-P", str(self._script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C goes to the server, which ends this process.
+            )
+            with trio.fail_after(START_S):
+                kind, _ = ANSWER.unpack(await _receive(process, ANSWER.size))
+        # Trio raises RuntimeError where the system starts no thread for the start.
+        except (OSError, EOFError, MemoryError, RuntimeError, trio.TooSlowError) as error:
+            await self.stop()
+            raise _refuse_start(error) from None
+        if kind == NO_PILLOW:
+            await self.stop()
+            raise NOT_INSTALLED
+        return process
+
+    async def _explain(self, error: Exception) -> ImageRefused:
+        """End the process, whose next answer would be that of this image."""
+        process = self._process
+        late = isinstance(error, trio.TooSlowError)
+        if process is not None and not late:
+            # It closed its pipes, so that it ends by itself.
+            with trio.move_on_after(END_S):
+                await process.wait()
+        ended_by = None if process is None else process.returncode
+        await self.stop()
+        if ended_by == -signal.SIGKILL:
+            reason = "the process that decodes images was ended from outside; send it again"
+            return ImageRefused(UNAVAILABLE, reason)
+        log.warning(
+            "an image ended the process that decodes images (%s)",
+            f"more than {self._wait_s:g} s" if late else f"exit status {ended_by}",
+        )
+        reason = f"the image crashes its decoder, or takes more than {CPU_S} s to decode"
+        return ImageRefused("image_crashes_decoder", f"{reason}; convert it to another format")
+
+    async def stop(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        with trio.CancelScope(deadline=trio.current_time() + END_S, shield=True):
+            assert process.stdin is not None
+            assert process.stdout is not None
+            await process.stdin.aclose()
+            await process.stdout.aclose()
+            await process.wait()
+
+
+def _refuse_start(error: Exception) -> ImageRefused:
+    if is_shortage(error) or isinstance(error, RuntimeError):
+        reason = "the process that decodes images cannot be started for the moment; send it again"
+        return ImageRefused("system_shortage", reason)
+    log.warning("the process that decodes images cannot be started (%s)", str(error) or "it ended")
+    return ImageRefused(UNAVAILABLE, "the process that decodes images cannot be started")
+
+
+async def _exchange(process: trio.Process, head: bytes, data: bytes, length: int) -> bytes:
+    """Send an order and return its pixels. Raises `ImageRefused`, `BrokenResourceError`, and
+    EOFError, also for an answer of another length."""
+    assert process.stdin is not None
+    await process.stdin.send_all(head)
+    await process.stdin.send_all(data)
+    kind, sent = ANSWER.unpack(await _receive(process, ANSWER.size))
+    if kind in REFUSALS:
+        raise ImageRefused(*REFUSALS[kind])
+    if kind != DECODED or sent != length:
+        raise EOFError
+    return await _receive(process, length)
+
+
+async def _receive(process: trio.Process, length: int) -> bytes:
+    assert process.stdout is not None
+    received = list[bytes | bytearray]()
+    while length:
+        part = await process.stdout.receive_some(length)
+        if not part:
+            raise EOFError
+        received.append(part)
+        length -= len(part)
+    return b"".join(received)

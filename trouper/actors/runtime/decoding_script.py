@@ -1,0 +1,147 @@
+"""Script that decodes images in a process of its own (`decoding_process.py`).
+
+A file may crash a decoder, or take memory and time; decoders of images have had holes, too. The
+script imports nothing of the package. Frames on stdin: ORDER, then the file. Frames on stdout:
+ANSWER, then pixels; first an ANSWER that says whether Pillow is there.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import resource
+import struct
+import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ORDER = struct.Struct("<2B5I")
+"""Index of the format, orientation, width and height as stored, height and width of the answer,
+bytes of the file."""
+ANSWER = struct.Struct("<BI")
+"""One of the kinds below, and bytes of pixels."""
+DECODED, DAMAGED, NO_MEMORY, NO_PILLOW, NO_FORMAT = range(5)
+MEMORY_BYTES = 2 * 2**30
+"""An image of 64 megapixels takes 1.2 GB at most, as WebP."""
+CPU_S = 10
+"""For one image. A WebP of 64 megapixels takes half of it."""
+NICER = 5
+"""Increment of the nice value."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
+"""Pillow's names. An order has an index."""
+OPTIONAL = ("WEBP", "AVIF")
+"""Formats that some builds of Pillow lack."""
+
+
+def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
+    """Answer each order, until the pipe is closed."""
+    try:
+        from PIL import AvifImagePlugin, Image, features
+    except ImportError:
+        _send(outbox, NO_PILLOW)
+        return
+    Image.MAX_IMAGE_PIXELS = None  # The header reader has limited them, and `_decode` compares.
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # Each thread's stack counts as memory.
+    missing = {name for name in OPTIONAL if not features.check(name.lower())}
+    _send(outbox, DECODED)
+    while len(head := inbox.read(ORDER.size)) == ORDER.size:
+        order = ORDER.unpack(head)
+        if FORMATS[order[0]] in missing:
+            inbox.read(order[-1])
+            _send(outbox, NO_FORMAT)
+        else:
+            # Nothing of an image stays in a variable while the next one is awaited.
+            _send(outbox, *_answer(order, inbox.read(order[-1])))
+
+
+def _answer(order: tuple[int, ...], data: bytes) -> tuple[int, bytes]:
+    """Kind of the answer, and pixels."""
+    index, orientation, width, height, resized_height, resized_width, _ = order
+    _limit_cpu()
+    try:
+        image = _turn(_decode(data, FORMATS[index], (width, height)), orientation)
+        return DECODED, _resize(image, resized_height, resized_width)
+    except MemoryError:
+        return NO_MEMORY, b""
+    except Exception:  # noqa: BLE001 - Pillow raises any error for a damaged file.
+        return DAMAGED, b""
+
+
+def _send(outbox: BinaryIO, kind: int, pixels: bytes = b"") -> None:
+    outbox.write(ANSWER.pack(kind, len(pixels)))
+    outbox.write(pixels)
+    outbox.flush()
+
+
+def _decode(data: bytes, format: str, size: tuple[int, int]) -> Image:
+    """The first frame as RGB. Raises `MemoryError` and, for a damaged file, anything else."""
+    from PIL import Image
+
+    image: Image.Image = Image.open(io.BytesIO(data), formats=[format])
+    if image.size != size:  # Limits were checked for the header's size.
+        raise ValueError
+    image.load()
+    if image.mode.startswith("I"):
+        # 16 bits of grey. `convert` would cut them at 255; a transparent grey has 16 bits, too.
+        image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+        image.info.pop("transparency", None)
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image.getchannel("A"))
+    return white
+
+
+def _turn(image: Image, orientation: int) -> Image:
+    from PIL.Image import Transpose
+
+    methods = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return image.transpose(methods[orientation]) if orientation in methods else image
+
+
+def _resize(image: Image, height: int, width: int) -> bytes:
+    """Bicubic, as the processors of all families do."""
+    from PIL.Image import Resampling
+
+    return image.resize((width, height), Resampling.BICUBIC).tobytes()
+
+
+def _limit_cpu() -> None:
+    """The limit counts the whole life of the process, so each image moves it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = math.ceil(used.ru_utime + used.ru_stime) + CPU_S
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    with suppress(OSError, ValueError):
+        os.nice(NICER)
+    # Linux ends this process, not the server, if an image takes all memory.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    for limit, maximum in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+        with suppress(OSError, ValueError):
+            resource.setrlimit(limit, (maximum, maximum))
+    serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()
