@@ -13,9 +13,12 @@ import numpy as np
 import trio
 
 from tests.fake_digests import Diary, Held
+from tests.images import FakeLayout
+from trouper.actors.scheduling.image_identity import identity_tokens
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
+from trouper.protocol.media import ItemId, MediaSpan
 from trouper.protocol.model import (
     AdapterCard,
     AdapterPlan,
@@ -165,11 +168,24 @@ class FakeRow:
     embed: bool = False
     drafts: bool = False
     logprob_tokens: tuple[int, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
+
+    @property
+    def right_kv(self) -> Tokens:
+        """KV of the whole prompt: identity tokens in the place of images."""
+        return seen(self.prompt, self.media)
 
     def alternatives(self, count: int) -> tuple[array[int], array[float]]:
         ids = self.logprob_tokens or range(97, 97 + count)
         values = [-0.5 - (self.key + 3 * token) % 7 for token in self.logprob_tokens]
         return array("i", ids), array("f", values or [-0.5 - k for k in range(count)])
+
+
+def seen(prompt: Tokens, media: Sequence[MediaSpan]) -> Tokens:
+    tokens = list(prompt)
+    for span in media:
+        tokens[span.start : span.end] = identity_tokens(span.digest, len(span.tokens)).tolist()
+    return tuple(tokens)
 
 
 class EngineDied(Exception):
@@ -242,6 +258,13 @@ class FakeEngine:
     blocks: dict[BlockId, Tokens] = attrs.field(factory=dict)
     snapshots: dict[BlockId, Tokens] = attrs.field(factory=dict)
     """All tokens up to it."""
+    encoding: dict[ItemId, int] = attrs.field(factory=dict)
+    """Layers that were run of each image."""
+    vectors: dict[ItemId, bytes] = attrs.field(factory=dict)
+    """Digests of encoded images."""
+    blind: Callable[[bytes], bool] = lambda digest: False
+    """Digests of images whose encoder fails."""
+    num_encoded: int = 0
     restored_tokens: int = 0
     held: tuple[int, int] = (0, 0)
     """Blocks and snapshots when the last session ended."""
@@ -288,6 +311,8 @@ class FakeEngine:
         self.rows.clear()
         self.blocks.clear()
         self.snapshots.clear()
+        self.encoding.clear()
+        self.vectors.clear()
         self.diary = Diary()
 
     async def _answer(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
@@ -313,6 +338,7 @@ class FakeEngine:
 
     def _compute(self, plan: Plan, seconds: float) -> Stepped:
         self._change(plan)
+        encoded, unencoded = self._encode(plan)
         begun = {name for name, row in self.rows.items() if row.begun}
         if plan.has_work:
             assert begun == {*plan.decode}, (
@@ -351,7 +377,31 @@ class FakeEngine:
             drafted,
             matched=matched,
             banks=self._banks() if plan.report_banks else None,
+            encoded=encoded,
+            unencoded=unencoded,
+            encode_s=seconds / 2 if plan.encode else 0.0,
         )
+
+    def _encode(
+        self, plan: Plan
+    ) -> tuple[tuple[tuple[ItemId, int], ...], tuple[tuple[ItemId, str], ...]]:
+        """Run layers of images. Returns the complete ones, and those that failed."""
+        encoded, unencoded = [], []
+        for order in plan.encode:
+            begins = order.item not in self.encoding
+            assert begins == (order.pixels is not None), "pixels come once, first"
+            assert order.item not in self.vectors, "an image is encoded twice"
+            self.encoding[order.item] = layers = self.encoding.get(order.item, 0) + order.layers
+            assert layers <= FakeLayout.encoder_layers, "more layers than there are"
+            if layers < FakeLayout.encoder_layers:
+                continue
+            if self.blind(order.span.digest):
+                unencoded.append((order.item, "its vectors are no numbers"))
+                continue
+            self.num_encoded += 1
+            self.vectors[order.item] = order.span.digest
+            encoded.append((order.item, 10 * order.span.num_embedded))
+        return tuple(encoded), tuple(unencoded)
 
     def _banks(self) -> tuple[BankStats, ...]:
         """As if rows of like length shared buffers."""
@@ -403,6 +453,10 @@ class FakeEngine:
 
     def _change(self, plan: Plan) -> None:
         """Everything but computing, in the order of plans.py."""
+        for item in plan.forget:
+            assert item in self.encoding, "an image that the engine does not know"
+            del self.encoding[item]
+            self.vectors.pop(item, None)
         for block in plan.evict:
             assert (self.blocks.pop(block, None) is None) != (
                 self.snapshots.pop(block, None) is None
@@ -426,6 +480,7 @@ class FakeEngine:
                 embed=admit.embed is not None,
                 drafts=admit.drafts,
                 logprob_tokens=admit.logprob_tokens,
+                media=admit.media,
             )
             assert admit.restore is None or admit.prompt_logprobs is None, (
                 "the prompt's logits are wanted"
@@ -472,7 +527,8 @@ class FakeEngine:
             kv += self.rows[restore.source].kv[len(kv) : restore.tokens]
         assert len(kv) >= restore.tokens, "fewer tokens than promised (F6)"
         kv = kv[: restore.tokens]
-        assert tuple(kv) == ints(admit.prompt)[: restore.tokens], "somebody else's KV"
+        expected = seen(ints(admit.prompt), admit.media)[: restore.tokens]
+        assert tuple(kv) == expected, "somebody else's KV"
         assert restore.tokens < len(ints(admit.prompt)), "nothing is left to compute (F3)"
         if self.kv.needs_snapshots:
             assert restore.snapshot is not None and self.snapshots[restore.snapshot] == tuple(kv), (
@@ -491,13 +547,26 @@ class FakeEngine:
         """Whether the prompt ended in this step."""
         row = self.rows[chunk.row]
         assert chunk.tokens > 0
-        row.kv += row.prompt[len(row.kv) : len(row.kv) + chunk.tokens]
+        begin, end = len(row.kv), len(row.kv) + chunk.tokens
+        row.kv += self._computed(row, begin, end, chunk)
         assert len(row.kv) <= len(row.prompt), "more prefill than prompt"
+        assert tuple(row.kv) == row.right_kv[: len(row.kv)], "the vectors of another image"
         if len(row.kv) < len(row.prompt):
             return False
         if not row.embed:
             row.last = row.kv.pop()  # The last one is decoded.
         return True
+
+    def _computed(self, row: FakeRow, begin: int, end: int, chunk: Chunk) -> Tokens:
+        """KV of prompt[begin:end], made of the vectors of the chunk's images."""
+        tokens, items = list(row.prompt), list(chunk.items)
+        for span in row.media:
+            if begin < span.end and span.start < end:
+                digest = self.vectors[items.pop(0)]
+                size = len(span.tokens)
+                tokens[span.start : span.end] = identity_tokens(digest, size).tolist()
+        assert not items, "images that the chunk does not touch"
+        return tuple(tokens[begin:end])
 
     def _next_token(self, row: FakeRow) -> int:
         row.kv.append(row.last)

@@ -52,6 +52,9 @@ def seen_in(seed: int) -> Counter[str]:
         overdue=world.overdue,
         yielded=world.yielded,
         accepted_drafts=facts.speculation.accepted,
+        encoded=world.engine.num_encoded,
+        decoded_in_vain=world.num_decoded - world.engine.num_encoded,
+        without_pixels=sum(code(client) == "image_damaged" for client in world.clients),
     )
 
 

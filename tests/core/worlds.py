@@ -12,9 +12,11 @@ from typing import Any
 import attrs
 
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, letters
+from tests.images import FakeLayout, Part, prompt_of
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.eviction import NODE_COST
+from trouper.actors.scheduling.image_items import DECODED_AHEAD
 from trouper.actors.scheduling.row_storing import TAIL_TOKENS
 from trouper.actors.scheduling.sequence import QUEUED, Sequence, State
 from trouper.actors.scheduling.tenant_shares import tenant_of
@@ -22,7 +24,7 @@ from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.kv import KvLayout, bank_level
-from trouper.protocol.media import PromptImage
+from trouper.protocol.media import DecodeImage, ImageDecoded, Pixels, PromptImage
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Breakers, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
@@ -176,14 +178,24 @@ class CoreWorld:
             batch=Watch[BatchStats](NOTHING_SHOWN),
         )
         shortest = dice.choice((0, 0, 0, 6, 24))
-        model = LoadedModel(
-            attrs.evolve(card(kv=kv), min_restored_tokens=shortest), ByteTokenizer()
-        )
+        model_card = attrs.evolve(card(kv=kv), min_restored_tokens=shortest, images=FakeLayout())
+        model = LoadedModel(model_card, ByteTokenizer())
         disk = DiskSeam(send=self._order, known=lambda: None)
         self.orders: list[Write | Read] = []
         self.parts: deque[Loaded] = deque()
         """Parts of the disk's answer that are still to come."""
-        self.core = Core(model, "fa4e", self.settings, watches=self.watches, disk=disk)
+        self.core = Core(
+            model,
+            "fa4e",
+            self.settings,
+            watches=self.watches,
+            disk=disk,
+            order_image=self._order_image,
+        )
+        self.image_orders: list[DecodeImage] = []
+        self.num_decoded = 0
+        self.share_of_images = dice.choice((0.0, 0.0, 0.5))
+        self.undecodable = dice.choice((0.0, 0.2))
         self.stored: dict[bytes, BlockData] = {}
         self.clients: list[RecordingClient] = []
         self.in_flight: deque[tuple[Plan, Stepped]] = deque()
@@ -199,6 +211,11 @@ class CoreWorld:
         drafted = dice.randrange(4)
         return drafted, dice.randint(0, drafted)
 
+    def _order_image(self, order: DecodeImage) -> bool:
+        self.image_orders.append(order)
+        assert len(self.image_orders) <= DECODED_AHEAD, "too many images are decoded ahead"
+        return True
+
     def _order(self, order: DiskOrder) -> bool:
         """Take an order, or refuse it as a full channel does."""
         taken = self.dice.random() < 0.95
@@ -213,7 +230,15 @@ class CoreWorld:
         self.core.take_up(self.now)
         for _ in range(STEPS):
             for act in self.dice.sample(
-                (self.arrive, self.arrive, self.leave, self.disk_answers, self.press, self.preempt),
+                (
+                    self.arrive,
+                    self.arrive,
+                    self.leave,
+                    self.disk_answers,
+                    self.press,
+                    self.preempt,
+                    self.images_arrive,
+                ),
                 2,
             ):
                 act()
@@ -221,6 +246,7 @@ class CoreWorld:
         self.core.close()
         for _ in range(MOST_STEPS):
             self.disk_answers()
+            self.images_arrive()
             if not self.step():
                 break
         else:
@@ -230,23 +256,54 @@ class CoreWorld:
     def arrive(self) -> None:
         text, length = self.dice.choice(self.texts), self.dice.randint(1, 36)
         prompt, max_tokens = text[:length], self.dice.randint(1, self.dice.choice((12, 12, 12, 40)))
+        images: tuple[PromptImage, ...] = ()
+        if self.dice.random() < self.share_of_images:
+            prompt, images = self._illustrated(prompt)
         self.ask(
             prompt,
             max_tokens,
+            images,
             speculation=self.dice.choice((None, "ngram", "off")),
             cache_salt=self.dice.choice(("", "", "other")),
             priority=self.dice.choice((0, 0, 0, -1, 5, BATCH_PRIORITY, BATCH_PRIORITY)),
             tenant=self.dice.choice(self.tenants),
         )
 
-    def ask(self, prompt: tuple[int, ...], max_tokens: int, **more: Any) -> RecordingClient:
+    def _illustrated(
+        self, text: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+        """The text with one or two images of a few in it, at places that other prompts have,
+        too."""
+        number, tokens = self.dice.randrange(3), self.dice.choice((2, 6, 12))
+        parts: list[Part] = [text[:5], ("image", number, tokens), text[5:10]]
+        if self.dice.random() < 0.4:
+            parts += [("image", self.dice.randrange(3), 6), text[10:14]]
+        return prompt_of(*parts)
+
+    def images_arrive(self) -> None:
+        while self.image_orders and self.dice.random() < 0.7:
+            order = self.image_orders.pop(self.dice.randrange(len(self.image_orders)))
+            if self.dice.random() < self.undecodable:
+                news = ImageDecoded(order.item, fault="it is damaged")
+            else:
+                self.num_decoded += 1
+                news = ImageDecoded(order.item, Pixels(*order.shape.resized, b""))
+            self.core.hear_image(news, self.now)
+
+    def ask(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        images: tuple[PromptImage, ...] = (),
+        **more: Any,
+    ) -> RecordingClient:
         request = Generate(
             request_id=str(len(self.clients)),
             prompt=TokenPrompt(prompt),
             max_tokens=max_tokens,
             **more,
         )
-        client = RecordingClient(request, prompt, max_tokens)
+        client = RecordingClient(request, prompt, max_tokens, images)
         self.clients.append(client)
         self.core.enqueue(client, self.now)
         return client
@@ -335,7 +392,12 @@ class CoreWorld:
             core.update(stepped, self.now)
             self.check()
         return bool(
-            self.in_flight or core.waiting or core.plans_in_flight or self.orders or self.parts
+            self.in_flight
+            or core.waiting
+            or core.plans_in_flight
+            or self.orders
+            or self.parts
+            or self.image_orders
         )
 
     # -- what must hold --------------------------------------------------------------------------
@@ -431,6 +493,10 @@ class CoreWorld:
             "a block leaked"
         )
         assert not any(node.pins for node in nodes), "a node stays pinned"
+        core._images.keep_up((), 0)
+        forgotten = core._images.take_forgotten()
+        assert self.engine.encoding.keys() <= {*forgotten}, "vectors leaked"
+        assert not core._images.nbytes, "items leaked"
         for client in self.clients:
             client.check()
 

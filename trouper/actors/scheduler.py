@@ -14,7 +14,7 @@ import trio
 from trouper.actors.runtime.channels import STUCK_FACTOR, offer
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.scheduling.core import Core
-from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
+from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam, send_nowhere
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import ANSWER_S
 from trouper.protocol.media import DecodeImage, ImageDecoded
@@ -75,7 +75,15 @@ async def schedule(
     disk = DiskSeam(
         send=partial(offer, edges.orders), known=edges.disk_known.set, answer_s=edges.disk_answer_s
     )
-    core = Core(model, namespace, settings, watches=edges.watches, disk=disk, recovery=recovery)
+    core = Core(
+        model,
+        namespace,
+        settings,
+        watches=edges.watches,
+        disk=disk,
+        recovery=recovery,
+        order_image=send_nowhere if edges.images is None else partial(offer, edges.images),
+    )
     try:
         with edges.plans, edges.results:
             await Scheduler(edges, settings, core).run()
@@ -132,6 +140,8 @@ class Scheduler:
             self._look.deadline = inf
             if core.accepts or core.waiting:
                 await self._next_request()
+            elif core.awaits_image:
+                await self._receive_by(trio.current_time() + FLUSH_S)
             elif not (core.disk.busy and await self._receive_by(trio.current_time() + FLUSH_S)):
                 return
 
@@ -165,7 +175,7 @@ class Scheduler:
             case NoMoreRequests():
                 self._core.close()
             case ImageDecoded():
-                pass  # Nothing orders images yet.
+                self._core.hear_image(message, trio.current_time())
             case _:
                 self._core.hear(message, trio.current_time())
 

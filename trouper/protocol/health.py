@@ -175,6 +175,16 @@ class SchedulerStats:
         "Seconds that these steps took; the rate is the share of time in which the engine works.",
         default=0.0,
     )
+    images_decoded: int = counter(
+        "trouper_images_decoded_total", "Images whose pixels were decoded for the encoder."
+    )
+    images_encoded: int = counter("trouper_images_encoded_total", "Images that were encoded.")
+    encoder_seconds: float = counter(
+        "trouper_encoder_seconds_total", "Seconds of steps that encoded images.", default=0.0
+    )
+    image_cache_bytes: int = gauge(
+        "trouper_image_cache_bytes", "Bytes of encoded images that the engine holds."
+    )
     preemptions: int = counter(
         "vllm:num_preemptions_total",
         "Rows that left the batch since memory was full, or for a request of a higher priority; "

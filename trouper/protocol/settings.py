@@ -137,6 +137,11 @@ class Settings:
         "Memory for cached blocks, as in 4GB; 0: cache nothing. Default: from the device's own "
         "memory.",
     )
+    image_cache: ByteSize | None = size(
+        None,
+        "Memory for encoded images that no running request needs, as in 500MB; 0: keep none. "
+        "Default: 1/32 of the KV memory.",
+    )
     kv_memory: ByteSize | None = size(
         None,
         "Most memory of running rows and cached blocks together. Default: what the device has "

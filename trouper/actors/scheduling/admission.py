@@ -9,11 +9,12 @@ the wait saves more than its cost. Otherwise the sequence is admitted with the m
 from __future__ import annotations
 
 import attrs
-import numpy as np
 
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.draft_estimates import UNCHOSEN
+from trouper.actors.scheduling.image_identity import engine_tokens
+from trouper.actors.scheduling.image_items import ImageItems
 from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.preemption import BatchYielding
 from trouper.actors.scheduling.prefill_budget import PrefillBudget, free_rows
@@ -44,6 +45,7 @@ class Admission:
     counters: SchedulerCounters
     card: ModelCard
     settings: Settings
+    images: ImageItems
     shares: TenantShares
     yielding: BatchYielding = attrs.field(init=False)
     handled: Sequence | None = attrs.field(default=None, init=False)
@@ -115,7 +117,7 @@ class Admission:
             return self.cache.nothing(sequence.chain)
         if not sequence.is_ready:
             return None
-        found = self.cache.look(sequence.chain)
+        found = self.cache.look(sequence.chain, sequence.spans)
         if self._reads(sequence, found):
             return None
         until = None if found.primary is None else self._waits_until(sequence, found, found.primary)
@@ -169,6 +171,8 @@ class Admission:
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if sequence.request.embed else self.cache.enter(sequence, found)
         sequence.num_unscheduled_tokens -= found.tokens
+        if sequence.client.images:
+            self.images.need(sequence, found.tokens)
         if sequence.started:
             sequence.client.report(Progress(now))
         else:
@@ -182,7 +186,7 @@ class Admission:
         request, embedding = sequence.request, self.card.embedding
         return Admit(
             row=sequence.id,
-            prompt=np.frombuffer(bytes(sequence.chain.tokens), ">i4").astype("<i4").tobytes(),
+            prompt=engine_tokens(sequence.chain.tokens, sequence.client.images),
             sampling=request.sampling,
             logprobs=request.logprobs,
             logprob_tokens=request.logprob_tokens,
@@ -198,6 +202,7 @@ class Admission:
             embed=embedding.pooling if embedding is not None and request.embed else None,
             drafts="ngram" in sequence.records,
             num_output_tokens=sequence.num_resumed_tokens,
+            media=sequence.spans,
         )
 
     def choose_proposers(self, sequence: Sequence) -> None:

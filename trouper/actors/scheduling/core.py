@@ -8,7 +8,7 @@ plan's answer. In between come requests (`enqueue`), news of the disk (`hear`), 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import attrs
@@ -16,10 +16,12 @@ import numpy as np
 
 from trouper.actors.scheduling.admission import Admission
 from trouper.actors.scheduling.batch_view import BatchView
-from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
+from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam, send_nowhere
 from trouper.actors.scheduling.crash_handover import CrashHandover
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import DiskTier
+from trouper.actors.scheduling.image_identity import cached_tokens
+from trouper.actors.scheduling.image_items import ImageItems
 from trouper.actors.scheduling.kv_memory import KvMemory, MemoryBudget
 from trouper.actors.scheduling.preemption import Preemption, RowReclaiming
 from trouper.actors.scheduling.prefill_budget import PrefillBudget, round_chunk, take_turns
@@ -31,8 +33,8 @@ from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.actors.scheduling.step_statistics import SchedulerCounters, StepStatistics
 from trouper.actors.scheduling.tenant_shares import TenantShares
-from trouper.actors.scheduling.tree_node import token_bytes
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
+from trouper.protocol.media import DecodeImage, ImageDecoded
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import (
     NO_ROW,
@@ -63,8 +65,10 @@ class Core:
         watches: CoreWatches,
         disk: DiskSeam,
         recovery: Recovery | None = None,
+        order_image: Callable[[DecodeImage], object] = send_nowhere,
     ) -> None:
-        """`namespace`: hex digits that differ wherever KV would."""
+        """`namespace`: hex digits that differ wherever KV would. `order_image`: the way to the
+        ImageDecoder, which never blocks."""
         self._watches, self._settings, self._tokenizer = watches, settings, model.tokenizer
         self._carries_over = recovery is not None
         self._recovery = recovery or Recovery()
@@ -78,6 +82,9 @@ class Core:
         # The last row that prefilled in a pass of its own.
         self._last_lone: RowId = NO_ROW
         self._make_policies(model, namespace, disk)
+        self._images = ImageItems.of(
+            model.card.images, settings, order_image, self._recovery.image_ids, self._counters
+        )
         self._make_stages(model)
 
     def _make_policies(self, model: LoadedModel, namespace: str, disk: DiskSeam) -> None:
@@ -126,6 +133,7 @@ class Core:
             counters=self._counters,
             card=model.card,
             settings=self._settings,
+            images=self._images,
             shares=self._shares,
         )
         self._handover = CrashHandover(
@@ -154,6 +162,11 @@ class Core:
     @property
     def waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def awaits_image(self) -> bool:
+        """Whether an image's pixels were ordered."""
+        return self._images.busy
 
     @property
     def plans_in_flight(self) -> int:
@@ -195,7 +208,7 @@ class Core:
         self._counters.add(total_requests=1)
         blame, interval = self._recovery.blame, self._settings.stream_interval
         with answered(client, self._counters):
-            tokens = token_bytes(client.prompt)
+            tokens = cached_tokens(client.prompt, client.images)
             chain = self._cache.chain(tokens, client.request.cache_salt, client.request.cache_scope)
             standing = self._recovery.standing(client, tokens, now)
             sequence = Sequence.of(
@@ -222,6 +235,10 @@ class Core:
     def hear(self, news: DiskNews, now: float) -> None:
         self._now = now
         self._loads += self.disk.hear(news)
+
+    def hear_image(self, decoded: ImageDecoded, now: float) -> None:
+        self._now = now
+        self._commit.unusable(self._images.hear(decoded))
 
     def drop_aborted(self, now: float) -> None:
         """Drop aborted requests within one step: queued, prefilling or decoding (D4)."""
@@ -316,8 +333,12 @@ class Core:
         drops = self._batch.take_drops()
         under_pressure = self._watches.memory.latest.under_pressure
         admits = self._admission.admit(under_pressure=under_pressure, idle=idle, now=now)
-        decoding = self._batch.decoding
-        chunks = self._chunks(decoding)
+        decoding, prefilling = self._batch.decoding, self._batch.prefilling
+        self._images.keep_up(prefilling, self._budget.limit_bytes)
+        ready = self._images.let_wait(prefilling)
+        encode = self._images.encode(busy=bool(decoding), others_prefill=bool(ready))
+        # Beside streams a slice of an encoder and a chunk take turns, each within the stall bound.
+        chunks = () if encode and decoding else self._chunks(ready, decoding)
         self._shares.note_prefill(step, chunks, self._batch.rows)
         allowed = self._speculation.allow(decoding)
         for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
@@ -332,6 +353,8 @@ class Core:
             admit=admits,
             decode=tuple(sequence.id for sequence in decoding),
             prefill=chunks,
+            encode=encode,
+            forget=self._images.take_forgotten(),
             release_memory=self._kv_memory.take_release(),
             evict=evicted,
             store=stores,
@@ -353,8 +376,8 @@ class Core:
             stores += self._cache.leave(sequence)
         return tuple(stores)
 
-    def _chunks(self, decoding: list[Sequence]) -> tuple[Chunk, ...]:
-        prefilling = self._shares.may_prefill(self._batch.prefilling, decoding)
+    def _chunks(self, ready: list[Sequence], decoding: list[Sequence]) -> tuple[Chunk, ...]:
+        prefilling = self._shares.may_prefill(ready, decoding)
         if not prefilling:
             return ()
         work = self._prefill_budget.turn({sequence.work for sequence in prefilling})
@@ -374,6 +397,7 @@ class Core:
             chunks = tuple(map(self._round, chunks))
         limited = sum(chunk.tokens for chunk in chunks) < requested
         rows = self._batch.rows
+        chunks = tuple(_with_images(chunk, rows[chunk.row]) for chunk in chunks)
         end = max(rows[chunk.row].num_computed_tokens + chunk.tokens for chunk in chunks)
         self._prefill_budget.plan(work, limited=limited, end=end)
         return chunks
@@ -405,7 +429,9 @@ class Core:
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._counters.answered()
-        self._prefill_budget.answered(plan, stepped)
+        self._commit.unusable(self._images.answered(plan, stepped))
+        others = attrs.evolve(stepped, seconds=stepped.seconds - stepped.encode_s)
+        self._prefill_budget.answered(plan, others if plan.encode else stepped)
         self._shares.charge(plan, stepped.seconds, self._prefill_budget.decode_s)
         self.disk.persisted(stepped.persisted)
         self._commit.drops(plan, now)
@@ -441,6 +467,12 @@ class Core:
             kv_row_bytes=self._kv_memory.row_bytes,
             kv_limit_bytes=self._budget.limit_bytes or 0,
             prefilling_sequences=len(self._batch.prefilling),
+            image_cache_bytes=self._images.nbytes,
             **self._step_statistics.gauges,
         )
         self._batch_view.show(self._batch.rows.values(), self._queue, self._now)
+
+
+def _with_images(chunk: Chunk, sequence: Sequence) -> Chunk:
+    items = sequence.items_touched(chunk.tokens)
+    return attrs.evolve(chunk, items=items) if items else chunk

@@ -14,6 +14,7 @@ from trouper.protocol.health import (
     RanksStats,
     SchedulerStats,
 )
+from trouper.protocol.media import DecodeImage
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskOrder
 
@@ -30,6 +31,10 @@ class CoreWatches:
     adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
+
+
+def send_nowhere(order: DecodeImage) -> None:
+    raise AssertionError(f"image {order.item} is ordered for a model that takes none")
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -8,6 +8,7 @@ Files are verified when read: rows resume from the disk and compute the rest aga
 from __future__ import annotations
 
 import logging
+from itertools import count
 
 import attrs
 
@@ -44,6 +45,8 @@ class Recovery:
         self.blame, self.allocations = Blame(), AllocationFailures()
         self.shortages = SystemShortages()
         self.stats = RecoveryStats()
+        self.image_ids = count()
+        """Ids of images to encode. Pixels that a crashed scheduler ordered may come to the next."""
         self.closed = False
         self._left: LeftBehind | None = None
         self._ended = False

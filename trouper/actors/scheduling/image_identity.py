@@ -1,8 +1,8 @@
 """Identity tokens: the prefix cache's words for an image.
 
-All images of a model have the same token ids, so that two prompts with different images would match.
-In the keys of the cache an image's tokens are negative numbers made from its digest. The engine gets
-the ids of the vocabulary.
+All images have the same token ids, so that two prompts with different images would match. In the
+keys of the cache an image's tokens are negative numbers made from its digest. The engine gets the
+ids of the vocabulary.
 """
 
 from __future__ import annotations

@@ -8,31 +8,38 @@ Vectors are kept for other rows within a bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
-from typing import Literal
+from typing import Literal, Self
 
 import attrs
 
+from trouper.actors.scheduling.prefill_budget import AIM, IDLE_STEP_S
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.step_statistics import SchedulerCounters
 from trouper.protocol.media import (
     DecodeImage,
     ImageDecoded,
+    ImageLayout,
     ItemId,
     MediaSpan,
     Pixels,
     PromptImage,
 )
 from trouper.protocol.plans import Encode, Plan, Stepped
+from trouper.protocol.settings import Settings
 
 DECODED_AHEAD = 2
 """Items with pixels, or ordered: a photo has 12 MB of them."""
-IDLE_SLICE_S = 0.5
-"""As long as a step of prefill without streams."""
+UNKNOWN_BYTES = 2**28
+"""Most bytes of unneeded vectors where the KV memory is unknown."""
 NEWEST = 0.3
 """Weight of the last slice in the average."""
-VECTOR_BYTES = 4 * 8192
-"""Bytes of a token's vector before any was made: float32 of a large model."""
+CACHE_DIVISOR = 32
+"""Unneeded vectors take at most this part of the KV memory, unless --image-cache says."""
+NOT_ENCODED = "image_not_encoded"
+STATUSES: Mapping[str, int] = {"image_crashes_decoder": 422, "image_decoder_unavailable": 503}
+"""Statuses by code; others are 400."""
 ItemKey = tuple[bytes, bytes]
 """Key of the cache scope's root, digest."""
 
@@ -68,6 +75,18 @@ class NeededImage:
         return self.item.state == "encoded"
 
 
+@attrs.frozen
+class UnusableImage:
+    """An image without pixels or vectors. `status`: the client's fault, except of the server's own
+    decoder and encoder."""
+
+    id: ItemId
+    digest: bytes
+    reason: str
+    code: str
+    status: int
+
+
 @attrs.define
 class EncoderBudget:
     """Layers of an item that one step may run, from the speed of past slices."""
@@ -80,7 +99,7 @@ class EncoderBudget:
         """At least one. `busy`: the step also decodes."""
         if not self._layer_s:
             return 1
-        target_s = self.stall_s if busy else IDLE_SLICE_S
+        target_s = self.stall_s if busy else IDLE_STEP_S
         return max(1, int(target_s / (self._layer_s * tokens)))
 
     def measured(self, layers: int, tokens: int, seconds: float) -> None:
@@ -93,28 +112,46 @@ class EncoderBudget:
 
 @attrs.define(eq=False, kw_only=True)
 class ImageItems:
-    """`send`: the way to the ImageDecoder. `encoder_layers`: of one image. `max_bytes`: of vectors
-    that no row needs; None: no bound."""
+    """`send`: the way to the ImageDecoder. `ids`: never used before, also by a scheduler that has
+    crashed, whose pixels may still come. `encoder_layers`: of one image. `max_bytes`: of vectors
+    that no row needs; None: a part of the KV memory."""
 
     send: Callable[[DecodeImage], object]
+    ids: Iterator[int]
     budget: EncoderBudget
+    counters: SchedulerCounters
     encoder_layers: int = 0
     max_bytes: int | None = None
-    num_decoded: int = 0
-    num_encoded: int = 0
-    num_reused: int = 0
-    encode_s: float = 0.0
     _items: dict[ItemKey, Item] = attrs.field(factory=dict, init=False)
     _by_id: dict[ItemId, Item] = attrs.field(factory=dict, init=False)
     _forgotten: list[ItemId] = attrs.field(factory=list, init=False)
-    _ids: count[int] = attrs.field(factory=count, init=False)
+    _ordered: set[ItemId] = attrs.field(factory=set, init=False)
+    """Items whose pixels are still to come, also such as nobody needs any more."""
     _clock: count[int] = attrs.field(factory=lambda: count(1), init=False)
     _encoded_last: bool = attrs.field(default=False, init=False)
+
+    @classmethod
+    def of(
+        cls,
+        layout: ImageLayout | None,
+        settings: Settings,
+        send: Callable[[DecodeImage], object],
+        ids: Iterator[int],
+        counters: SchedulerCounters,
+    ) -> Self:
+        return cls(
+            send=send,
+            ids=ids,
+            counters=counters,
+            budget=EncoderBudget(settings.decode_stall_ms / 1000 * AIM),
+            encoder_layers=0 if layout is None else layout.encoder_layers,
+            max_bytes=None if settings.image_cache is None else int(settings.image_cache),
+        )
 
     @property
     def busy(self) -> bool:
         """Whether pixels were ordered, whose arrival makes work for the engine."""
-        return any(item.state == "ordered" for item in self._items.values())
+        return bool(self._ordered)
 
     @property
     def nbytes(self) -> int:
@@ -134,15 +171,14 @@ class ImageItems:
     def _item(self, key: ItemKey, image: PromptImage) -> Item:
         item = self._items.get(key)
         if item is None:
-            item = Item(ItemId(next(self._ids)), key, image)
+            item = Item(ItemId(next(self.ids)), key, image)
             self._items[key] = self._by_id[item.id] = item
-        else:
-            self.num_reused += 1
         return item
 
-    def keep_up(self, prefilling: Iterable[Sequence]) -> None:
+    def keep_up(self, prefilling: Iterable[Sequence], kv_bytes: int | None) -> None:
         """Order pixels for the rows that prefill, oldest first, and drop what none of them needs:
-        unfinished items at once, vectors beyond the bound."""
+        unfinished items at once, vectors beyond the bound. `kv_bytes`: the KV memory; None:
+        unknown."""
         if not self._items:
             return
         needed: dict[ItemKey, Item] = {}
@@ -157,30 +193,44 @@ class ImageItems:
         for item in unfinished:
             if item.key not in needed:
                 self._forget(item)
-        self._evict(needed)
+        self._evict(needed, kv_bytes)
         self._order(needed.values())
 
+    @staticmethod
+    def let_wait(prefilling: Iterable[Sequence]) -> list[Sequence]:
+        """Return the rows with tokens to prefill. The others wait for an image, and note it."""
+        ready = []
+        for sequence in prefilling:
+            if sequence.next_chunk:
+                sequence.go_on()
+                ready.append(sequence)
+            else:
+                sequence.wait_for_image()
+        return ready
+
     def _order(self, needed: Iterable[Item]) -> None:
-        ahead = sum(item.state in ("ordered", "decoded") for item in self._items.values())
+        ahead = len(self._ordered) + sum(item.state == "decoded" for item in self._items.values())
         for item in needed:
             if ahead >= DECODED_AHEAD:
                 return
             if item.state == "new":
                 item.state = "ordered"
+                self._ordered.add(item.id)
                 self.send(DecodeImage(item.id, item.image.source, item.image.span.shape))
                 ahead += 1
 
-    def _evict(self, needed: dict[ItemKey, Item]) -> None:
+    def _evict(self, needed: Mapping[ItemKey, Item], kv_bytes: int | None) -> None:
         """Drop unneeded vectors beyond the bound, least recently used first."""
-        if self.max_bytes is None:
-            return
+        max_bytes = self.max_bytes
+        if max_bytes is None:
+            max_bytes = UNKNOWN_BYTES if kv_bytes is None else kv_bytes // CACHE_DIVISOR
         spare = sorted(
             (item for item in self._items.values() if item.key not in needed),
             key=lambda item: item.used_at,
         )
         kept_bytes = sum(item.nbytes for item in spare)
         for item in spare:
-            if kept_bytes <= self.max_bytes:
+            if kept_bytes <= max_bytes:
                 return
             kept_bytes -= item.nbytes
             self._forget(item)
@@ -197,32 +247,35 @@ class ImageItems:
 
     # -- news ------------------------------------------------------------------------------------
 
-    def hear(self, decoded: ImageDecoded) -> Item | None:
+    def hear(self, decoded: ImageDecoded) -> list[UnusableImage]:
         """Take an item's pixels. Returns the item if it has none: its requests fail."""
+        self._ordered.discard(decoded.item)
         item = self._by_id.get(decoded.item)
         if item is None or item.state != "ordered":
-            return None  # Nobody needs it any more.
+            return []  # Nobody needs it any more.
         if decoded.pixels is None:
             self._forget(item)
-            return item
+            status = STATUSES.get(decoded.code, 400)
+            return [UnusableImage(item.id, item.key[1], decoded.fault, decoded.code, status)]
         item.state, item.pixels = "decoded", decoded.pixels
-        self.num_decoded += 1
-        return None
+        self.counters.add(images_decoded=1)
+        return []
 
-    def answered(self, plan: Plan, stepped: Stepped) -> list[tuple[Item, str]]:
-        """Take a step's vectors. Returns items whose encoder failed, with the reasons."""
+    def answered(self, plan: Plan, stepped: Stepped) -> list[UnusableImage]:
+        """Take a step's vectors. Returns items whose encoder failed: their requests fail."""
         for order in plan.encode:
             self.budget.measured(order.layers, order.span.num_embedded, stepped.encode_s)
-        self.encode_s += stepped.encode_s
         for item_id, nbytes in stepped.encoded:
             if (item := self._by_id.get(item_id)) is not None:
                 item.state, item.nbytes = "encoded", nbytes
-                self.num_encoded += 1
+        if plan.encode:
+            encoded = len(stepped.encoded)
+            self.counters.add(images_encoded=encoded, encoder_seconds=stepped.encode_s)
         failed = []
         for item_id, reason in stepped.unencoded:
             if (item := self._by_id.get(item_id)) is not None:
                 self._forget(item)
-                failed.append((item, reason))
+                failed.append(UnusableImage(item_id, item.key[1], reason, NOT_ENCODED, 500))
         return failed
 
     # -- plans -----------------------------------------------------------------------------------
@@ -230,7 +283,7 @@ class ImageItems:
     def encode(self, *, busy: bool, others_prefill: bool) -> tuple[Encode, ...]:
         """Choose the next slice of one item. `busy`: the step also decodes. `others_prefill`: rows
         have tokens to prefill, with which slices take turns beside streams."""
-        item = self._next_item()
+        item = self._next_item() if self._items else None
         if item is None or (busy and others_prefill and self._encoded_last):
             self._encoded_last = False
             return ()

@@ -9,19 +9,27 @@ the row's node until the row ends.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 from typing import Any
 
 import attrs
 
 from trouper.actors.scheduling.cache_namespace import NO_SCOPE
 from trouper.actors.scheduling.eviction import Sizes
+from trouper.actors.scheduling.image_identity import trusted_end
 from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
-from trouper.actors.scheduling.row_storing import LiveRows, RowStoring, WriteQueue
+from trouper.actors.scheduling.row_storing import (
+    LiveMatch,
+    LiveRows,
+    RowStoring,
+    WriteQueue,
+)
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.tree_node import Chain, Node
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
+from trouper.protocol.media import MediaSpan
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Load, Restore, Store
 from trouper.protocol.requests import CacheScope
@@ -121,14 +129,14 @@ class PrefixCache:
     def nothing(self, chain: Chain) -> Found:
         return Found(Match((), 0, chain.root), 0, None)
 
-    def look(self, chain: Chain) -> Found:
-        """Look a prompt up. The last token is always computed, for the logits (F3)."""
+    def look(self, chain: Chain, spans: Ordered[MediaSpan] = ()) -> Found:
+        """Look a prompt with images at `spans` up. The last token is always computed, for the
+        logits (F3)."""
         if not self._enabled:
             return self.nothing(chain)
-        limit, tails = len(chain) - 1, self._snapshot_tokens is None
-        match = self.tree.match(chain, limit, at_snapshot=not tails)
+        match = self._match(chain, spans)
         resident, missing = self._in_memory(match)
-        live = self._live.extend(chain, limit, match.last, resident.tokens, tails=tails)
+        live = self._extend(chain, spans, match.last, resident.tokens)
         found = Found(resident, live.tokens, live.source)
         if live.primary is not None:
             found = attrs.evolve(
@@ -137,6 +145,23 @@ class PrefixCache:
         if not missing or match.tokens <= found.tokens:
             return found
         return attrs.evolve(found, missing=missing, missing_tokens=match.tokens - found.tokens)
+
+    def _match(self, chain: Chain, spans: Ordered[MediaSpan]) -> Match:
+        limit, at_snapshot = len(chain) - 1, self._snapshot_tokens is not None
+        match = self.tree.match(chain, limit, at_snapshot=at_snapshot)
+        while (end := trusted_end(spans, match.tokens)) < match.tokens:
+            match = self.tree.match(chain, end, at_snapshot=at_snapshot)
+        return match
+
+    def _extend(
+        self, chain: Chain, spans: Ordered[MediaSpan], last: Node, tokens: int
+    ) -> LiveMatch:
+        limit, tails = len(chain) - 1, self._snapshot_tokens is None
+        live = self._live.extend(chain, limit, last, tokens, tails=tails)
+        # `tokens` itself was compared with tokens behind it, which may be on disk only.
+        while live.tokens > tokens and (end := trusted_end(spans, live.tokens)) < live.tokens:
+            live = self._live.extend(chain, max(end, tokens), last, tokens, tails=tails)
+        return live
 
     def _in_memory(self, match: Match) -> tuple[Match, tuple[Node, ...]]:
         """Split a match into the part in memory and the missing nodes (F6)."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 import attrs
 
 from trouper.actors.scheduling.crash_handover import CrashHandover
+from trouper.actors.scheduling.image_items import UnusableImage
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence, State
@@ -48,6 +50,8 @@ class ResultCommit:
         """Report progress of prefilling rows, also to sequences that wait for one."""
         # Preempted sequences have no time limit, and must not get one by this.
         rows = {chunk.row for chunk in plan.prefill} & self.batch.rows.keys()
+        if plan.encode:
+            rows |= {row for row, waiting in self.batch.rows.items() if waiting.images_left}
         for row in rows:
             prefilling = self.batch.rows[row]
             total = prefilling.num_prefill_tokens
@@ -72,6 +76,13 @@ class ResultCommit:
                 if fault == NOT_A_NUMBER:
                     self.cache.release(rows[row])
                 self._fail(rows[row], row_failed(rows[row].request, fault))
+
+    def unusable(self, images: Iterable[UnusableImage]) -> None:
+        """Fail the requests that need an image without pixels or vectors."""
+        for image in images:
+            for sequence in [*self.batch.rows.values()]:
+                if any(left.id == image.id for left in sequence.images_left):
+                    self._fail(sequence, image_failed(sequence, image))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
         """Commit tokens; returns the number. A row gets none after the end. Tokens after a row's
@@ -129,6 +140,15 @@ class ResultCommit:
         sequence.fail(problem)
         self.batch.remove(sequence)
         self.counters.add(requests_errored=1)
+
+
+def image_failed(sequence: Sequence, image: UnusableImage) -> Problem:
+    """The error of one request, which names the place of the image in the client's body."""
+    origins = (
+        one.source.origin for one in sequence.client.images if one.span.digest == image.digest
+    )
+    origin = next(origins, None)
+    return Problem(image.status, f"{origin}: {image.reason}", param=origin, code=image.code)
 
 
 def row_failed(request: Generate, fault: RowFault) -> Problem:

@@ -181,6 +181,11 @@ class Sequence:
         return -inf if self.overdue else self.request.priority
 
     @property
+    def spans(self) -> tuple[MediaSpan, ...]:
+        """Images of the prompt, ascending."""
+        return tuple(image.span for image in self.client.images)
+
+    @property
     def of_batch(self) -> bool:
         return self.request.priority == BATCH_PRIORITY
 
@@ -206,6 +211,18 @@ class Sequence:
         if self.noted != reason and self.state is not State.PREEMPTED and self.is_ready:
             self.noted = reason
             self.client.note("queued", reason)
+
+    def wait_for_image(self) -> None:
+        """Note that the next tokens of the prompt are an image without vectors."""
+        if self.noted != "image":
+            self.noted = "image"
+            self.client.note("prefilling", "image")
+
+    def go_on(self) -> None:
+        """Note that the image is encoded."""
+        if self.noted == "image":
+            self.noted = ""
+            self.client.note("prefilling")
 
     def wait_for_disk(self, read: DiskRead) -> None:
         self.enter_state(State.WAITING_FOR_DISK, "disk")
