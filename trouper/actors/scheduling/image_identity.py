@@ -19,7 +19,7 @@ from trouper.protocol.media import MediaSpan, PromptImage
 TRUSTED_TOKENS = 9
 """Identity tokens of an image that must match before its place in a prompt is believed: 279
 bits."""
-LEAST_TOKENS = 5
+MIN_TOKENS = 5
 """Tokens of the smallest image behind which a prompt is cached: 155 bits."""
 WORDS = 8
 """Tokens that one SHA-256 makes."""
@@ -65,7 +65,7 @@ def trusted_end(spans: Sequence[MediaSpan], tokens: int) -> int:
     for span in spans:
         if span.start >= tokens:
             break
-        if len(span.tokens) < LEAST_TOKENS:
+        if len(span.tokens) < MIN_TOKENS:
             return span.start
         if tokens < min(span.end, span.start + TRUSTED_TOKENS):
             return span.start
