@@ -305,7 +305,14 @@ def _read_rules(
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     if not all(std):
         raise ValueError("image_std of the image processor has a zero")
-    return PatchRules(mean, std, rescale, patch_size, merge_size, temporal_patch_size)
+    return PatchRules(
+        mean=mean,
+        std=std,
+        rescale=rescale,
+        patch_size=patch_size,
+        merge_size=merge_size,
+        temporal_patch_size=temporal_patch_size,
+    )
 
 
 def _count(parameters: Mapping[str, Any], key: str, default: int) -> int:
