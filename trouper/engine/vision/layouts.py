@@ -60,7 +60,8 @@ def digest_of(name: str, shape: ImageShape, data: bytes) -> bytes:
 
 def _name_layout(family: str, rules: PatchRules) -> str:
     """Other means or patches make other vectors of the same file."""
-    return f"{family}-{VERSION}-{sha256(repr(rules).encode()).hexdigest()[:16]}"
+    parameters = sha256(repr(rules).encode()).hexdigest()
+    return f"{family}-{VERSION}-{parameters[:16]}"
 
 
 def _bound_tokens(detail: Detail, max_tokens: int) -> int:
