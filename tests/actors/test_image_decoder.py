@@ -231,7 +231,7 @@ async def test_an_image_of_another_size_than_its_header_says_is_damaged() -> Non
     data[6:10] = b"\x0a\0\x0a\0"
     async with decoding() as bench:
         answer = await bench.tell(order(bytes(data)))
-    assert answer.code == "image_damaged"
+    assert (answer.pixels, answer.code) == (None, "image_damaged")
 
 
 async def test_bombs_are_refused_by_their_header() -> None:
@@ -280,7 +280,7 @@ FAULTS = {
     "segfault": "os.kill(os.getpid(), signal.SIGSEGV)",
     "abort": "os.abort()",
     "hang": "time.sleep(1000)",
-    "loop": "[0 for _ in iter(int, 1)]",
+    "loop": "while True: pass",
     "exit": "os._exit(0)",
     "other pixels": "os.write(1, script.ANSWER.pack(script.DECODED, 2**32 - 1))",
     "no answer": "os.write(1, script.ANSWER.pack(99, 0))",
