@@ -110,9 +110,9 @@ async def test_pixels_are_those_of_qwens_processor_of_transformers() -> None:
     module = importlib.import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
     processor = module.Qwen2VLImageProcessorPil(patch_size=16, do_normalize=False, do_rescale=False)
     image = picture(211, 133)
-    found = processor(images=image, return_tensors="np")
-    _, rows, columns = found["image_grid_thw"][0].tolist()
-    patches = found["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 16, 16)[
+    decoded = processor(images=image, return_tensors="np")
+    _, rows, columns = decoded["image_grid_thw"][0].tolist()
+    patches = decoded["pixel_values"].reshape(rows // 2, columns // 2, 2, 2, 3, 2, 16, 16)[
         ..., 0, :, :
     ]
     theirs = patches.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * 16, columns * 16, 3)
@@ -138,8 +138,8 @@ async def test_every_orientation_is_applied(format: ImageFormat) -> None:
             data = encoded(picture(40, 30), format, exif=turned(orientation))
             upright = ImageOps.exif_transpose(opened(data))
             height, width = upright.height, upright.width
-            found = await bench.pixels(data, height, width)
-            assert (found == expected(upright, height, width)).all(), orientation
+            decoded = await bench.pixels(data, height, width)
+            assert (decoded == expected(upright, height, width)).all(), orientation
 
 
 async def test_an_orientation_behind_the_pixels_is_not_applied() -> None:
@@ -155,15 +155,15 @@ async def test_what_is_transparent_is_white(mode: str) -> None:
     image.paste((0, 0, 255, 255), (0, 0, 20, 30))
     of_mode = image.quantize() if mode == "P" else image.convert(mode)
     async with decoding() as bench:
-        found = await bench.pixels(encoded(of_mode, "png"))
-    assert (found[:, 35] == 255).all()
-    assert (found[:, 5] < 255).any()
+        decoded = await bench.pixels(encoded(of_mode, "png"))
+    assert (decoded[:, 35] == 255).all()
+    assert (decoded[:, 5] < 255).any()
 
 
 async def test_half_transparent_is_half_white() -> None:
     async with decoding() as bench:
-        found = await bench.pixels(encoded(Image.new("RGBA", (40, 30), (0, 0, 0, 127)), "png"))
-    assert (found == 128).all()
+        decoded = await bench.pixels(encoded(Image.new("RGBA", (40, 30), (0, 0, 0, 127)), "png"))
+    assert (decoded == 128).all()
 
 
 async def test_the_transparent_color_of_a_palette_is_white() -> None:
@@ -177,8 +177,8 @@ async def test_the_transparent_color_of_a_palette_is_white() -> None:
 async def test_cmyk_becomes_rgb() -> None:
     data = encoded(Image.new("CMYK", (40, 30), (0, 255, 255, 0)), "jpeg", quality=95)
     async with decoding() as bench:
-        found = await bench.pixels(data)
-    assert np.abs(found.astype(int) - (255, 0, 0)).max() < 8
+        decoded = await bench.pixels(data)
+    assert np.abs(decoded.astype(int) - (255, 0, 0)).max() < 8
 
 
 @pytest.mark.parametrize("value", [0, 255, 256, 0x8000, 0xFFFF])
@@ -193,21 +193,21 @@ async def test_the_first_frame_of_an_animation_is_shown(format: ImageFormat) -> 
     frames = [Image.new("RGB", (40, 30), color) for color in ("red", "blue", "lime")]
     data = encoded(frames[0], format, save_all=True, append_images=frames[1:])
     async with decoding() as bench:
-        found = await bench.pixels(data)
-    assert np.abs(found.astype(int) - (255, 0, 0)).max() < 8
+        decoded = await bench.pixels(data)
+    assert np.abs(decoded.astype(int) - (255, 0, 0)).max() < 8
 
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_one_pixel_is_enough(format: ImageFormat) -> None:
     async with decoding() as bench:
-        found = await bench.pixels(encoded(Image.new("RGB", (1, 1), "red"), format), 32, 32)
-    assert np.abs(found.astype(int) - (255, 0, 0)).max() < 8
+        decoded = await bench.pixels(encoded(Image.new("RGB", (1, 1), "red"), format), 32, 32)
+    assert np.abs(decoded.astype(int) - (255, 0, 0)).max() < 8
 
 
 async def test_the_longest_image_is_decoded() -> None:
     async with decoding() as bench:
-        found = await bench.pixels(encoded(picture(16_384, 82), "png"), 28, 1540)
-    assert found.shape == (28, 1540, 3)
+        decoded = await bench.pixels(encoded(picture(16_384, 82), "png"), 28, 1540)
+    assert decoded.shape == (28, 1540, 3)
 
 
 # -- refusals ------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ async def test_an_image_of_another_size_than_its_header_says_is_damaged() -> Non
     data[6:10] = b"\x0a\0\x0a\0"
     async with decoding() as bench:
         answer = await bench.tell(order(bytes(data)))
-    assert answer.code == "image_damaged"
+    assert (answer.pixels, answer.code) == (None, "image_damaged")
 
 
 async def test_bombs_are_refused_by_their_header() -> None:
@@ -280,7 +280,7 @@ FAULTS = {
     "segfault": "os.kill(os.getpid(), signal.SIGSEGV)",
     "abort": "os.abort()",
     "hang": "time.sleep(1000)",
-    "loop": "[0 for _ in iter(int, 1)]",
+    "loop": "while True: pass",
     "exit": "os._exit(0)",
     "other pixels": "os.write(1, script.ANSWER.pack(script.DECODED, 2**32 - 1))",
     "no answer": "os.write(1, script.ANSWER.pack(99, 0))",

@@ -165,26 +165,13 @@ class Graph:
 
     async def run(self, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]) -> None:
         watches = self._watches
-        janitor = partial(
-            keep_tidy,
-            self._orders,
-            self._memory,
-            memory=watches.memory,
-            scheduler=watches.stats,
-            adapters=watches.adapters,
-            settings=self._settings,
-        )
         try:
             async with trio.open_nursery() as background:
                 background.start_soon(self._end_when_lost)
                 with self._scope:
                     async with trio.open_nursery() as helpers:
-                        tidying: trio.CancelScope = await helpers.start(
-                            _in_scope,
-                            partial(supervise, janitor, watches.janitor, limit, needed=False),
-                        )
-                        decoding: trio.CancelScope = await helpers.start(
-                            _in_scope, partial(self._keep_decoding, limit)
+                        aiding: trio.CancelScope = await helpers.start(
+                            _in_scope, partial(self._tidy_and_decode, limit)
                         )
                         helpers.start_soon(self._keep_writing, limit)
                         async with trio.open_nursery() as actors:
@@ -208,8 +195,7 @@ class Graph:
                         _answer_undelivered(
                             self._requests_in, self._admitted_in, self._runtime.problem_of_end()
                         )
-                        decoding.cancel()
-                        tidying.cancel()
+                        aiding.cancel()
                         self._orders.close()  # The writer ends after the last order.
                         helpers.cancel_scope.deadline = trio.current_time() + LAST_WRITES_S
                 background.cancel_scope.cancel()
@@ -223,6 +209,21 @@ class Graph:
             self._requests_in, self._admitted, self._model, self._settings, spread
         )
         await self._admitted.send(NoMoreRequests())
+
+    async def _tidy_and_decode(self, limit: RestartLimit) -> None:
+        watches = self._watches
+        janitor = partial(
+            keep_tidy,
+            self._orders,
+            self._memory,
+            memory=watches.memory,
+            scheduler=watches.stats,
+            adapters=watches.adapters,
+            settings=self._settings,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_decoding, limit)
+            await supervise(janitor, watches.janitor, limit, needed=False)
 
     async def _keep_decoding(self, limit: RestartLimit) -> None:
         if self._images_in is None:

@@ -60,15 +60,9 @@ class DecodingProcess:
         data = order.source.data
         header = read_header(data)
         height, width = order.shape.resized
-        head = ORDER.pack(
-            FORMATS.index(header.format.upper()),
-            header.orientation,
-            header.width,
-            header.height,
-            height,
-            width,
-            len(data),
-        )
+        stored = (header.orientation, header.width, header.height)
+        format_index = FORMATS.index(header.format.upper())
+        head = ORDER.pack(format_index, *stored, *order.shape.resized, len(data))
         process = self._process or await self._start()
         try:
             with trio.fail_after(self._wait_s):

@@ -42,12 +42,12 @@ OPTIONAL = ("WEBP", "AVIF")
 def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     """Answer each order, until the pipe is closed."""
     try:
-        from PIL import AvifImagePlugin, Image, features
+        from PIL import AvifImagePlugin, features
     except ImportError:
         _send(outbox, NO_PILLOW)
         return
-    Image.MAX_IMAGE_PIXELS = None  # The header reader has limited them, and `_decode` compares.
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # Each thread's stack counts as memory.
+    # Each thread would count as memory. Pillow has no other way to say this.
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     missing = {name for name in OPTIONAL if not features.check(name.lower())}
     _send(outbox, DECODED)
     while len(head := inbox.read(ORDER.size)) == ORDER.size:

@@ -198,8 +198,8 @@ def _read_jpeg(data: bytes) -> ImageHeader:
 def _list_jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield marker, start and length of each segment's content, up to the compressed data."""
     at = 2
-    while (found := MARKER.match(data, at)) is not None:
-        marker, at = found[1][0], found.end()
+    while (match := MARKER.match(data, at)) is not None:
+        marker, at = match[1][0], match.end()
         if marker in (0xD9, 0xDA):  # The end, or compressed data.
             return
         [length] = unpack_from(">H", data, at)
@@ -297,8 +297,8 @@ def _list_boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int,
 
 def _find_box(data: bytes, kind: bytes, start: int, end: int) -> tuple[int, int]:
     """Start and end of the content of the first box of this kind. Raises `ImageRefused`."""
-    for found, content, box_end in islice(_list_boxes(data, start, end), MAX_PARTS):
-        if found == kind:
+    for box_kind, content, box_end in islice(_list_boxes(data, start, end), MAX_PARTS):
+        if box_kind == kind:
             return content, box_end
     raise _damaged("a part of its header is missing")
 
@@ -315,9 +315,9 @@ def _read_property_indices(data: bytes, at: int, item: int) -> list[int]:
     at += 8
     for _ in range(min(entries, MAX_PARTS)):
         entry = struct.Struct(">IB" if version else ">HB")
-        found, number = entry.unpack_from(data, at)
+        entry_item, number = entry.unpack_from(data, at)
         at += entry.size
-        if found == item:
+        if entry_item == item:
             indices = unpack_from(f">{number}{'H' if is_wide else 'B'}", data, at)
             # The highest bit says that the property is essential.
             return [index & (0x7FFF if is_wide else 0x7F) for index in indices]
