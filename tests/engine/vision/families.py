@@ -158,6 +158,9 @@ PREPROCESSOR: Config = {
     "image_std": [0.5, 0.6, 0.7],
 }
 QWEN_SIZE: Config = {"shortest_edge": 64, "longest_edge": 4096}
+CERTAIN = 1e-3
+"""Minimum gap of the best two logits in a reference answer."""
+GAIN, GAIN_OF_RECURRENT = 3.0, 1.25
 TOKEN_IDS = {"<|image_pad|>": IMAGE, "[IMG]": IMAGE, "[IMG_BREAK]": BREAK, "[IMG_END]": END}
 
 
@@ -216,6 +219,16 @@ class VisionModel:
         out = self.reference(mx.array([tokens]), pixels, mask=None, **options)
         return np.array(out.logits[0].astype(mx.float32))
 
+    def answer(self, tokens: Sequence[int], images: Sequence[Pixels], count: int) -> list[int]:
+        """Greedy tokens, each by the whole prompt."""
+        answered = list[int]()
+        for _ in range(count):
+            logits = self.logits([*tokens, *answered], images)[-1]
+            second, best = np.sort(logits)[-2:]
+            assert best - second > CERTAIN, "rounding may decide: take another seed"
+            answered.append(int(logits.argmax()))
+        return answered
+
     def _batch(self, images: Sequence[Pixels]) -> tuple[mx.array, list[tuple[int, int]]]:
         """(images, 3, height, width), padded to the largest, as mlx-vlm takes them."""
         height = max(image.height for image in images)
@@ -243,6 +256,8 @@ def save(name: str, directory: Path, seed: int = 0) -> nn.Module:
 
 
 def reference_model(config: Mapping[str, Any], seed: int) -> nn.Module:
+    # A recurrence magnifies roundings: with larger matrices mlx-lm and mlx-vlm differ by 4e-4.
+    gain = GAIN_OF_RECURRENT if config["model_type"] == "qwen3_5" else GAIN
     utils = importlib.import_module("mlx_vlm.utils")
     config = json.loads(json.dumps(config))
     module, _ = utils.get_model_and_args(dict(config))
@@ -254,15 +269,29 @@ def reference_model(config: Mapping[str, Any], seed: int) -> nn.Module:
     model.update(
         tree_unflatten(
             [
-                (path, array * 3 if array.ndim > 1 else array + 0.1 * mx.random.normal(array.shape))
+                (
+                    path,
+                    array * gain if array.ndim > 1 else array + 0.1 * mx.random.normal(array.shape),
+                )
                 for path, array in tree_flatten(model.parameters())
                 if not path.endswith(("A_log", "dt_bias"))
             ]
         )
     )
+    if config["model_type"] == "qwen3_vl_moe":
+        _mend_activations(model.vision_tower)
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def _mend_activations(tower: nn.Module) -> None:
+    """mlx-vlm 0.7.10 swaps the exact and the approximate GELU of layers and mergers, for this
+    family alone; transformers' tower is the same code as Qwen3-VL's."""
+    for block in tower.blocks:
+        block.mlp.act_fn = nn.GELU(approx="tanh")
+    for merger in (tower.merger, *tower.deepstack_merger_list):
+        merger.act_fn = nn.GELU()
 
 
 def load(name: str, directory: Path, seed: int = 0) -> VisionModel:

@@ -79,8 +79,7 @@ class RowImages:
                 columns.append(index * width + place)
                 vectors.append(part)
         if not columns:
-            # Separators alone. Between a span's delimiters and text positions do not differ.
-            return None
+            return None  # Separators alone, which are ordinary tokens.
         return MediaPass(
             mx.array(np.concatenate(columns).astype(np.uint32)),
             mx.concatenate([part.embeddings for part in vectors]),
@@ -93,9 +92,7 @@ class RowImages:
             if span.start < stop and start < span.end:
                 yield span
 
-    def _embedded(
-        self, row: RowId, start: int, stop: int
-    ) -> Iterator[tuple[Ints, EncodedImage]]:
+    def _embedded(self, row: RowId, start: int, stop: int) -> Iterator[tuple[Ints, EncodedImage]]:
         """Yield columns of a row's tokens from `start` to `stop`, with their vectors."""
         for span in self._touched(row, start, stop):
             image, before = self._shown[row][span.start], 0
@@ -137,14 +134,7 @@ def positions_of(spans: Sequence[MediaSpan], start: int, stop: int) -> Ints:
 
 
 def _positions_inside(span: MediaSpan) -> Ints:
-    """(3, tokens) int32 from 0: the grid, with delimiters before and behind."""
-    [(offset, length)] = span.embedded
+    """(3, tokens) int32, from 0. With M-RoPE a span is a grid, without delimiters."""
     grid = np.indices(span.shape.grid, dtype=np.int32).reshape(AXES, -1)
-    assert grid.shape[1] == length, "a span has a vector for each place of its grid"
-    behind = len(span.tokens) - offset - length
-    after = offset + max(span.shape.grid)
-    assert after + behind == span.extent, "a span's extent is that of its grid"
-    before = np.tile(np.arange(offset, dtype=np.int32), (AXES, 1))
-    last = np.tile(np.arange(behind, dtype=np.int32), (AXES, 1))
-    return np.concatenate([before, grid + offset, last + after], axis=1)
-
+    assert grid.shape[1] == len(span.tokens), "a span has a token for each place of its grid"
+    return grid

@@ -46,9 +46,7 @@ class Encoding:
         if stop < self.tower.num_layers:
             mx.eval(self.hidden, *self.deepstack)
             return None
-        image = EncodedImage(
-            self.tower.project(self.hidden, self.pixels), tuple(self.deepstack)
-        )
+        image = EncodedImage(self.tower.project(self.hidden, self.pixels), tuple(self.deepstack))
         mx.eval(image.arrays())
         return image
 

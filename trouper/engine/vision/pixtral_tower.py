@@ -163,4 +163,3 @@ class PixtralTower(nn.Module):
 def _rope_base(vision: Mapping[str, Any]) -> float:
     parameters = vision.get("rope_parameters") or {}
     return float(parameters.get("rope_theta") or vision.get("rope_theta") or ROPE_BASE)
-

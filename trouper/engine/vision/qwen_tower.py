@@ -82,7 +82,9 @@ class Merger(nn.Module):
         super().__init__()
         self._merged = config["hidden_size"] * config.get("spatial_merge_size", 2) ** 2
         self._norm_after = norm_after
-        self.norm = nn.LayerNorm(self._merged if norm_after else config["hidden_size"], eps=NORM_EPS)
+        self.norm = nn.LayerNorm(
+            self._merged if norm_after else config["hidden_size"], eps=NORM_EPS
+        )
         self.linear_fc1 = nn.Linear(self._merged, self._merged)
         self.linear_fc2 = nn.Linear(self._merged, config["out_hidden_size"])
 
@@ -117,9 +119,7 @@ class QwenTower(nn.Module):
         self.pos_embed = nn.Embedding(places, dim)
         self.blocks = [Block(vision) for _ in range(vision["depth"])]
         self.merger = Merger(vision, norm_after=False)
-        self.deepstack_merger_list = [
-            Merger(vision, norm_after=True) for _ in self._deepstack
-        ]
+        self.deepstack_merger_list = [Merger(vision, norm_after=True) for _ in self._deepstack]
 
     @property
     def num_layers(self) -> int:
