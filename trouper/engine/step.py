@@ -31,7 +31,7 @@ from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits, MtpHe
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
-from trouper.engine.vision.encoder import EncodeResults, ImageEncoder
+from trouper.engine.vision.encoder import NOTHING_ENCODED, EncodeResults, ImageEncoder
 from trouper.engine.vision.tower import Tower
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
@@ -63,7 +63,7 @@ class Launched:
     draft_s: float = 0.0
     """Seconds of the proposers."""
     preparing: bool = False
-    encoding: EncodeResults
+    encoding: EncodeResults = NOTHING_ENCODED
     stepped: Stepped | None = None
 
     @property
@@ -201,9 +201,9 @@ class StepEngine:
 
     def _encode(self, plan: Plan) -> EncodeResults:
         if self._encoder is None:
-            return EncodeResults()
+            return NOTHING_ENCODED
         self._encoder.forget(plan.forget)
-        results = EncodeResults()
+        results = NOTHING_ENCODED
         if plan.encode:
             self._read_before()  # Else the encoder's time would hold the last step's.
             results = self._encoder.encode(plan.encode)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import attrs
 
 from tests.engine.driver import Driver, Request, Row
-from trouper.engine.step import StepEngine
 from trouper.protocol.media import ItemId, MediaSpan, Pixels
 from trouper.protocol.plans import Admit, Chunk, Encode, Plan, Stepped
 
@@ -54,21 +53,16 @@ class ImageDriver(Driver):
 
     def _with_media(self, admit: Admit) -> Admit:
         request = self._rows[admit.row].request
-        return attrs.evolve(admit, media=request.media) if _has_images(request) else admit
+        if not isinstance(request, ImageRequest):
+            return admit
+        return attrs.evolve(admit, media=request.media)
 
     def _with_items(self, chunk: Chunk) -> Chunk:
         row = self._rows[chunk.row]
-        if not _has_images(row.request):
+        request = row.request
+        if not isinstance(request, ImageRequest):
             return chunk
         start, stop = row.prefilled - chunk.tokens, row.prefilled
-        touched = zip(row.request.media, row.request.items, strict=True)
+        touched = zip(request.media, request.items, strict=True)
         items = [item for span, item in touched if span.start < stop and start < span.end]
         return attrs.evolve(chunk, items=tuple(items))
-
-
-def _has_images(request: Request) -> bool:
-    return isinstance(request, ImageRequest)
-
-
-def engine_with(model: object, tower: object, **options: object) -> StepEngine:
-    return StepEngine(model, 512, tower=tower, **options)  # type: ignore[arg-type]

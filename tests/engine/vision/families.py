@@ -16,7 +16,9 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
+from tests.families import write_json
 from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.loading.image_loading import mrope_sections
 from trouper.engine.loading.weights import evaluate, opened
 from trouper.engine.vision.layouts import Layout, layout_of
 from trouper.engine.vision.patches import patches_of
@@ -242,17 +244,27 @@ class VisionModel:
         return mx.array(batch), [(image.height, image.width) for image in images]
 
 
-def save(name: str, directory: Path, seed: int = 0) -> nn.Module:
-    """Write the checkpoint, and return mlx-vlm's model of it."""
+def save(name: str, directory: Path, seed: int = 0, *, quantized: str = "") -> nn.Module:
+    """Write the checkpoint, and return mlx-vlm's model of it. `quantized`: name of the quantized
+    part; "" for none."""
     directory.mkdir(parents=True, exist_ok=True)
-    model = reference_model(FAMILIES[name], seed)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    (directory / "config.json").write_text(json.dumps(FAMILIES[name]), encoding="utf-8")
-    (directory / "preprocessor_config.json").write_text(
-        json.dumps(preprocessor_of(name)), encoding="utf-8"
-    )
+    model, config = reference_model(FAMILIES[name], seed), FAMILIES[name]
+    if quantized:
+
+        def chosen(path: str, module: nn.Module) -> bool:
+            whole = hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
+            return whole and path.startswith(quantized)
+
+        nn.quantize(model, 32, 8, class_predicate=chosen)
+        config = config | {"quantization": {"group_size": 32, "bits": 8}}
+    write_checkpoint(directory, config, dict(tree_flatten(model.parameters())))
     return model
+
+
+def write_checkpoint(directory: Path, config: Config, weights: dict[str, mx.array]) -> None:
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    write_json(directory / "config.json", config)
+    write_json(directory / "preprocessor_config.json", preprocessor_of(config["model_type"]))
 
 
 def reference_model(config: Mapping[str, Any], seed: int) -> nn.Module:
@@ -300,15 +312,8 @@ def load(name: str, directory: Path, seed: int = 0) -> VisionModel:
     evaluate(model, directory, lambda _done, _total: None)
     layout = layout_of(config, preprocessor_of(name), TOKEN_IDS)
     tower = load_tower(directory, config, layout)
-    adapt_to_images(model, sections_of(config), tower.num_deepstack)
+    adapt_to_images(model, mrope_sections(config), tower.num_deepstack)
     return VisionModel(name, model, tower, layout, reference)
-
-
-def sections_of(config: Mapping[str, Any]) -> Sequence[int]:
-    text = config["text_config"]
-    scaling = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    sections: Sequence[int] = scaling.get("mrope_section", ())
-    return sections
 
 
 def picture(height: int, width: int, seed: int) -> Pixels:

@@ -117,14 +117,15 @@ def _is_rope(part: nn.Module) -> bool:
     return "RoPE" in type(part).__name__ or isinstance(part, nn.RoPE)
 
 
-def _extend(module: nn.Module, mixin: type[nn.Module], current: CurrentPass) -> None:
+def _extend(module: nn.Module, mixin: Any, current: CurrentPass) -> None:
+    kind: Any = type(module)
     if not isinstance(module, mixin):
-        module.__class__ = _extended(type(module), mixin)
+        module.__class__ = _extended(kind, mixin)
         module.current_pass = current
 
 
 @cache
-def _extended(kind: type[nn.Module], mixin: type[nn.Module]) -> type[nn.Module]:
+def _extended(kind: Any, mixin: Any) -> type[nn.Module]:
     return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
 
 

@@ -80,10 +80,11 @@ class RowImages:
                 vectors.append(part)
         if not columns:
             return None  # Separators alone, which are ordinary tokens.
+        deepstack = zip(*(part.deepstack for part in vectors), strict=True)
         return MediaPass(
             mx.array(np.concatenate(columns).astype(np.uint32)),
             mx.concatenate([part.embeddings for part in vectors]),
-            tuple(map(mx.concatenate, zip(*(part.deepstack for part in vectors), strict=True))),
+            tuple(mx.concatenate(list(terms)) for terms in deepstack),
             self._positions(rows, lengths, width) if self.mrope else None,
         )
 

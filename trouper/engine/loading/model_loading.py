@@ -27,6 +27,7 @@ from trouper.engine.loading.adapter_loading import (
 )
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
 from trouper.engine.loading.head_loading import Drafters, load_head
+from trouper.engine.loading.image_loading import LoadedImages, load_images
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.opening import NO_OUTPUT_HEAD, lacks_head
@@ -64,6 +65,7 @@ class EvaluatedModel:
     kv: KvFormat
     embedder: Embedder
     drafters: Drafters
+    images: LoadedImages
 
     @property
     def draft(self) -> Draft | None:
@@ -109,12 +111,14 @@ def load(
     head = load_head(candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
+    images = load_images(candidate, hub_tokenizer, capabilities, group.size, report)
     embedder = embedder_of(model, directory, report, found.config)
+    card = images.on(_card(settings, found, candidate, capabilities, drafters))
     card = attrs.evolve(
-        _card(settings, found, candidate, capabilities, drafters),
+        card,
         ranks=group.size,
         adapters=adapters,
-        cache_bytes=min(group.gather(_cache_bytes(settings, model, drafters, group))),
+        cache_bytes=min(group.gather(_cache_bytes(settings, card, group))),
         self_check=check,
         **_found_in_files(hub_tokenizer, embedder),
     )
@@ -126,7 +130,9 @@ def load(
         )
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
-        content = _fingerprint(found, drafters, settings, group, report=report, progress=progress)
+        content = _fingerprint(
+            found, drafters, settings, group, images=images, report=report, progress=progress
+        )
         card = attrs.evolve(card, fingerprint=content)
     return EvaluatedModel(
         model=model,
@@ -136,6 +142,7 @@ def load(
         config=config,
         kv=candidate.kv,
         drafters=drafters,
+        images=images,
         embedder=embedder,
     )
 
@@ -217,10 +224,13 @@ def _fingerprint(
     settings: Settings,
     group: RankGroup,
     *,
+    images: LoadedImages,
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> str:
     parts = _rank(settings, group)
+    if images.identity:
+        parts["images"] = images.identity
     if not found.source.native:
         parts["architecture"] = found.source.identity
     if drafters.head.module is not None:
@@ -406,11 +416,10 @@ def _card(
     )
 
 
-def _cache_bytes(settings: Settings, model: nn.Module, drafters: Drafters, group: RankGroup) -> int:
+def _cache_bytes(settings: Settings, card: ModelCard, group: RankGroup) -> int:
     """Default of --cache-memory: half of the memory beside weights, at most a third of all."""
     limit = device.memory_limit_bytes(group.sharers)
-    weights = bytes_of(model) + drafters.nbytes
-    remaining = limit * settings.memory_fraction - weights
+    remaining = limit * settings.memory_fraction - card.weights_bytes
     return max(0, int(min(remaining / 2, limit / 3)))
 
 

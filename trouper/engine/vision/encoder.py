@@ -60,6 +60,9 @@ class EncodeResults:
     seconds: float = 0.0
 
 
+NOTHING_ENCODED = EncodeResults()
+
+
 @attrs.define(eq=False)
 class ImageEncoder:
     """The items of one session of the engine."""

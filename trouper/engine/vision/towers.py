@@ -65,7 +65,8 @@ def _weights(directory: Path, names: tuple[tuple[re.Pattern[str], str], ...]) ->
     """The encoder's weights by our names; lazy."""
     found: Weights = {}
     for path in sorted(directory.glob("model*.safetensors")):
-        for name, weight in mx.load(str(path)).items():
+        tensors: Any = mx.load(str(path))
+        for name, weight in tensors.items():
             for pattern, prefix in names:
                 if pattern.match(name) and not DERIVED.search(name):
                     found[pattern.sub(prefix, name, count=1)] = weight
