@@ -181,11 +181,11 @@ class VisionModel:
     reference: nn.Module
 
     def prompt(
-        self, parts: Sequence[Sequence[int] | Pixels]
+        self, texts_and_images: Sequence[Sequence[int] | Pixels]
     ) -> tuple[list[int], tuple[MediaSpan, ...], list[Pixels]]:
         """Tokens, spans and pixels of texts and images in turns."""
         tokens, spans, images = list[int](), list[MediaSpan](), list[Pixels]()
-        for part in parts:
+        for part in texts_and_images:
             if not isinstance(part, Pixels):
                 tokens += part
                 continue
@@ -277,7 +277,7 @@ def reference_model(config: Mapping[str, Any], seed: int) -> nn.Module:
     made = utils.update_module_configs(made, module, config, ["text", "vision"])
     mx.random.seed(seed)
     model: nn.Module = module.Model(made)
-    # Larger matrices, so that attention and images matter beside the residual stream.
+    # Larger matrices, so that attention and images matter next to the residual stream.
     model.update(
         tree_unflatten(
             [

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn
 from mlx.utils import tree_flatten
 from safetensors.numpy import load_file
 
@@ -54,7 +55,7 @@ def checkpoint(name: str, directory: Path) -> Path:
         piece = next(piece for piece, i in content["model"]["vocab"].items() if i == token)
         content["added_tokens"].append(_special(token, text))
         content["model"]["vocab"] = {
-            text if known == piece else known: i for known, i in content["model"]["vocab"].items()
+            text if other == piece else other: i for other, i in content["model"]["vocab"].items()
         }
     content["model"]["merges"] = []
     write_json(path, content)
@@ -72,7 +73,7 @@ def tower_of(name: str, directory: Path) -> Tower:
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "mistral3"])
-def test_a_server_loads_the_encoder_beside_the_text_model(
+def test_a_server_loads_the_encoder_with_the_text_model(
     vision_model: Models, name: str, tmp_path: Path
 ) -> None:
     said: list[str] = []
@@ -85,9 +86,9 @@ def test_a_server_loads_the_encoder_beside_the_text_model(
     assert loaded.card.weights_bytes == sum(
         array.nbytes for part in both for _, array in tree_flatten(part.parameters())
     )
-    wanted = encoded(vision_model(name), PICTURE).embeddings
+    expected = encoded(vision_model(name), PICTURE).embeddings
     model = VisionModel(name, loaded.model, loaded.images.tower, loaded.images.layout, loaded.model)  # type: ignore[arg-type]
-    assert np.array_equal(np.array(encoded(model, PICTURE).embeddings), np.array(wanted))
+    assert np.array_equal(np.array(encoded(model, PICTURE).embeddings), np.array(expected))
     assert StepEngine(loaded.model, 512, tower=loaded.images.tower)._encoder is not None
 
 
@@ -99,13 +100,15 @@ def test_a_quantized_checkpoint_has_either_part_packed(
     save(name, tmp_path, quantized=quantized)
     tower = tower_of(name, tmp_path)
     plain = vision_model(name)
-    found = VisionModel(name, plain.model, tower, plain.layout, plain.reference)
-    packed, wanted = (np.array(encoded(each, PICTURE).embeddings) for each in (found, plain))
+    quantized_model = VisionModel(name, plain.model, tower, plain.layout, plain.reference)
+    packed, expected = (
+        np.array(encoded(each, PICTURE).embeddings) for each in (quantized_model, plain)
+    )
     if quantized == "language_model":
-        assert np.array_equal(packed, wanted)
+        assert np.array_equal(packed, expected)
     else:
-        assert not np.array_equal(packed, wanted)
-        assert np.corrcoef(packed.ravel(), wanted.ravel())[0, 1] > 0.995
+        assert not np.array_equal(packed, expected)
+        assert np.corrcoef(packed.ravel(), expected.ravel())[0, 1] > 0.995
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3"])
@@ -115,11 +118,16 @@ def test_the_names_and_axes_of_transformers_make_the_same_encoder(
     save(name, tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     write_checkpoint(tmp_path, FAMILIES[name], dict(map(_as_transformers, weights.items())))
-    found, wanted = tower_of(name, tmp_path), vision_model(name).tower
+    renamed, expected = tower_of(name, tmp_path), vision_model(name).tower
     for (path, array), (_, other) in zip(
-        tree_flatten(found.parameters()), tree_flatten(wanted.parameters()), strict=True
+        parameters_of(renamed), parameters_of(expected), strict=True
     ):
         assert np.array_equal(np.array(array), np.array(other)), path
+
+
+def parameters_of(tower: object) -> list[tuple[str, mx.array]]:
+    assert isinstance(tower, nn.Module)
+    return tree_flatten(tower.parameters())
 
 
 def _as_transformers(item: tuple[str, Any]) -> tuple[str, mx.array]:

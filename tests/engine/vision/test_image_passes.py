@@ -20,7 +20,7 @@ from trouper.protocol.plans import RowId
 
 Models = Callable[[str], VisionModel]
 PICTURES = picture(16, 24, 1), picture(24, 16, 2)
-PARTS = (text(5, 1), PICTURES[0], text(4, 2), PICTURES[1], text(6, 3))
+MIXED = (text(5, 1), PICTURES[0], text(4, 2), PICTURES[1], text(6, 3))
 CLOSE = 1e-4
 AUDIBLE = 0.05
 every_family = pytest.mark.parametrize("name", FAMILIES)
@@ -34,11 +34,11 @@ class Case:
     tokens: list[int]
     spans: tuple[MediaSpan, ...]
     images: Sequence[EncodedImage]
-    wanted: Numbers
+    expected: Numbers
 
     def logits(self, cuts: Sequence[int] = ()) -> Numbers:
         """(tokens, vocabulary), computed in pieces."""
-        row, parts = RowId(0), []
+        row, logits = RowId(0), []
         self.rows.open(row, len(self.tokens))
         self.rows.images.open(row, self.spans)
         ends = [*cuts, len(self.tokens)]
@@ -47,12 +47,12 @@ class Case:
             touched = zip(self.spans, self.images, strict=True)
             shown = [image for span, image in touched if span.start < stop and start < span.end]
             self.rows.images.show(row, start, stop, shown)
-            parts.append(np.array(self.rows.score(row, self.tokens[start:stop])))
+            logits.append(np.array(self.rows.score(row, self.tokens[start:stop])))
         self.rows.drop([row])
-        return np.concatenate(parts)
+        return np.concatenate(logits)
 
     def error(self, cuts: Sequence[int] = ()) -> float:
-        return float(np.abs(self.logits(cuts) - self.wanted).max())
+        return float(np.abs(self.logits(cuts) - self.expected).max())
 
 
 def encoded(model: VisionModel, pixels: Pixels, layers: int = 1) -> EncodedImage:
@@ -63,7 +63,7 @@ def encoded(model: VisionModel, pixels: Pixels, layers: int = 1) -> EncodedImage
 
 
 def case_of(model: VisionModel) -> Case:
-    tokens, spans, images = model.prompt(PARTS)
+    tokens, spans, images = model.prompt(MIXED)
     rows, _ = rows_for(model.model, PLAIN)
     assert isinstance(rows, SlotRows)
     vectors = [encoded(model, image) for image in images]

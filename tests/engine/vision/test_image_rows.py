@@ -44,8 +44,8 @@ class Prompt:
         )
 
 
-def prompt_of(model: VisionModel, parts: Sequence[Sequence[int] | Pixels]) -> Prompt:
-    tokens, spans, images = model.prompt(parts)
+def prompt_of(model: VisionModel, mixed: Sequence[Sequence[int] | Pixels]) -> Prompt:
+    tokens, spans, images = model.prompt(mixed)
     return Prompt(tokens, spans, images, model.answer(tokens, images, TOKENS))
 
 
@@ -103,8 +103,8 @@ def test_rows_with_images_and_text_share_passes(
             for index, (prompt, own) in enumerate(zip(prompts, items, strict=True))
         ]
         rows = driver.play([*requests, attrs.evolve(requests[0], join=1)])
-        wanted = [*(prompt.answer for prompt in prompts), prompts[0].answer]
-        assert [row.tokens for row in rows] == wanted, chunk
+        expected = [*(prompt.answer for prompt in prompts), prompts[0].answer]
+        assert [row.tokens for row in rows] == expected, chunk
         driver.step(forget=tuple(item for own in items for item in own))
         assert driver.engine._encoder is not None
         assert driver.engine._encoder.nbytes == 0
@@ -174,11 +174,11 @@ def test_a_prompt_may_end_inside_an_image(vision_model: Models, name: str) -> No
     model = vision_model(name)
     prompt = certain_prompt(model, one_image)
     tokens = prompt.tokens[: prompt.spans[0].start + 2]
-    [wanted] = [int(model.logits(prompt.tokens, prompt.images)[len(tokens) - 1].argmax())]
+    [expected] = [int(model.logits(prompt.tokens, prompt.images)[len(tokens) - 1].argmax())]
     driver = ImageDriver(engine_of(model), 2)
     items = driver.encode(prompt.spans, prompt.images)
     [row] = driver.play([attrs.evolve(prompt.request(items), prompt=tokens, tokens=1)])
-    assert row.tokens == [wanted]
+    assert row.tokens == [expected]
 
 
 def test_rows_decode_while_an_image_is_encoded(vision_model: Models) -> None:
@@ -254,7 +254,7 @@ def test_an_item_may_be_forgotten_between_two_slices(vision_model: Models) -> No
 
 
 def test_text_builds_the_same_graph_as_without_images(vision_model: Models) -> None:
-    """A model that is adapted, and a tower beside it, change nothing for text."""
+    """A model that is adapted, and a tower next to it, change nothing for text."""
     model = vision_model("qwen3_vl")
     plain = vision_model("qwen3_vl").model
     prompt = certain_prompt(model, no_image)

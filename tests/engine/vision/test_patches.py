@@ -21,7 +21,7 @@ from tests.engine.vision.families import (
 )
 from trouper.engine.kv.row_images import positions_of
 from trouper.engine.vision.layouts import PatchRules
-from trouper.engine.vision.patches import patches_of, places_of
+from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.protocol.media import Pixels
 
 Models = Callable[[str], VisionModel]
@@ -43,10 +43,11 @@ def test_qwen_patches(height: int, width: int) -> None:
         patch_size=4, image_mean=MEAN, image_std=DEVIATION, size=QWEN_SIZE, do_resize=False
     )
     pixels = picture(height, width, 3)
-    wanted = processor(images=[array_of(pixels)], return_tensors="np")["pixel_values"]
-    found = patches_of(pixels, rules(2, 2))
-    framed = found.reshape(len(found), 3, 1, -1).repeat(2, axis=2).reshape(len(found), -1)
-    np.testing.assert_allclose(framed, wanted, atol=1e-6)
+    expected = processor(images=[array_of(pixels)], return_tensors="np")["pixel_values"]
+    patches = patches_of(pixels, rules(2, 2))
+    framed = patches.reshape(len(patches), 3, 1, -1).repeat(2, axis=2)
+    framed = framed.reshape(len(patches), -1)
+    np.testing.assert_allclose(framed, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
@@ -57,26 +58,26 @@ def test_pixtral_patches(height: int, width: int) -> None:
     pixels = picture(height, width, 4)
     batch: Any = processor(images=[array_of(pixels)], return_tensors="np")
     image = np.array(batch["pixel_values"]).reshape(3, height, width)
-    rows, columns = places_of(pixels, rules(1))
+    rows, columns = grid_of(pixels, rules(1))
     for patch, row, column in zip(patches_of(pixels, rules(1)), rows, columns, strict=True):
-        wanted = image[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
-        np.testing.assert_allclose(patch, wanted.ravel(), atol=1e-6)
+        expected = image[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+        np.testing.assert_allclose(patch, expected.ravel(), atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_positions(vision_model: Models, seed: int) -> None:
     random = np.random.RandomState(seed)
     model = vision_model("qwen3_vl")
-    parts: list[list[int] | Pixels] = []
+    mixed: list[list[int] | Pixels] = []
     for index in range(random.randint(1, 5)):
-        parts.append(text(random.randint(1, 9), seed + index))
-        parts.append(picture(8 * random.randint(1, 7), 8 * random.randint(1, 7), index))
-    tokens, spans, images = model.prompt([*parts, text(5, seed)])
+        mixed.append(text(random.randint(1, 9), seed + index))
+        mixed.append(picture(8 * random.randint(1, 7), 8 * random.randint(1, 7), index))
+    tokens, spans, images = model.prompt([*mixed, text(5, seed)])
     grid = [[1, image.height // 4, image.width // 4] for image in images]
     language: Any = model.reference.language_model
-    wanted, delta = language.get_rope_index(mx.array([tokens]), mx.array(grid))
-    found = positions_of(spans, 0, len(tokens))
-    assert np.array_equal(found, np.array(wanted)[:, 0])
+    expected, delta = language.get_rope_index(mx.array([tokens]), mx.array(grid))
+    positions = positions_of(spans, 0, len(tokens))
+    assert np.array_equal(positions, np.array(expected)[:, 0])
     assert sum(span.extent - len(span.tokens) for span in spans) == int(delta.item())
     start, stop = sorted(random.randint(0, len(tokens) + 1, 2).tolist())
-    assert np.array_equal(positions_of(spans, start, stop), found[:, start:stop])
+    assert np.array_equal(positions_of(spans, start, stop), positions[:, start:stop])

@@ -7,7 +7,6 @@ images they compute as before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +16,7 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.row_offsets import CurrentPass
 from trouper.engine.passes.media_pass import MediaPass
+from trouper.workarounds.mlx_call_hooks import extend_module
 
 
 class MediaEmbedding(nn.Module):
@@ -42,18 +42,21 @@ class DeepstackLayer(nn.Module):
         return hidden if media is None else media.add_deepstack(hidden, self.deepstack_index)
 
 
-class MropeRope(nn.RoPE):
+class MropeRope(nn.Module):
     """Rotary embedding with three axes, interleaved as in Qwen3-VL and Qwen3.5. Text has equal
     positions on all axes, for which mlx-lm's rotary embedding is the same."""
 
     current_pass: CurrentPass
     sections: MropeSections
+    dims: int
+    base: float
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """`x`: (n, heads, width, dim), of which the first `dims` are rotated."""
         media = _media(self.current_pass)
         if media is None:
-            return super().__call__(x, offset=offset)
+            plain: mx.array = super().__call__(x, offset=offset)
+            return plain
         cosines, sines = media.rotation((self.dims, self.base), self._compute)
         half = self.dims // 2
         first = x[..., :half].astype(mx.float32)
@@ -87,46 +90,31 @@ class MropeSections:
 def adapt_to_images(model: nn.Module, sections: Sequence[int] = (), deepstack: int = 0) -> None:
     """Let the model's passes take images. `sections`: of M-RoPE, if the model has it. `deepstack`:
     number of layers that get vectors. Raises `ValueError` for a model of another structure."""
-    found = adapted(model)
+    adaptations = adapted(model)
     bodies = [part for _, part in model.named_modules() if {"embed_tokens", "layers"} <= {*part}]
     if len(bodies) != 1:
         raise ValueError("its text model has no single embedding of tokens")
     [body] = bodies
     if sections:
-        ropes = [part for _, part in body.named_modules() if _is_rope(part)]
+        ropes = [part.rope for _, part in body.named_modules() if "rope" in part]
         _require_mrope(ropes, sections)
         for rope in ropes:
-            rope.__class__ = MropeRope
+            extend_module(rope, MropeRope)
             rope.sections = MropeSections(sections)
-            rope.current_pass = found.current
-        found.mrope = True
-    _extend(body.embed_tokens, MediaEmbedding, found.current)
+            rope.current_pass = adaptations.current
+        adaptations.mrope = True
+    extend_module(body.embed_tokens, MediaEmbedding)
+    body.embed_tokens.current_pass = adaptations.current
     for index, layer in enumerate(body.layers[:deepstack]):
-        _extend(layer, DeepstackLayer, found.current)
-        layer.deepstack_index = index
+        extend_module(layer, DeepstackLayer)
+        layer.current_pass, layer.deepstack_index = adaptations.current, index
 
 
 def _require_mrope(ropes: Sequence[nn.Module], sections: Sequence[int]) -> None:
-    if not ropes or any(type(rope) not in (nn.RoPE, MropeRope) for rope in ropes):
+    if not ropes or not all(isinstance(rope, nn.RoPE) for rope in ropes):
         raise ValueError("its rotary embedding is scaled, which images cannot have here")
     if any(rope.traditional or 2 * sum(sections) > rope.dims for rope in ropes):
         raise ValueError("its config's mrope_section does not fit its rotary embedding")
-
-
-def _is_rope(part: nn.Module) -> bool:
-    return "RoPE" in type(part).__name__ or isinstance(part, nn.RoPE)
-
-
-def _extend(module: nn.Module, mixin: Any, current: CurrentPass) -> None:
-    kind: Any = type(module)
-    if not isinstance(module, mixin):
-        module.__class__ = _extended(kind, mixin)
-        module.current_pass = current
-
-
-@cache
-def _extended(kind: Any, mixin: Any) -> type[nn.Module]:
-    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
 
 
 def _media(current: CurrentPass) -> MediaPass | None:

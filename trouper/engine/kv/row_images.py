@@ -75,8 +75,8 @@ class RowImages:
         columns, vectors = list[Ints](), list[EncodedImage]()
         for index, row in enumerate(rows):
             start, stop = int(lengths[index]), int(ends[index])
-            for place, part in self._embedded(row, start, stop):
-                columns.append(index * width + place)
+            for own, part in self._embedded(row, start, stop):
+                columns.append(index * width + own)
                 vectors.append(part)
         if not columns:
             return None  # Separators alone, which are ordinary tokens.

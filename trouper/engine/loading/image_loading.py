@@ -8,10 +8,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import attrs
+import mlx.core as mx
 
 from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.loading.precision import to_float32
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of
+from trouper.engine.platform import device
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.pixtral_tower import PixtralTower
@@ -70,6 +73,9 @@ def load_images(
         preprocessor = read_preprocessor(candidate.directory)
         layout = layout_of(candidate.config, preprocessor, tokenizer.vocabulary)
         tower = load_tower(candidate.directory, candidate.config, layout)
+        if device.is_cpu():
+            to_float32(tower)
+        mx.eval(tower.parameters())
         adapt_to_images(candidate.model, mrope_sections(candidate.config), tower.num_deepstack)
     except (ValueError, ModelUnusable) as error:
         report(f"the model takes no images: {error}")

@@ -123,11 +123,7 @@ def load(
         **_found_in_files(hub_tokenizer, embedder),
     )
     if embedder.modules.encode is not None:
-        card = attrs.evolve(
-            card,
-            kv=KvLayout(cached=False, description=NO_GENERATION),
-            no_generation=NO_GENERATION,
-        )
+        card = _without_generation(card)
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
         content = _fingerprint(
@@ -145,6 +141,11 @@ def load(
         images=images,
         embedder=embedder,
     )
+
+
+def _without_generation(card: ModelCard) -> ModelCard:
+    kv = KvLayout(cached=False, description=NO_GENERATION)
+    return attrs.evolve(card, kv=kv, no_generation=NO_GENERATION)
 
 
 def check(settings: Settings) -> tuple[checkpoint.Checkpoint, HubTokenizer, nn.Module]:

@@ -23,13 +23,13 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
     size = _queries_at_once(queries)
     if not device.is_cpu():
         queries, keys, values = (_padded(part) for part in (queries, keys, values))
-    parts = [
+    attended = [
         mx.fast.scaled_dot_product_attention(
             queries[:, :, start : start + size], keys, values, scale=scale
         )
         for start in range(0, queries.shape[2], size)
     ]
-    return mx.concatenate(parts, axis=2)[..., :dim]
+    return mx.concatenate(attended, axis=2)[..., :dim]
 
 
 def _queries_at_once(queries: mx.array) -> int:

@@ -18,17 +18,18 @@ def patches_of(pixels: Pixels, rules: PatchRules) -> Patches:
     image = _normalised(pixels, rules)
     size, merge = rules.patch_size, rules.merge_size
     rows, columns = pixels.height // (size * merge), pixels.width // (size * merge)
-    parts = image.reshape(rows, merge, size, columns, merge, size, CHANNELS)
-    ordered = parts.transpose(0, 3, 1, 4, 6, 2, 5)
+    squares = image.reshape((rows, merge, size, columns, merge, size, CHANNELS))
+    ordered = squares.transpose((0, 3, 1, 4, 6, 2, 5))
     return np.ascontiguousarray(ordered).reshape(-1, CHANNELS * size * size)
 
 
-def places_of(pixels: Pixels, rules: PatchRules) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def grid_of(pixels: Pixels, rules: PatchRules) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(patches,) each: row and column of each patch, in the order of `patches_of`."""
     size, merge = rules.patch_size, rules.merge_size
     height, width = pixels.height // size, pixels.width // size
-    grid = np.indices((height, width)).reshape(2, height // merge, merge, width // merge, merge)
-    rows, columns = grid.transpose(0, 1, 3, 2, 4).reshape(2, -1)
+    grid = np.indices((height, width))
+    squares = grid.reshape((2, height // merge, merge, width // merge, merge))
+    rows, columns = squares.transpose((0, 1, 3, 2, 4)).reshape(2, -1)
     return rows, columns
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
 from trouper.engine.vision.layouts import PatchRules
-from trouper.engine.vision.patches import CHANNELS, patches_of, places_of
+from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of
 from trouper.engine.vision.tower import ACTIVATIONS, Rotation
 from trouper.protocol.media import Pixels
 
@@ -156,7 +156,7 @@ class PixtralTower(nn.Module):
         """Even frequencies turn by the row, odd ones by the column."""
         exponents = np.arange(0, self._head_dim, 2, dtype=np.float32) / self._head_dim
         frequencies = (1.0 / self._base**exponents).astype(np.float32)
-        rows, columns = places_of(pixels, self._rules)
+        rows, columns = grid_of(pixels, self._rules)
         return rotation_of([np.outer(rows, frequencies[::2]), np.outer(columns, frequencies[1::2])])
 
 

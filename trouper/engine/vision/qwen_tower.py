@@ -11,7 +11,7 @@ import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
 from trouper.engine.vision.layouts import PatchRules
-from trouper.engine.vision.patches import CHANNELS, patches_of, places_of
+from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of
 from trouper.engine.vision.tower import ACTIVATIONS, Rotation
 from trouper.protocol.media import Pixels
 
@@ -40,9 +40,9 @@ class Attention(nn.Module):
 
     def __call__(self, x: mx.array, rotation: Rotation) -> mx.array:
         patches, dim = x.shape
-        parts = self.qkv(x).reshape(patches, 3, self.heads, -1).transpose(1, 2, 0, 3)
-        queries, keys = rotate(parts[:1], *rotation), rotate(parts[1:2], *rotation)
-        attended = attend(queries, keys, parts[2:])
+        projected = self.qkv(x).reshape(patches, 3, self.heads, -1).transpose(1, 2, 0, 3)
+        queries, keys = rotate(projected[:1], *rotation), rotate(projected[1:2], *rotation)
+        attended = attend(queries, keys, projected[2:])
         out: mx.array = self.proj(attended[0].transpose(1, 0, 2).reshape(patches, dim))
         return out
 
@@ -110,13 +110,13 @@ class QwenTower(nn.Module):
         dim = vision["hidden_size"]
         self._rules = rules
         self._half_head = dim // vision["num_heads"] // 2
-        places = vision.get("num_position_embeddings", 2304)
-        self._side = int(places**0.5)
+        positions = vision.get("num_position_embeddings", 2304)
+        self._side = int(positions**0.5)
         self._deepstack = _deepstack_layers(config)
         self.patch_embed = PatchEmbedding(
             CHANNELS * rules.temporal_patch_size * rules.patch_size**2, dim
         )
-        self.pos_embed = nn.Embedding(places, dim)
+        self.pos_embed = nn.Embedding(positions, dim)
         self.blocks = [Block(vision) for _ in range(vision["depth"])]
         self.merger = Merger(vision, norm_after=False)
         self.deepstack_merger_list = [Merger(vision, norm_after=True) for _ in self._deepstack]
@@ -156,7 +156,7 @@ class QwenTower(nn.Module):
 
     def _positions(self, pixels: Pixels) -> mx.array:
         """(patches, dim): the learned grid of positions, bilinearly resampled; corners stay."""
-        rows, columns = places_of(pixels, self._rules)
+        rows, columns = grid_of(pixels, self._rules)
         last = self._side - 1
         y = np.linspace(0, last, rows.max() + 1, dtype=np.float32)[rows]
         x = np.linspace(0, last, columns.max() + 1, dtype=np.float32)[columns]
@@ -169,19 +169,19 @@ class QwenTower(nn.Module):
             (bottom, left, down * (1 - along)),
             (bottom, right, down * along),
         )
-        parts = [
+        shares = [
             self.pos_embed(mx.array(row * self._side + column))
             * mx.array(share.astype(np.float32))[:, None]
             for row, column, share in corners
         ]
-        return parts[0] + parts[1] + parts[2] + parts[3]
+        return shares[0] + shares[1] + shares[2] + shares[3]
 
     def _rotation(self, pixels: Pixels) -> Rotation:
         """Half of the frequencies turn by the row, the others by the column."""
         exponents = np.arange(0, self._half_head, 2, dtype=np.float32) / self._half_head
         frequencies = (1.0 / ROPE_BASE**exponents).astype(np.float32)
-        places = places_of(pixels, self._rules)
-        return rotation_of([np.outer(place, frequencies) for place in places])
+        axes = grid_of(pixels, self._rules)
+        return rotation_of([np.outer(axis, frequencies) for axis in axes])
 
 
 def _deepstack_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -15,8 +15,6 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
-from trouper.engine.loading.precision import to_float32
-from trouper.engine.platform import device
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.patches import CHANNELS
 from trouper.engine.vision.pixtral_tower import PixtralTower
@@ -36,17 +34,14 @@ DERIVED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq)$")
 def load_tower(
     directory: Path, config: Mapping[str, Any], layout: Layout
 ) -> QwenTower | PixtralTower:
-    """Load the encoder, evaluated, in the device's dtype. Raises `ValueError` if weights and config
+    """Load the encoder lazily, as it is stored. Raises `ValueError` if weights and config
     do not make one."""
     tower, names = _empty(config, layout)
     weights = _flat_patches(_weights(directory, names), tower.patch_weight, layout)
     _quantize(tower, weights)
     _require_all(tower, weights)
     tower.load_weights(list(weights.items()))
-    if device.is_cpu():
-        to_float32(tower)
     tower.eval()
-    mx.eval(tower.parameters())
     return tower
 
 
@@ -63,14 +58,14 @@ def _empty(
 
 def _weights(directory: Path, names: tuple[tuple[re.Pattern[str], str], ...]) -> Weights:
     """The encoder's weights by our names; lazy."""
-    found: Weights = {}
+    weights: Weights = {}
     for path in sorted(directory.glob("model*.safetensors")):
         tensors: Any = mx.load(str(path))
         for name, weight in tensors.items():
             for pattern, prefix in names:
                 if pattern.match(name) and not DERIVED.search(name):
-                    found[pattern.sub(prefix, name, count=1)] = weight
-    return found
+                    weights[pattern.sub(prefix, name, count=1)] = weight
+    return weights
 
 
 def _flat_patches(weights: Weights, name: str, layout: Layout) -> Weights:
@@ -97,8 +92,8 @@ def _quantize(tower: nn.Module, weights: Weights) -> None:
 def _require_all(tower: nn.Module, weights: Weights) -> None:
     """Raises `ValueError`."""
     shapes = {name: array.shape for name, array in tree_flatten(tower.parameters())}
-    given = {name: array.shape for name, array in weights.items()}
-    wrong = sorted(name for name, _ in shapes.items() ^ given.items())
+    stored = {name: array.shape for name, array in weights.items()}
+    wrong = sorted(name for name, _ in shapes.items() ^ stored.items())
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise ValueError(f"its image encoder's weights and config.json differ: {wrong[0]}{more}")
