@@ -1,5 +1,4 @@
-"""MLX's modules have no hooks around their calls, which drafts over recurrent states and images
-need.
+"""MLX's modules have no hooks around their calls, which drafts and images need.
 
 Fault: `nn.Module` has no hook to record or to extend calls.
 Seen: MLX 0.32.4.

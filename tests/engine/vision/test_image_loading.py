@@ -23,7 +23,7 @@ from tests.engine.vision.families import (
     save,
     write_checkpoint,
 )
-from tests.engine.vision.test_image_passes import encoded
+from tests.engine.vision.test_image_passes import encode
 from tests.families import save as save_text
 from tests.families import save_tokenizer, write_json
 from trouper.engine.loading import image_loading
@@ -86,9 +86,9 @@ def test_a_server_loads_the_encoder_with_the_text_model(
     assert loaded.card.weights_bytes == sum(
         array.nbytes for part in both for _, array in tree_flatten(part.parameters())
     )
-    expected = encoded(vision_model(name), PICTURE).embeddings
-    model = VisionModel(name, loaded.model, loaded.images.tower, loaded.images.layout, loaded.model)  # type: ignore[arg-type]
-    assert np.array_equal(np.array(encoded(model, PICTURE).embeddings), np.array(expected))
+    expected = encode(vision_model(name).tower, PICTURE).embeddings
+    vectors = encode(loaded.images.tower, PICTURE).embeddings
+    assert np.array_equal(np.array(vectors), np.array(expected))
     assert StepEngine(loaded.model, 512, tower=loaded.images.tower)._encoder is not None
 
 
@@ -99,10 +99,8 @@ def test_a_quantized_checkpoint_has_either_part_packed(
 ) -> None:
     save(name, tmp_path, quantized=quantized)
     tower = tower_of(name, tmp_path)
-    plain = vision_model(name)
-    quantized_model = VisionModel(name, plain.model, tower, plain.layout, plain.reference)
     packed, expected = (
-        np.array(encoded(each, PICTURE).embeddings) for each in (quantized_model, plain)
+        np.array(encode(each, PICTURE).embeddings) for each in (tower, vision_model(name).tower)
     )
     if quantized == "language_model":
         assert np.array_equal(packed, expected)

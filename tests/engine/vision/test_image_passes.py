@@ -15,6 +15,7 @@ from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.passes.media_pass import EncodedImage
 from trouper.engine.vision.encoder import Encoding
+from trouper.engine.vision.tower import Tower
 from trouper.protocol.media import MediaSpan, Pixels
 from trouper.protocol.plans import RowId
 
@@ -55,8 +56,8 @@ class Case:
         return float(np.abs(self.logits(cuts) - self.expected).max())
 
 
-def encoded(model: VisionModel, pixels: Pixels, layers: int = 1) -> EncodedImage:
-    encoding = Encoding.begin(model.tower, pixels)
+def encode(tower: Tower, pixels: Pixels, layers: int = 1) -> EncodedImage:
+    encoding = Encoding.begin(tower, pixels)
     while (image := encoding.advance(layers)) is None:
         pass
     return image
@@ -66,7 +67,7 @@ def case_of(model: VisionModel) -> Case:
     tokens, spans, images = model.prompt(MIXED)
     rows, _ = rows_for(model.model, PLAIN)
     assert isinstance(rows, SlotRows)
-    vectors = [encoded(model, image) for image in images]
+    vectors = [encode(model.tower, image) for image in images]
     return Case(rows, tokens, spans, vectors, model.logits(tokens, images))
 
 
@@ -122,7 +123,7 @@ def test_rows_and_columns_that_change_places_are_heard(vision_model: Models, nam
 @every_family
 def test_slices_of_layers_do_not_change_the_vectors(vision_model: Models, name: str) -> None:
     model = vision_model(name)
-    whole = encoded(model, PICTURES[0], layers=99)
-    sliced = encoded(model, PICTURES[0], layers=1)
+    whole = encode(model.tower, PICTURES[0], layers=99)
+    sliced = encode(model.tower, PICTURES[0], layers=1)
     for one, other in zip(whole.arrays(), sliced.arrays(), strict=True):
         assert np.array_equal(np.array(one), np.array(other))

@@ -111,7 +111,7 @@ def adapt_to_images(model: nn.Module, sections: Sequence[int] = (), deepstack: i
 
 
 def _require_mrope(ropes: Sequence[nn.Module], sections: Sequence[int]) -> None:
-    if not ropes or not all(isinstance(rope, nn.RoPE) for rope in ropes):
+    if not ropes or not all(isinstance(rope, nn.RoPE) and rope.scale == 1 for rope in ropes):
         raise ValueError("its rotary embedding is scaled, which images cannot have here")
     if any(rope.traditional or 2 * sum(sections) > rope.dims for rope in ropes):
         raise ValueError("its config's mrope_section does not fit its rotary embedding")
