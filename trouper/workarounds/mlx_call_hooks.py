@@ -45,7 +45,7 @@ def _hooked(kind: Any, hook: Hook) -> type[nn.Module]:
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
-def extend_module(module: nn.Module, mixin: type[nn.Module]) -> None:
+def extend_module(module: nn.Module, mixin: Any) -> None:
     """Let calls of this module go through `mixin` first, for good. Raises `ValueError` if the
     workaround is off."""
     if not workarounds.is_active(__name__):

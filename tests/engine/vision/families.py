@@ -175,6 +175,7 @@ class VisionModel:
     """Both halves as a server loads them, and mlx-vlm's model of the same weights."""
 
     name: str
+    directory: Path
     model: nn.Module
     tower: Tower
     layout: Layout
@@ -308,12 +309,18 @@ def _mend_activations(tower: nn.Module) -> None:
 
 def load(name: str, directory: Path, seed: int = 0) -> VisionModel:
     reference = save(name, directory, seed)
-    model, config = opened(directory)
-    evaluate(model, directory, lambda _done, _total: None)
+    model, config = text_model(directory)
     layout = layout_of(config, preprocessor_of(name), TOKEN_IDS)
     tower = load_tower(directory, config, layout)
     adapt_to_images(model, mrope_sections(config), tower.num_deepstack)
-    return VisionModel(name, model, tower, layout, reference)
+    return VisionModel(name, directory, model, tower, layout, reference)
+
+
+def text_model(directory: Path) -> tuple[nn.Module, Config]:
+    """The text model alone, as mlx-lm makes it, and the config."""
+    model, config = opened(directory)
+    evaluate(model, directory, lambda _done, _total: None)
+    return model, config
 
 
 def picture(height: int, width: int, seed: int) -> Pixels:

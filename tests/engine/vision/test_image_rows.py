@@ -14,7 +14,15 @@ import pytest
 from tests.engine.driver import Driver, Request
 from tests.engine.oracle import Foretelling
 from tests.engine.vision.driver import ImageDriver, ImageRequest
-from tests.engine.vision.families import FAMILIES, VOCABULARY, VisionModel, picture, text
+from tests.engine.vision.families import (
+    FAMILIES,
+    VOCABULARY,
+    VisionModel,
+    picture,
+    text,
+    text_model,
+)
+from tests.families import build
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.step import StepEngine
@@ -114,9 +122,9 @@ def test_rows_with_images_and_text_share_passes(
 def test_a_row_is_restored_at_every_token(vision_model: Models, name: str) -> None:
     model = vision_model(name)
     prompt = certain_prompt(model, two_images)
-    engine = engine_of(model)
-    driver = ImageDriver(engine)
+    driver = ImageDriver(engine_of(model))
     items = driver.encode(prompt.spans, prompt.images)
+    live = name != "qwen3_5"  # A live row's recurrent state is behind all its tokens.
     for tokens in range(1, len(prompt.tokens)):
         block = BlockId(2 * tokens)
         snapshot = BlockId(2 * tokens + 1) if name == "qwen3_5" else None
@@ -125,6 +133,8 @@ def test_a_row_is_restored_at_every_token(vision_model: Models, name: str) -> No
         driver._orders = orders
         driver._chunk = partial(_first, step=0, tokens=tokens)
         restored = Restore(tokens, (block,), None, snapshot)
+        if live and tokens % 2:
+            restored = Restore(tokens, (), row)
         request = prompt.request(items)
         rows = driver.play([request, attrs.evolve(request, join=1, restore=restored)])
         assert [row.tokens for row in rows] == [prompt.answer] * 2, tokens
@@ -253,16 +263,30 @@ def test_an_item_may_be_forgotten_between_two_slices(vision_model: Models) -> No
     assert row.tokens == prompt.answer
 
 
-def test_text_builds_the_same_graph_as_without_images(vision_model: Models) -> None:
-    """A model that is adapted, and a tower next to it, change nothing for text."""
-    model = vision_model("qwen3_vl")
-    plain = vision_model("qwen3_vl").model
-    prompt = certain_prompt(model, no_image)
-    with_tower = Driver(engine_of(model), 7).play([Request(prompt.tokens, TOKENS, logprobs=3)])
-    without = Driver(StepEngine(plain, VOCABULARY, shapes=EXACT), 7).play(
-        [Request(prompt.tokens, TOKENS, logprobs=3)]
+@one_of_each_kind
+def test_text_is_bit_equal_to_that_of_a_model_without_images(
+    vision_model: Models, name: str
+) -> None:
+    model = vision_model(name)
+    plain, _ = text_model(model.directory)
+    request = Request(text(40, 1), TOKENS, logprobs=3)
+    [row] = Driver(engine_of(model), 7).play([request])
+    [other] = Driver(StepEngine(plain, VOCABULARY, shapes=EXACT), 7).play([request])
+    assert row.logprobs == other.logprobs
+
+
+@one_of_each_kind
+def test_a_draft_model_sees_no_images_and_changes_nothing(vision_model: Models, name: str) -> None:
+    model = vision_model(name)
+    prompt = certain_prompt(model, two_images)
+    engine = StepEngine(
+        model.model, VOCABULARY, tower=model.tower, shapes=EXACT, draft_model=build("llama")
     )
-    assert [row.logprobs for row in with_tower] == [row.logprobs for row in without]
+    driver = ImageDriver(engine, 9, allow=lambda _: 3, propose=lambda _: "draft_model")
+    items = driver.encode(prompt.spans, prompt.images)
+    rows = driver.play([prompt.request(items), Request(text(12, 3), TOKENS)])
+    assert rows[0].tokens[:TOKENS] == prompt.answer
+    assert driver.drafted
 
 
 def test_a_plan_without_rows_encodes(vision_model: Models) -> None:

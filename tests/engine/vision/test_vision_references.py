@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import pytest
 
-from tests.engine.vision.families import Numbers
+from tests.engine.vision.families import Numbers, text_model
 from tests.engine.vision.test_image_passes import Case, encode
 from tests.engine.vision_references import (
     BREAK,
@@ -32,7 +32,6 @@ from trouper.engine.kv.row_images import positions_of
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading.image_loading import mrope_sections
-from trouper.engine.loading.weights import evaluate, opened
 from trouper.engine.vision.layouts import Layout, layout_of
 from trouper.engine.vision.tower import Tower
 from trouper.engine.vision.towers import load_tower
@@ -53,8 +52,7 @@ class Loaded:
 @cache
 def loaded(name: str, directory: Path) -> Loaded:
     save_checkpoint(name, directory)
-    model, config = opened(directory)
-    evaluate(model, directory, lambda _done, _total: None)
+    model, config = text_model(directory)
     layout = layout_of(config, PREPROCESSORS[name], TOKEN_IDS)
     tower = load_tower(directory, config, layout)
     adapt_to_images(model, mrope_sections(config), tower.num_deepstack)
