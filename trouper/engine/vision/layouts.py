@@ -60,7 +60,8 @@ def digest_of(name: str, shape: ImageShape, data: bytes) -> bytes:
 
 def _name_layout(family: str, rules: PatchRules) -> str:
     """Other means or patches make other vectors of the same file."""
-    return f"{family}-{VERSION}-{sha256(repr(rules).encode()).hexdigest()[:16]}"
+    parameters = sha256(repr(rules).encode()).hexdigest()
+    return f"{family}-{VERSION}-{parameters[:16]}"
 
 
 def _bound_tokens(detail: Detail, max_tokens: int) -> int:
@@ -305,7 +306,14 @@ def _read_rules(
         mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     if not all(std):
         raise ValueError("image_std of the image processor has a zero")
-    return PatchRules(mean, std, rescale, patch_size, merge_size, temporal_patch_size)
+    return PatchRules(
+        mean=mean,
+        std=std,
+        rescale=rescale,
+        patch_size=patch_size,
+        merge_size=merge_size,
+        temporal_patch_size=temporal_patch_size,
+    )
 
 
 def _count(parameters: Mapping[str, Any], key: str, default: int) -> int:
