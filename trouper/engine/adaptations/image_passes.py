@@ -90,11 +90,7 @@ class MropeSections:
 def adapt_to_images(model: nn.Module, sections: Sequence[int] = (), deepstack: int = 0) -> None:
     """Let the model's passes take images. `sections`: of M-RoPE, if the model has it. `deepstack`:
     number of layers that get vectors. Raises `ValueError` for a model of another structure."""
-    adaptations = adapted(model)
-    bodies = [part for _, part in model.named_modules() if {"embed_tokens", "layers"} <= {*part}]
-    if len(bodies) != 1:
-        raise ValueError("its text model has no single embedding of tokens")
-    [body] = bodies
+    adaptations, body = adapted(model), _body(model)
     if sections:
         ropes = [part.rope for _, part in body.named_modules() if "rope" in part]
         _require_mrope(ropes, sections)
@@ -108,6 +104,19 @@ def adapt_to_images(model: nn.Module, sections: Sequence[int] = (), deepstack: i
     for index, layer in enumerate(body.layers[:deepstack]):
         extend_module(layer, DeepstackLayer)
         layer.current_pass, layer.deepstack_index = adaptations.current, index
+
+
+def embedding_of(model: nn.Module) -> nn.Module:
+    """The model's embedding of tokens. Raises `ValueError` as `adapt_to_images`."""
+    embedding: nn.Module = _body(model).embed_tokens
+    return embedding
+
+
+def _body(model: nn.Module) -> nn.Module:
+    bodies = [part for _, part in model.named_modules() if {"embed_tokens", "layers"} <= {*part}]
+    if len(bodies) != 1:
+        raise ValueError("its text model has no single embedding of tokens")
+    return bodies[0]
 
 
 def _require_mrope(ropes: Sequence[nn.Module], sections: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from trouper.engine.loading.precision import to_float32
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
+from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.pixtral_tower import PixtralTower
@@ -42,9 +43,11 @@ class LoadedImages:
         return 0 if self.tower is None else bytes_of(self.tower)
 
     @property
-    def identity(self) -> str:
-        """Code that makes vectors of a file, for caches; "" without images."""
-        return "" if self.layout is None else f"{self.layout.name} pillow {version('pillow')}"
+    def identity(self) -> dict[str, str]:
+        """Code that makes vectors of a file, for caches of KV; {} without images."""
+        if self.layout is None:
+            return {}
+        return {"images": f"{self.layout.name} pillow {version('pillow')}"}
 
     def on(self, card: ModelCard) -> ModelCard:
         """The card of the model with this encoder."""
@@ -63,9 +66,11 @@ def load_images(
     capabilities: Capabilities,
     ranks: int,
     report: Callable[[str], None],
+    *,
+    checked: bool,
 ) -> LoadedImages:
     """Load the encoder and adapt the model to its vectors. A model whose images cannot be served
-    serves text. Imports nothing for images if the checkpoint has no encoder."""
+    serves text. `checked`: whether rows with images are compared before they are served."""
     if not isinstance(candidate.config.get("vision_config"), Mapping):
         return NO_IMAGES
     try:
@@ -77,12 +82,30 @@ def load_images(
             to_float32(tower)
         mx.eval(tower.parameters())
         adapt_to_images(candidate.model, mrope_sections(candidate.config), tower.num_deepstack)
+        if checked:
+            _check(candidate, layout, tower.num_deepstack, capabilities)
     except (ValueError, ModelUnusable) as error:
         report(f"the model takes no images: {error}")
         return LoadedImages(reason=str(error))
     images = LoadedImages(tower, layout, "")
     report(f"images: an encoder of {tower.num_layers} layers, {images.nbytes / 2**20:.0f} MiB")
     return images
+
+
+def _check(
+    candidate: Candidate, layout: Layout, deepstack: int, capabilities: Capabilities
+) -> None:
+    """Raises `ValueError`."""
+    fault = ImageCheck(
+        model=candidate.model,
+        layout=layout,
+        deepstack=deepstack,
+        vocabulary=candidate.vocabulary,
+        kv=candidate.kv,
+        capabilities=capabilities,
+    ).fault()
+    if fault:
+        raise ValueError(fault)
 
 
 def _require_means(capabilities: Capabilities, ranks: int) -> None:

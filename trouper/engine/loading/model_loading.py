@@ -100,8 +100,7 @@ def load(
     model, config = _prepared(directory, settings, report, group)
     matrices = read_adapters(found_adapters, model, found)
     evaluate(model, directory, stage(watch, name, "loading the weights"))
-    if group.size > 1:
-        _require_same(found, group)
+    _require_same(found, group)
     adapters = load_adapters(found_adapters, matrices, model, report)
     candidate = candidate_of(model, config, found, settings)
     _require_vocabulary(hub_tokenizer, candidate, report)
@@ -111,7 +110,9 @@ def load(
     head = load_head(candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
-    images = load_images(candidate, hub_tokenizer, capabilities, group.size, report)
+    images = load_images(
+        candidate, hub_tokenizer, capabilities, group.size, report, checked=check.mode != "off"
+    )
     embedder = embedder_of(model, directory, report, found.config)
     card = images.on(_card(settings, found, candidate, capabilities, drafters))
     card = attrs.evolve(
@@ -126,9 +127,8 @@ def load(
         card = _without_generation(card)
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
-        content = _fingerprint(
-            found, drafters, settings, group, images=images, report=report, progress=progress
-        )
+        parts = _rank(settings, group) | images.identity
+        content = _fingerprint(found, drafters, settings, parts, report=report, progress=progress)
         card = attrs.evolve(card, fingerprint=content)
     return EvaluatedModel(
         model=model,
@@ -187,8 +187,7 @@ def _loaded_draft(
     draft = load_draft(
         found, target, capabilities, stage(watch, found.name, "loading the draft model's weights")
     )
-    if group.size > 1:
-        _require_same(found.checkpoint, group)
+    _require_same(found.checkpoint, group)
     return draft
 
 
@@ -223,15 +222,12 @@ def _fingerprint(
     found: checkpoint.Checkpoint,
     drafters: Drafters,
     settings: Settings,
-    group: RankGroup,
+    parts: dict[str, str],
     *,
-    images: LoadedImages,
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> str:
-    parts = _rank(settings, group)
-    if images.identity:
-        parts["images"] = images.identity
+    """`parts`: further facts that shape KV, by name."""
     if not found.source.native:
         parts["architecture"] = found.source.identity
     if drafters.head.module is not None:
@@ -369,7 +365,7 @@ def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
 
 
 def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
-    """The ranks' first collective. Raises `ModelUnusable`."""
+    """The first collective of several ranks. Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
