@@ -330,6 +330,7 @@ class MlxEngine:
             processors=self._processors,
             adapters=self._adapters,
             modules=loaded.embedder.modules,
+            tower=loaded.images.tower,
         )
 
     def _send_result(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:

@@ -31,6 +31,8 @@ from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits, MtpHe
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
+from trouper.engine.vision.encoder import NOTHING_ENCODED, EncodeResults, ImageEncoder
+from trouper.engine.vision.tower import Tower
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
 from trouper.protocol.logits_processor import Processors
@@ -61,6 +63,7 @@ class Launched:
     draft_s: float = 0.0
     """Seconds of the proposers."""
     preparing: bool = False
+    encoding: EncodeResults = NOTHING_ENCODED
     stepped: Stepped | None = None
 
     @property
@@ -94,14 +97,18 @@ class StepEngine:
         processors: Processors = NO_PROCESSORS,
         adapters: Sequence[str | None] = (),
         modules: EmbeddingModules = NO_MODULES,
+        tower: Tower | None = None,
     ) -> None:
         """`shapes` None: the device's. `capabilities` None: guessed from the caches. `processors`:
-        by name. `adapters`: names by index, from 1; may change. `modules` follow pooling."""
+        by name. `adapters`: names by index, from 1; may change. `modules` follow pooling. `tower`
+        encodes images; the model is adapted to them."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
         )
         self._blocks = BlockStore(self._rows.copies) if isinstance(self._rows, SlotRows) else None
+        self._row_images = self._rows.images if isinstance(self._rows, SlotRows) else None
+        self._encoder = None if tower is None else ImageEncoder(tower)
         self._vocabulary, self._grammars, self._adapters, self._modules = (
             vocabulary,
             grammars,
@@ -149,6 +156,7 @@ class StepEngine:
     # Drop: before admission, which fills free slots instead of growing buffers.
     # Load, admit: an admitted row may restore blocks that this plan stores or loads. Room for all
     #   new rows is made at once: buffers that grow row by row would be copied each time.
+    # Encode: before the prompts that need the vectors. Waits for the device, to measure its time.
     # Prefill: before decoding, because a completed prompt's last token runs in this step's pass.
     # Move: rows that outgrew buffers, before the step depends on the order of rows.
     # Persist: takes references to immutable arrays, which a later plan may evict.
@@ -156,7 +164,7 @@ class StepEngine:
     #   verifies or decodes all rows.
     # Sample: last, from the logits. Calls `starting`, then sends the pass to the device.
     #
-    # Nothing waits for the device, except copies between slots, rows with grammars
+    # Nothing else waits for the device, except copies between slots, rows with grammars
     # (`SamplingBatch.sample`), and a CPU that stores blocks (`eager_eval`).
 
     def _launch(self, plan: Plan) -> Launched:
@@ -168,6 +176,7 @@ class StepEngine:
         self._rows.begin_step()
         self._change_blocks_and_rows(plan)
         self.proposals.keep_up()
+        encoding = self._encode(plan)
         prefilled = run_chunks(
             self._rows, self._state, plan.prefill, self._modules, self.shapes.lone_tokens
         )
@@ -175,7 +184,9 @@ class StepEngine:
         self._promote([row for row in prefilled.complete if row not in alone])
         self._rows.move_outgrown()
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
-        launched = Launched(plan=plan, at=at, prefilled=prefilled, persisted=persisted)
+        launched = Launched(
+            plan=plan, at=at, prefilled=prefilled, persisted=persisted, encoding=encoding
+        )
         if self._rows.decoding or alone:
             began = time.perf_counter()
             launched.spans = spans = None if alone else self._draft(plan)
@@ -187,6 +198,22 @@ class StepEngine:
         launched.banks = self._rows.bank_stats() if plan.report_banks else None
         launched.launch_s = time.perf_counter() - at - (self._reading_s - reading_s)
         return launched
+
+    def _encode(self, plan: Plan) -> EncodeResults:
+        if self._encoder is None:
+            return NOTHING_ENCODED
+        self._encoder.forget(plan.forget)
+        results = NOTHING_ENCODED
+        if plan.encode:
+            self._read_before()  # Else the encoder's time would hold the last step's.
+            results = self._encoder.encode(plan.encode)
+        assert self._row_images is not None, "rows that run alone take no images"
+        for chunk in plan.prefill:
+            if chunk.items:
+                start = self._state[chunk.row].prefilled
+                images = self._encoder.images(chunk.items)
+                self._row_images.show(chunk.row, start, start + chunk.tokens, images)
+        return results
 
     @property
     def blocks(self) -> BlockStore:
@@ -227,6 +254,9 @@ class StepEngine:
             admit.num_tokens,
             1 + self._adapters.index(admit.adapter) if admit.adapter else 0,
         )
+        if admit.media:
+            assert self._row_images is not None, "rows that run alone take no images"
+            self._row_images.open(admit.row, admit.media)
         if admit.restore is not None:
             assert admit.restore.tokens < len(state.prompt), (
                 "one token of a prompt must be computed"
@@ -330,6 +360,9 @@ class StepEngine:
             embedded=embedded,
             drafted=drafted,
             draft_s=launched.draft_s,
+            encoded=launched.encoding.encoded,
+            unencoded=launched.encoding.failed,
+            encode_s=launched.encoding.seconds,
             banks=launched.banks,
             preparing=launched.preparing or self._rows.preparing,
         )

@@ -225,6 +225,6 @@ def rows_alone(plan: Plan) -> int:
     """Number of decoding rows, if nothing else takes time; else 0."""
     return (
         0
-        if plan.prefill or plan.admit or plan.drafts or plan.load or plan.store
+        if plan.prefill or plan.admit or plan.drafts or plan.load or plan.store or plan.encode
         else len(plan.decode)
     )

@@ -1,12 +1,13 @@
-"""MLX's modules have no hooks around their calls, which drafts over recurrent states need.
+"""MLX's modules have no hooks around their calls, which drafts and images need.
 
-Fault: `nn.Module` has no hook to record calls.
+Fault: `nn.Module` has no hook to record or to extend calls.
 Seen: MLX 0.32.4.
 Upstream: by design.
-Without: no drafts for models with recurrent states.
+Without: no drafts for models with recurrent states, and no images.
 """
 
-# While calls are hooked, the modules of this one model have subclasses of their classes.
+# While calls are hooked, or if a module is extended, the modules of this one model have subclasses
+# of their classes: paths and kinds of modules stay.
 
 from __future__ import annotations
 
@@ -42,3 +43,18 @@ def _hooked(kind: Any, hook: Hook) -> type[nn.Module]:
         return hook(kind, self, args, options)
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+def extend_module(module: nn.Module, mixin: Any) -> None:
+    """Let calls of this module go through `mixin` first, for good. Raises `ValueError` if the
+    workaround is off."""
+    if not workarounds.is_active(__name__):
+        raise ValueError(f"the workaround {__name__} is off")
+    if not isinstance(module, mixin):
+        kind: Any = type(module)
+        module.__class__ = _extended(kind, mixin)
+
+
+@cache
+def _extended(kind: Any, mixin: Any) -> type[nn.Module]:
+    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})

@@ -42,6 +42,8 @@ class Adapted:
     """Whether slots replace the model's chunked caches."""
     alone: str = ""
     """Why rows cannot share a pass, or ""."""
+    mrope: bool = False
+    """Whether images have positions on three axes (`image_passes.py`)."""
     names: list[str] = attrs.field(factory=list)
 
     @contextmanager

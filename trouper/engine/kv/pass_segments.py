@@ -60,12 +60,14 @@ def regions_of(
     shapes: Shapes,
     *,
     singly: bool = False,
+    deltas: Ints | None = None,
 ) -> list[Region]:
-    """Regions of each segment, and of all rows if there are several. lengths, counts: (n,), see
-    `Region`."""
+    """Regions of each segment, and of all rows if there are several. lengths, counts, deltas: (n,),
+    see `Region`."""
 
     def region(start: int, rows: slice) -> Region:
-        return Region(start, lengths[rows], counts[rows], width, shapes, singly=singly)
+        own = None if deltas is None else deltas[rows]
+        return Region(start, lengths[rows], counts[rows], width, shapes, singly=singly, deltas=own)
 
     regions = [region(segment.start, segment.range) for segment in segments]
     return regions if len(segments) == 1 else [*regions, region(0, slice(None))]

@@ -38,6 +38,7 @@ from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateRows
 from trouper.engine.kv.row_copies import RowCopies
+from trouper.engine.kv.row_images import RowImages
 from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.passes.pass_shapes import EXACT, Shapes
@@ -71,6 +72,7 @@ class SlotRows:
         self._model, self._shapes = model, shapes
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted, self._adapters = adapted(model), AdapterRows(model)
+        self.images = RowImages(self._adapted.mrope)
         drafters = [drafter for drafter in (draft, head) if drafter is not None]
         layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
@@ -145,7 +147,10 @@ class SlotRows:
         self._banks.move_outgrown()
 
     def decodes_from_nothing(self, row: RowId) -> bool:
-        return self._prefill_together or bool(self.length(row))
+        length = self.length(row)
+        # A decoding pass has no images.
+        in_image = self.images.touches(row, length, length + 1)
+        return not in_image and (self._prefill_together or length > 0)
 
     def clean(self) -> None:
         self._banks.clean()
@@ -155,6 +160,7 @@ class SlotRows:
             self._banks.drop(rows)
             self._states.drop(rows)
             self._adapters.drop(rows)
+            self.images.drop(rows)
 
     # -- passes ----------------------------------------------------------------------------------
 
@@ -197,6 +203,7 @@ class SlotRows:
 
     def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         fresh = not self.length(row) and not self._states and self._shapes.length_kernel
+        fresh &= not self.images.touches(row, 0, len(tokens))
         return self._forward_alone(row, tokens, compiled=fresh)[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
@@ -224,11 +231,14 @@ class SlotRows:
     def _regions(
         self, segments: Sequence[Segment], counts: Ints, width: int, *, singly: bool = False
     ) -> list[Region]:
-        # Regions of a pass, with the rows' adapters.
+        # Regions of a pass, with the rows' adapters and images.
+        rows, lengths = rows_of(segments), lengths_of(segments)
+        deltas = self.images.deltas(rows, lengths)
         regions = regions_of(
-            segments, lengths_of(segments), counts, width, self._shapes, singly=singly
+            segments, lengths, counts, width, self._shapes, singly=singly, deltas=deltas
         )
-        regions[-1].adapters = self._adapters.of(rows_of(segments), gathered=regions[0].by_length)
+        regions[-1].adapters = self._adapters.of(rows, gathered=regions[0].by_length)
+        regions[-1].media = self.images.of_pass(rows, lengths, counts, width)
         return regions
 
     def _of_decoding(
@@ -246,6 +256,7 @@ class SlotRows:
 
     def begin_step(self) -> None:
         self._compiled.begin_step()
+        self.images.begin_step()
 
     @cached_property
     def _layers(self) -> list[nn.Module]:

@@ -27,6 +27,7 @@ from trouper.engine.loading.adapter_loading import (
 )
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
 from trouper.engine.loading.head_loading import Drafters, load_head
+from trouper.engine.loading.image_loading import LoadedImages, load_images
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.opening import NO_OUTPUT_HEAD, lacks_head
@@ -64,6 +65,7 @@ class EvaluatedModel:
     kv: KvFormat
     embedder: Embedder
     drafters: Drafters
+    images: LoadedImages
 
     @property
     def draft(self) -> Draft | None:
@@ -98,8 +100,7 @@ def load(
     model, config = _prepared(directory, settings, report, group)
     matrices = read_adapters(found_adapters, model, found)
     evaluate(model, directory, stage(watch, name, "loading the weights"))
-    if group.size > 1:
-        _require_same(found, group)
+    _require_same(found, group)
     adapters = load_adapters(found_adapters, matrices, model, report)
     candidate = candidate_of(model, config, found, settings)
     _require_vocabulary(hub_tokenizer, candidate, report)
@@ -109,24 +110,25 @@ def load(
     head = load_head(candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
+    images = load_images(
+        candidate, hub_tokenizer, capabilities, group.size, report, checked=check.mode != "off"
+    )
     embedder = embedder_of(model, directory, report, found.config)
+    card = images.on(_card(settings, found, candidate, capabilities, drafters))
     card = attrs.evolve(
-        _card(settings, found, candidate, capabilities, drafters),
+        card,
         ranks=group.size,
         adapters=adapters,
-        cache_bytes=min(group.gather(_cache_bytes(settings, model, drafters, group))),
+        cache_bytes=min(group.gather(_cache_bytes(settings, card, group))),
         self_check=check,
         **_found_in_files(hub_tokenizer, embedder),
     )
     if embedder.modules.encode is not None:
-        card = attrs.evolve(
-            card,
-            kv=KvLayout(cached=False, description=NO_GENERATION),
-            no_generation=NO_GENERATION,
-        )
+        card = _without_generation(card)
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
-        content = _fingerprint(found, drafters, settings, group, report=report, progress=progress)
+        parts = _rank(settings, group) | images.identity
+        content = _fingerprint(found, drafters, settings, parts, report=report, progress=progress)
         card = attrs.evolve(card, fingerprint=content)
     return EvaluatedModel(
         model=model,
@@ -136,8 +138,14 @@ def load(
         config=config,
         kv=candidate.kv,
         drafters=drafters,
+        images=images,
         embedder=embedder,
     )
+
+
+def _without_generation(card: ModelCard) -> ModelCard:
+    kv = KvLayout(cached=False, description=NO_GENERATION)
+    return attrs.evolve(card, kv=kv, no_generation=NO_GENERATION)
 
 
 def check(settings: Settings) -> tuple[checkpoint.Checkpoint, HubTokenizer, nn.Module]:
@@ -179,8 +187,7 @@ def _loaded_draft(
     draft = load_draft(
         found, target, capabilities, stage(watch, found.name, "loading the draft model's weights")
     )
-    if group.size > 1:
-        _require_same(found.checkpoint, group)
+    _require_same(found.checkpoint, group)
     return draft
 
 
@@ -215,12 +222,12 @@ def _fingerprint(
     found: checkpoint.Checkpoint,
     drafters: Drafters,
     settings: Settings,
-    group: RankGroup,
+    parts: dict[str, str],
     *,
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> str:
-    parts = _rank(settings, group)
+    """`parts`: further facts that shape KV, by name."""
     if not found.source.native:
         parts["architecture"] = found.source.identity
     if drafters.head.module is not None:
@@ -358,7 +365,7 @@ def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
 
 
 def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
-    """The ranks' first collective. Raises `ModelUnusable`."""
+    """The first collective of several ranks. Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
@@ -406,11 +413,10 @@ def _card(
     )
 
 
-def _cache_bytes(settings: Settings, model: nn.Module, drafters: Drafters, group: RankGroup) -> int:
+def _cache_bytes(settings: Settings, card: ModelCard, group: RankGroup) -> int:
     """Default of --cache-memory: half of the memory beside weights, at most a third of all."""
     limit = device.memory_limit_bytes(group.sharers)
-    weights = bytes_of(model) + drafters.nbytes
-    remaining = limit * settings.memory_fraction - weights
+    remaining = limit * settings.memory_fraction - card.weights_bytes
     return max(0, int(min(remaining / 2, limit / 3)))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.engine.lora.row_adapters import RowAdapters
+from trouper.engine.passes.media_pass import MediaPass
 from trouper.engine.passes.pass_shapes import EXACT, Shapes
 
 Ints = NDArray[np.int32]
@@ -38,8 +39,13 @@ class Region:
 
     by_length: attention gets whole buffers without mask (`decode_attention.py`).
 
-    singly: the tokens are drafts, each computed as if fed alone."""
+    singly: the tokens are drafts, each computed as if fed alone.
 
+    deltas: (n,) positions beyond the tokens in KV, behind images with M-RoPE; None: none. Only rope
+    offsets have them."""
+
+    media: MediaPass | None = None
+    """Images, in the region of all rows. None: the pass has none."""
     adapters: RowAdapters | None = None
     """Adapters, in the region of all rows. None: no row has one."""
 
@@ -52,8 +58,10 @@ class Region:
         shapes: Shapes = EXACT,
         *,
         singly: bool = False,
+        deltas: Ints | None = None,
     ) -> None:
         self.singly = singly
+        self._rope_offsets = lengths if deltas is None else lengths + deltas
         self.start, self.stop, self.width = start, start + len(lengths), width
         self.lengths, self.counts = lengths, counts
         self.longest = self.room = int(lengths.max()) + width
@@ -76,12 +84,12 @@ class Region:
     @cached_property
     def offset(self) -> mx.array:
         """(n,) int32: rope offset of each row."""
-        return mx.array(self.lengths)
+        return mx.array(self._rope_offsets)
 
     @cached_property
     def after(self) -> mx.array:
         """(n,) int32: rope offset after the pass."""
-        return mx.array(self.lengths + self.width)
+        return mx.array(self._rope_offsets + self.width)
 
     @cached_property
     def positions(self) -> mx.array:

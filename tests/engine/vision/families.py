@@ -1,0 +1,333 @@
+"""Tiny random vision models of the three families, as directories that mlx-vlm's converter would
+write; and mlx-vlm's whole prompts as their reference."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
+from numpy.typing import NDArray
+
+from tests.families import write_json
+from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.loading.image_loading import mrope_sections
+from trouper.engine.loading.weights import evaluate, opened
+from trouper.engine.vision.layouts import Layout, layout_of
+from trouper.engine.vision.patches import patches_of
+from trouper.engine.vision.tower import Tower
+from trouper.engine.vision.towers import load_tower
+from trouper.protocol.media import ImageSize, MediaSpan, Pixels
+
+VOCABULARY = 512
+IMAGE, START, END, BREAK = 500, 501, 502, 503
+Config = dict[str, Any]
+Numbers = NDArray[np.float32]
+
+TEXT: Config = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+QWEN_VISION: Config = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "in_channels": 3,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 25,
+}
+TOKENS: Config = {
+    "image_token_id": IMAGE,
+    "video_token_id": 504,
+    "vision_start_token_id": START,
+    "vision_end_token_id": END,
+}
+MROPE: Config = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+GATED: Config = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "head_dim": 32,
+    "rope_parameters": {
+        "type": "default",
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+    },
+}
+EXPERTS: Config = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+PIXTRAL_VISION: Config = {
+    "model_type": "pixtral",
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "image_size": 64,
+    "patch_size": 4,
+    "num_channels": 3,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+}
+FAMILIES: dict[str, Config] = {
+    "qwen3_vl": {
+        "model_type": "qwen3_vl",
+        "text_config": {**TEXT, "model_type": "qwen3_vl_text", "rope_scaling": MROPE},
+        "vision_config": {
+            **QWEN_VISION,
+            "model_type": "qwen3_vl",
+            "deepstack_visual_indexes": [0, 2],
+        },
+        **TOKENS,
+    },
+    "qwen3_vl_moe": {
+        "model_type": "qwen3_vl_moe",
+        "text_config": {
+            **TEXT,
+            **EXPERTS,
+            "model_type": "qwen3_vl_moe_text",
+            "rope_scaling": MROPE,
+        },
+        "vision_config": {
+            **QWEN_VISION,
+            "model_type": "qwen3_vl_moe",
+            "deepstack_visual_indexes": [1],
+        },
+        **TOKENS,
+    },
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "text_config": {**TEXT, **GATED, "model_type": "qwen3_5_text"},
+        "vision_config": {
+            **QWEN_VISION,
+            "model_type": "qwen3_5",
+            "deepstack_visual_indexes": [],
+        },
+        **TOKENS,
+    },
+    "mistral3": {
+        "model_type": "mistral3",
+        "text_config": {**TEXT, "model_type": "mistral"},
+        "vision_config": PIXTRAL_VISION,
+        "image_token_index": IMAGE,
+        "spatial_merge_size": 2,
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": False,
+    },
+    "pixtral": {
+        "model_type": "pixtral",
+        "text_config": {**TEXT, "model_type": "mistral"},
+        "vision_config": PIXTRAL_VISION,
+        "image_token_index": IMAGE,
+        "vision_feature_layer": -1,
+    },
+}
+PREPROCESSOR: Config = {
+    "size": {"shortest_edge": 64, "longest_edge": 64},
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.6, 0.7],
+}
+QWEN_SIZE: Config = {"shortest_edge": 64, "longest_edge": 4096}
+CERTAIN = 1e-3
+"""Minimum gap of the best two logits in a reference answer."""
+GAIN, GAIN_OF_RECURRENT = 3.0, 1.25
+TOKEN_IDS = {"<|image_pad|>": IMAGE, "[IMG]": IMAGE, "[IMG_BREAK]": BREAK, "[IMG_END]": END}
+
+
+def preprocessor_of(name: str) -> Config:
+    return {**PREPROCESSOR, "size": QWEN_SIZE} if name.startswith("qwen") else PREPROCESSOR
+
+
+@attrs.frozen(eq=False)
+class VisionModel:
+    """Both halves as a server loads them, and mlx-vlm's model of the same weights."""
+
+    name: str
+    directory: Path
+    model: nn.Module
+    tower: Tower
+    layout: Layout
+    reference: nn.Module
+
+    def prompt(
+        self, texts_and_images: Sequence[Sequence[int] | Pixels]
+    ) -> tuple[list[int], tuple[MediaSpan, ...], list[Pixels]]:
+        """Tokens, spans and pixels of texts and images in turns."""
+        tokens, spans, images = list[int](), list[MediaSpan](), list[Pixels]()
+        for part in texts_and_images:
+            if not isinstance(part, Pixels):
+                tokens += part
+                continue
+            size = ImageSize(part.width, part.height, "png")
+            shape = self.layout.shape(size, "auto", 4096)
+            assert shape.resized == (part.height, part.width), "test images need no resizing"
+            mrope = self.name.startswith("qwen")
+            tokens += [START] if mrope else []
+            span = self.layout.span(len(tokens), shape, bytes([len(spans)]) * 32)
+            tokens += span.tokens
+            tokens += [END] if mrope else []
+            spans.append(span)
+            images.append(part)
+        return tokens, tuple(spans), images
+
+    def logits(self, tokens: Sequence[int], images: Sequence[Pixels]) -> Numbers:
+        """(tokens, vocabulary) by mlx-vlm, the whole prompt at once."""
+        options: dict[str, Any] = {}
+        pixels = None
+        if images and self.name.startswith("qwen"):
+            rules = self.layout.patches
+            patches = [patches_of(image, rules) for image in images]
+            framed = [part.reshape(len(part), 3, 1, -1).repeat(2, axis=2) for part in patches]
+            pixels = mx.array(np.concatenate([part.reshape(len(part), -1) for part in framed]))
+            options["image_grid_thw"] = mx.array(
+                [
+                    [1, image.height // rules.patch_size, image.width // rules.patch_size]
+                    for image in images
+                ]
+            )
+        elif images:
+            pixels, options["image_sizes"] = self._batch(images)
+        out = self.reference(mx.array([tokens]), pixels, mask=None, **options)
+        return np.array(out.logits[0].astype(mx.float32))
+
+    def answer(self, tokens: Sequence[int], images: Sequence[Pixels], count: int) -> list[int]:
+        """Greedy tokens, each by the whole prompt."""
+        answered = list[int]()
+        for _ in range(count):
+            logits = self.logits([*tokens, *answered], images)[-1]
+            second, best = np.sort(logits)[-2:]
+            assert best - second > CERTAIN, "rounding may decide: take another seed"
+            answered.append(int(logits.argmax()))
+        return answered
+
+    def _batch(self, images: Sequence[Pixels]) -> tuple[mx.array, list[tuple[int, int]]]:
+        """(images, 3, height, width), padded to the largest, as mlx-vlm takes them."""
+        height = max(image.height for image in images)
+        width = max(image.width for image in images)
+        batch = np.zeros((len(images), 3, height, width), np.float32)
+        mean, std = np.array(self.layout.patches.mean), np.array(self.layout.patches.std)
+        for index, image in enumerate(images):
+            rgb = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
+            normalised = (rgb / 255 - mean) / std
+            batch[index, :, : image.height, : image.width] = normalised.transpose(2, 0, 1)
+        return mx.array(batch), [(image.height, image.width) for image in images]
+
+
+def save(name: str, directory: Path, seed: int = 0, *, quantized: str = "") -> nn.Module:
+    """Write the checkpoint, and return mlx-vlm's model of it. `quantized`: name of the quantized
+    part; "" for none."""
+    directory.mkdir(parents=True, exist_ok=True)
+    model, config = reference_model(FAMILIES[name], seed), FAMILIES[name]
+    if quantized:
+
+        def chosen(path: str, module: nn.Module) -> bool:
+            whole = hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
+            return whole and path.startswith(quantized)
+
+        nn.quantize(model, 32, 8, class_predicate=chosen)
+        config = config | {"quantization": {"group_size": 32, "bits": 8}}
+    write_checkpoint(directory, config, dict(tree_flatten(model.parameters())))
+    return model
+
+
+def write_checkpoint(directory: Path, config: Config, weights: dict[str, mx.array]) -> None:
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
+    write_json(directory / "config.json", config)
+    write_json(directory / "preprocessor_config.json", preprocessor_of(config["model_type"]))
+
+
+def reference_model(config: Mapping[str, Any], seed: int) -> nn.Module:
+    # A recurrence magnifies roundings: with larger matrices mlx-lm and mlx-vlm differ by 4e-4.
+    gain = GAIN_OF_RECURRENT if config["model_type"] == "qwen3_5" else GAIN
+    utils = importlib.import_module("mlx_vlm.utils")
+    config = json.loads(json.dumps(config))
+    module, _ = utils.get_model_and_args(dict(config))
+    made = module.ModelConfig.from_dict(config)
+    made = utils.update_module_configs(made, module, config, ["text", "vision"])
+    mx.random.seed(seed)
+    model: nn.Module = module.Model(made)
+    # Larger matrices, so that attention and images matter next to the residual stream.
+    model.update(
+        tree_unflatten(
+            [
+                (
+                    path,
+                    array * gain if array.ndim > 1 else array + 0.1 * mx.random.normal(array.shape),
+                )
+                for path, array in tree_flatten(model.parameters())
+                if not path.endswith(("A_log", "dt_bias"))
+            ]
+        )
+    )
+    if config["model_type"] == "qwen3_vl_moe":
+        _mend_activations(model.vision_tower)
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def _mend_activations(tower: nn.Module) -> None:
+    """mlx-vlm 0.7.10 swaps the exact and the approximate GELU of layers and mergers, for this
+    family alone; transformers' tower is the same code as Qwen3-VL's."""
+    for block in tower.blocks:
+        block.mlp.act_fn = nn.GELU(approx="tanh")
+    for merger in (tower.merger, *tower.deepstack_merger_list):
+        merger.act_fn = nn.GELU()
+
+
+def load(name: str, directory: Path, seed: int = 0) -> VisionModel:
+    reference = save(name, directory, seed)
+    model, config = text_model(directory)
+    layout = layout_of(config, preprocessor_of(name), TOKEN_IDS)
+    tower = load_tower(directory, config, layout)
+    adapt_to_images(model, mrope_sections(config), tower.num_deepstack)
+    return VisionModel(name, directory, model, tower, layout, reference)
+
+
+def text_model(directory: Path) -> tuple[nn.Module, Config]:
+    """The text model alone, as mlx-lm makes it, and the config."""
+    model, config = opened(directory)
+    evaluate(model, directory, lambda _done, _total: None)
+    return model, config
+
+
+def picture(height: int, width: int, seed: int) -> Pixels:
+    rgb = np.random.RandomState(seed).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    return Pixels(height, width, rgb.tobytes())
+
+
+def text(length: int, seed: int) -> list[int]:
+    tokens: list[int] = np.random.RandomState(seed).randint(1, IMAGE, length).tolist()
+    return tokens

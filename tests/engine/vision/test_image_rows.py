@@ -1,0 +1,294 @@
+"""Rows with images answer what mlx-vlm answers with the whole prompt: alone, in company, in any
+chunks, restored at any token, with drafts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+import attrs
+import numpy as np
+import pytest
+
+from tests.engine.driver import Driver, Request
+from tests.engine.oracle import Foretelling
+from tests.engine.vision.driver import ImageDriver, ImageRequest
+from tests.engine.vision.families import (
+    FAMILIES,
+    VOCABULARY,
+    VisionModel,
+    picture,
+    text,
+    text_model,
+)
+from tests.families import build
+from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
+from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
+from trouper.engine.step import StepEngine
+from trouper.protocol.media import ItemId, MediaSpan, Pixels
+from trouper.protocol.plans import BlockId, Encode, Plan, Restore, RowId, Store
+
+Models = Callable[[str], VisionModel]
+TOKENS = 6
+SMALL_BANKS = attrs.evolve(EXACT, first_bank=8, shared_tokens=32)
+one_of_each_kind = pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3"])
+
+
+@attrs.frozen(eq=False)
+class Prompt:
+    tokens: list[int]
+    spans: tuple[MediaSpan, ...]
+    images: list[Pixels]
+    answer: list[int]
+
+    def request(self, items: Sequence[ItemId], **options: object) -> ImageRequest:
+        return ImageRequest(
+            self.tokens,
+            TOKENS,
+            media=self.spans,
+            items=tuple(items),
+            **options,  # type: ignore[arg-type]
+        )
+
+
+def prompt_of(model: VisionModel, mixed: Sequence[Sequence[int] | Pixels]) -> Prompt:
+    tokens, spans, images = model.prompt(mixed)
+    return Prompt(tokens, spans, images, model.answer(tokens, images, TOKENS))
+
+
+@cache
+def certain_prompt(
+    model: VisionModel, make: Callable[[int], Sequence[Sequence[int] | Pixels]]
+) -> Prompt:
+    """The first whose answer no rounding decides."""
+    for seed in range(20):
+        try:
+            return prompt_of(model, make(seed))
+        except AssertionError:
+            continue
+    raise AssertionError("no prompt has a certain answer")
+
+
+def two_images(seed: int) -> Sequence[Sequence[int] | Pixels]:
+    first, second = picture(16, 24, seed), picture(24, 16, seed + 50)
+    return text(5, seed), first, text(4, seed + 1), second, text(6, seed + 2)
+
+
+def one_image(seed: int) -> Sequence[Sequence[int] | Pixels]:
+    return text(3, seed + 10), picture(16, 16, seed + 90), text(9, seed + 11)
+
+
+def no_image(seed: int) -> Sequence[Sequence[int] | Pixels]:
+    return [text(19, seed + 20)]
+
+
+def engine_of(
+    model: VisionModel, shapes: Shapes = EXACT, drafting: Drafting = DRAFTING
+) -> StepEngine:
+    return StepEngine(model.model, VOCABULARY, tower=model.tower, shapes=shapes, drafting=drafting)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        *((name, EXACT) for name in FAMILIES),
+        ("qwen3_vl", SMALL_BANKS),
+        ("qwen3_vl", ROUNDED),
+        ("mistral3", SMALL_BANKS),
+    ],
+)
+def test_rows_with_images_and_text_share_passes(
+    vision_model: Models, name: str, shapes: Shapes
+) -> None:
+    model = vision_model(name)
+    prompts = [certain_prompt(model, make) for make in (two_images, one_image, no_image)]
+    for chunk in (1, 7, 64):
+        driver = ImageDriver(engine_of(model, shapes), chunk)
+        items = [driver.encode(prompt.spans, prompt.images) for prompt in prompts]
+        requests = [
+            prompt.request(own, join=index)
+            for index, (prompt, own) in enumerate(zip(prompts, items, strict=True))
+        ]
+        rows = driver.play([*requests, attrs.evolve(requests[0], join=1)])
+        expected = [*(prompt.answer for prompt in prompts), prompts[0].answer]
+        assert [row.tokens for row in rows] == expected, chunk
+        driver.step(forget=tuple(item for own in items for item in own))
+        assert driver.engine._encoder is not None
+        assert driver.engine._encoder.nbytes == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3", "pixtral"])
+def test_a_row_is_restored_at_every_token(vision_model: Models, name: str) -> None:
+    model = vision_model(name)
+    prompt = certain_prompt(model, two_images)
+    driver = ImageDriver(engine_of(model))
+    items = driver.encode(prompt.spans, prompt.images)
+    live = name != "qwen3_5"  # A live row's recurrent state is behind all its tokens.
+    for tokens in range(1, len(prompt.tokens)):
+        block = BlockId(2 * tokens)
+        snapshot = BlockId(2 * tokens + 1) if name == "qwen3_5" else None
+        row, step = RowId(driver._next), driver._step
+        orders = {step + 1: {"store": (Store(row, 0, (tokens,), (block,), snapshot),)}}
+        driver._orders = orders
+        driver._chunk = partial(_first, step=0, tokens=tokens)
+        restored = Restore(tokens, (block,), None, snapshot)
+        if live and tokens % 2:
+            restored = Restore(tokens, (), row)
+        request = prompt.request(items)
+        rows = driver.play([request, attrs.evolve(request, join=1, restore=restored)])
+        assert [row.tokens for row in rows] == [prompt.answer] * 2, tokens
+        driver.step(evict=(block,) if snapshot is None else (block, snapshot))
+
+
+def _first(now: int, step: int, tokens: int) -> int:
+    return tokens if now == step else 64
+
+
+@one_of_each_kind
+def test_drafts_behind_an_image_change_nothing(vision_model: Models, name: str) -> None:
+    model = vision_model(name)
+    prompts = [certain_prompt(model, make) for make in (two_images, one_image)]
+    dice = random.Random(3)
+    answers = {tuple(prompt.tokens): prompt.answer for prompt in prompts}
+    drafting = Foretelling(tokens=4, answers=answers, dice=dice, vocabulary=VOCABULARY)
+    driver = ImageDriver(engine_of(model, drafting=drafting), 9, allow=lambda _: dice.randint(0, 4))
+    requests = []
+    for prompt in prompts:
+        items = driver.encode(prompt.spans, prompt.images)
+        requests.append(prompt.request(items, drafts=True))
+    rows = driver.play(requests)
+    # Accepted drafts may go beyond the last token.
+    assert [row.tokens[:TOKENS] for row in rows] == [prompt.answer for prompt in prompts]
+    assert any(accepted for _, _, accepted in driver.drafted)
+
+
+@one_of_each_kind
+def test_a_row_resumes_behind_its_answer(vision_model: Models, name: str) -> None:
+    model = vision_model(name)
+    prompt = certain_prompt(model, two_images)
+    driver = ImageDriver(engine_of(model), 11)
+    items = driver.encode(prompt.spans, prompt.images)
+    resumed = attrs.evolve(
+        prompt.request(items),
+        prompt=[*prompt.tokens, *prompt.answer[:3]],
+        tokens=TOKENS - 3,
+        output_tokens=3,
+    )
+    [row] = driver.play([resumed])
+    assert row.tokens == prompt.answer[3:]
+
+
+@one_of_each_kind
+def test_a_prompt_may_end_inside_an_image(vision_model: Models, name: str) -> None:
+    model = vision_model(name)
+    prompt = certain_prompt(model, one_image)
+    tokens = prompt.tokens[: prompt.spans[0].start + 2]
+    [expected] = [int(model.logits(prompt.tokens, prompt.images)[len(tokens) - 1].argmax())]
+    driver = ImageDriver(engine_of(model), 2)
+    items = driver.encode(prompt.spans, prompt.images)
+    [row] = driver.play([attrs.evolve(prompt.request(items), prompt=tokens, tokens=1)])
+    assert row.tokens == [expected]
+
+
+def test_rows_decode_while_an_image_is_encoded(vision_model: Models) -> None:
+    model = vision_model("qwen3_vl")
+    text_prompt, image_prompt = (certain_prompt(model, make) for make in (no_image, one_image))
+    [span], [pixels] = image_prompt.spans, image_prompt.images
+    engine = engine_of(model)
+    orders = {
+        step: {"encode": (Encode(ItemId(7), span, 1, pixels if step == 2 else None),)}
+        for step in range(2, 2 + model.tower.num_layers)
+    }
+    driver = ImageDriver(engine, 64, orders)
+    rows = driver.play(
+        [Request(text_prompt.tokens, TOKENS), image_prompt.request([ItemId(7)], join=6)]
+    )
+    assert [row.tokens for row in rows] == [text_prompt.answer, image_prompt.answer]
+
+
+def test_the_last_slice_reports_the_bytes_of_the_vectors(vision_model: Models) -> None:
+    model = vision_model("qwen3_vl")
+    prompt = certain_prompt(model, one_image)
+    driver = ImageDriver(engine_of(model))
+    order = Encode(ItemId(1), prompt.spans[0], 3, prompt.images[0])
+    assert driver.step(encode=(order,)).encoded == ()
+    stepped = driver.step(encode=(attrs.evolve(order, pixels=None),))
+    dim, terms = 64, 1 + model.tower.num_deepstack
+    assert stepped.encoded == ((1, 4 * dim * terms * len(prompt.spans[0].tokens)),)
+    assert 0 < stepped.encode_s <= stepped.seconds
+
+
+def test_a_fault_of_one_image_ends_that_item_alone(vision_model: Models) -> None:
+    model = vision_model("qwen3_vl")
+    prompt = certain_prompt(model, two_images)
+    driver = ImageDriver(engine_of(model))
+    first, second = prompt.spans
+    wrong = attrs.evolve(second, embedded=((0, 1),))
+    orders = (
+        Encode(ItemId(1), wrong, 9, prompt.images[1]),
+        Encode(ItemId(2), first, 9, prompt.images[0]),
+    )
+    stepped = driver.step(encode=orders)
+    assert [item for item, _ in stepped.encoded] == [2]
+    [(item, reason)] = stepped.unencoded
+    assert item == 1
+    assert "6 vectors for a span of 1" in reason
+
+
+def test_vectors_that_are_no_numbers_fail_their_item(
+    vision_model: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = vision_model("mistral3")
+    prompt = certain_prompt(model, one_image)
+    driver = ImageDriver(engine_of(model))
+    monkeypatch.setattr(
+        type(model.tower), "project", lambda _self, hidden, _pixels: hidden[:4] * np.inf * 0
+    )
+    stepped = driver.step(encode=(Encode(ItemId(1), prompt.spans[0], 9, prompt.images[0]),))
+    [(item, reason)] = stepped.unencoded
+    assert item == 1
+    assert "no numbers" in reason
+
+
+def test_an_item_may_be_forgotten_between_two_slices(vision_model: Models) -> None:
+    model = vision_model("qwen3_vl")
+    prompt = certain_prompt(model, one_image)
+    driver = ImageDriver(engine_of(model))
+    order = Encode(ItemId(1), prompt.spans[0], 1, prompt.images[0])
+    driver.step(encode=(order,))
+    assert not driver.step(forget=(ItemId(1), ItemId(5))).encoded
+    items = driver.encode(prompt.spans, prompt.images)
+    [row] = driver.play([prompt.request(items)])
+    assert row.tokens == prompt.answer
+
+
+@one_of_each_kind
+def test_text_is_bit_equal_to_that_of_a_model_without_images(
+    vision_model: Models, name: str
+) -> None:
+    model = vision_model(name)
+    plain, _ = text_model(model.directory)
+    request = Request(text(40, 1), TOKENS, logprobs=3)
+    [row] = Driver(engine_of(model), 7).play([request])
+    [other] = Driver(StepEngine(plain, VOCABULARY, shapes=EXACT), 7).play([request])
+    assert row.logprobs == other.logprobs
+
+
+@one_of_each_kind
+def test_a_draft_model_sees_no_images_and_changes_nothing(vision_model: Models, name: str) -> None:
+    model = vision_model(name)
+    prompt = certain_prompt(model, two_images)
+    engine = StepEngine(
+        model.model, VOCABULARY, tower=model.tower, shapes=EXACT, draft_model=build("llama")
+    )
+    driver = ImageDriver(engine, 9, allow=lambda _: 3, propose=lambda _: "draft_model")
+    items = driver.encode(prompt.spans, prompt.images)
+    rows = driver.play([prompt.request(items), Request(text(12, 3), TOKENS)])
+    assert rows[0].tokens[:TOKENS] == prompt.answer
+    assert driver.drafted
+
+
+def test_a_plan_without_rows_encodes(vision_model: Models) -> None:
+    plan = Plan(0, encode=(Encode(ItemId(1), MediaSpan(0, (), (), b"", None, 0), 1),))  # type: ignore[arg-type]
+    assert plan.has_work

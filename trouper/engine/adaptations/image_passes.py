@@ -1,0 +1,130 @@
+"""Text models of mlx-lm take images: the encoder's vectors, M-RoPE and deepstack.
+
+Modules get subclasses of their classes, so that their paths and kinds stay. Outside of a pass with
+images they compute as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.adaptations.row_offsets import CurrentPass
+from trouper.engine.passes.media_pass import MediaPass
+from trouper.workarounds.mlx_call_hooks import extend_module
+
+
+class MediaEmbedding(nn.Module):
+    """An embedding of tokens, with the encoder's vectors in their places."""
+
+    current_pass: CurrentPass
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        embedded: mx.array = super().__call__(tokens)
+        media = _media(self.current_pass)
+        return embedded if media is None else media.put(embedded)
+
+
+class DeepstackLayer(nn.Module):
+    """A layer of the text model that adds vectors of an inner layer of the encoder."""
+
+    current_pass: CurrentPass
+    deepstack_index: int
+
+    def __call__(self, *args: Any, **options: Any) -> mx.array:
+        hidden: mx.array = super().__call__(*args, **options)
+        media = _media(self.current_pass)
+        return hidden if media is None else media.add_deepstack(hidden, self.deepstack_index)
+
+
+class MropeRope(nn.Module):
+    """Rotary embedding with three axes, interleaved as in Qwen3-VL and Qwen3.5. Text has equal
+    positions on all axes, for which mlx-lm's rotary embedding is the same."""
+
+    current_pass: CurrentPass
+    sections: MropeSections
+    dims: int
+    base: float
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """`x`: (n, heads, width, dim), of which the first `dims` are rotated."""
+        media = _media(self.current_pass)
+        if media is None:
+            plain: mx.array = super().__call__(x, offset=offset)
+            return plain
+        cosines, sines = media.rotation((self.dims, self.base), self._compute)
+        half = self.dims // 2
+        first = x[..., :half].astype(mx.float32)
+        second = x[..., half : self.dims].astype(mx.float32)
+        rotated = [first * cosines - second * sines, second * cosines + first * sines]
+        rotated = [part.astype(x.dtype) for part in rotated]
+        return mx.concatenate([*rotated, x[..., self.dims :]], axis=-1)
+
+    def _compute(self, positions: mx.array) -> tuple[mx.array, mx.array]:
+        half = self.dims // 2
+        frequencies = self.base ** (-np.arange(half, dtype=np.float64) / half)
+        chosen = positions[mx.array(self.sections.axes(half))]
+        angles = chosen.transpose(1, 2, 0)[:, None] * mx.array(frequencies.astype(np.float32))
+        return mx.cos(angles), mx.sin(angles)
+
+
+class MropeSections:
+    """Numbers of frequencies of frames, rows and columns (`mrope_section` of a config)."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = tuple(sizes)
+
+    def axes(self, half: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """(half,): axis of each frequency: frame, row, column, frame, ..., then frames alone."""
+        axes = np.zeros(half, np.uint32)
+        for axis in (1, 2):
+            axes[axis : 3 * self._sizes[axis] : 3] = axis
+        return axes
+
+
+def adapt_to_images(model: nn.Module, sections: Sequence[int] = (), deepstack: int = 0) -> None:
+    """Let the model's passes take images. `sections`: of M-RoPE, if the model has it. `deepstack`:
+    number of layers that get vectors. Raises `ValueError` for a model of another structure."""
+    adaptations, body = adapted(model), _body(model)
+    if sections:
+        ropes = [part.rope for _, part in body.named_modules() if "rope" in part]
+        _require_mrope(ropes, sections)
+        for rope in ropes:
+            extend_module(rope, MropeRope)
+            rope.sections = MropeSections(sections)
+            rope.current_pass = adaptations.current
+        adaptations.mrope = True
+    extend_module(body.embed_tokens, MediaEmbedding)
+    body.embed_tokens.current_pass = adaptations.current
+    for index, layer in enumerate(body.layers[:deepstack]):
+        extend_module(layer, DeepstackLayer)
+        layer.current_pass, layer.deepstack_index = adaptations.current, index
+
+
+def embedding_of(model: nn.Module) -> nn.Module:
+    """The model's embedding of tokens. Raises `ValueError` as `adapt_to_images`."""
+    embedding: nn.Module = _body(model).embed_tokens
+    return embedding
+
+
+def _body(model: nn.Module) -> nn.Module:
+    bodies = [part for _, part in model.named_modules() if {"embed_tokens", "layers"} <= {*part}]
+    if len(bodies) != 1:
+        raise ValueError("its text model has no single embedding of tokens")
+    return bodies[0]
+
+
+def _require_mrope(ropes: Sequence[nn.Module], sections: Sequence[int]) -> None:
+    if not ropes or not all(isinstance(rope, nn.RoPE) and rope.scale == 1 for rope in ropes):
+        raise ValueError("its rotary embedding is scaled, which images cannot have here")
+    if any(rope.traditional or 2 * sum(sections) > rope.dims for rope in ropes):
+        raise ValueError("its config's mrope_section does not fit its rotary embedding")
+
+
+def _media(current: CurrentPass) -> MediaPass | None:
+    return None if current.region is None else current.region.media

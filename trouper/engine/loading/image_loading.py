@@ -1,0 +1,129 @@
+"""Loads a checkpoint's image encoder beside its text model, where images can be served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.loading.precision import to_float32
+from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.engine.loading.weights import bytes_of
+from trouper.engine.platform import device
+from trouper.engine.self_check.image_check import ImageCheck
+from trouper.engine.self_check.starting import Candidate
+from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
+from trouper.engine.vision.pixtral_tower import PixtralTower
+from trouper.engine.vision.qwen_tower import QwenTower
+from trouper.engine.vision.towers import load_tower
+from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.model import ModelCard
+from trouper.protocol.problems import ModelUnusable
+
+NO_ENCODER = "the model is for text alone"
+NO_DECODER = "images need Pillow: pip install 'trouper[images]'"
+
+
+@attrs.frozen(eq=False)
+class LoadedImages:
+    """The encoder of a loaded model."""
+
+    tower: QwenTower | PixtralTower | None = None
+    layout: Layout | None = None
+    reason: str = NO_ENCODER
+    """Why there is none, for a person; "" for an encoder."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.tower is None else bytes_of(self.tower)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Code that makes vectors of a file, for caches of KV; {} without images."""
+        if self.layout is None:
+            return {}
+        return {"images": f"{self.layout.name} pillow {version('pillow')}"}
+
+    def on(self, card: ModelCard) -> ModelCard:
+        """The card of the model with this encoder."""
+        weights_bytes = card.weights_bytes + self.nbytes
+        return attrs.evolve(
+            card, images=self.layout, no_images=self.reason, weights_bytes=weights_bytes
+        )
+
+
+NO_IMAGES = LoadedImages()
+
+
+def load_images(
+    candidate: Candidate,
+    tokenizer: HubTokenizer,
+    capabilities: Capabilities,
+    ranks: int,
+    report: Callable[[str], None],
+    *,
+    checked: bool,
+) -> LoadedImages:
+    """Load the encoder and adapt the model to its vectors. A model whose images cannot be served
+    serves text. `checked`: whether rows with images are compared before they are served."""
+    if not isinstance(candidate.config.get("vision_config"), Mapping):
+        return NO_IMAGES
+    try:
+        _require_means(capabilities, ranks)
+        preprocessor = read_preprocessor(candidate.directory)
+        layout = layout_of(candidate.config, preprocessor, tokenizer.vocabulary)
+        tower = load_tower(candidate.directory, candidate.config, layout)
+        if device.is_cpu():
+            to_float32(tower)
+        mx.eval(tower.parameters())
+        adapt_to_images(candidate.model, mrope_sections(candidate.config), tower.num_deepstack)
+        if checked:
+            _check(candidate, layout, tower.num_deepstack, capabilities)
+    except (ValueError, ModelUnusable) as error:
+        report(f"the model takes no images: {error}")
+        return LoadedImages(reason=str(error))
+    images = LoadedImages(tower, layout, "")
+    report(f"images: an encoder of {tower.num_layers} layers, {images.nbytes / 2**20:.0f} MiB")
+    return images
+
+
+def _check(
+    candidate: Candidate, layout: Layout, deepstack: int, capabilities: Capabilities
+) -> None:
+    """Raises `ValueError`."""
+    fault = ImageCheck(
+        model=candidate.model,
+        layout=layout,
+        deepstack=deepstack,
+        vocabulary=candidate.vocabulary,
+        kv=candidate.kv,
+        capabilities=capabilities,
+    ).fault()
+    if fault:
+        raise ValueError(fault)
+
+
+def _require_means(capabilities: Capabilities, ranks: int) -> None:
+    """Raises `ValueError`."""
+    if find_spec("PIL") is None:
+        raise ValueError(NO_DECODER)
+    if ranks > 1:
+        raise ValueError(f"images are for one rank, and the model runs on {ranks}")
+    if not capabilities.allows("batch"):
+        raise ValueError("rows of this model run alone, without what images need")
+
+
+def mrope_sections(config: Mapping[str, Any]) -> Sequence[int]:
+    """Sizes of M-RoPE's sections; () without M-RoPE."""
+    text = config.get("text_config") or config
+    for key in ("rope_parameters", "rope_scaling"):
+        parameters = text.get(key)
+        if isinstance(parameters, Mapping) and parameters.get("mrope_section"):
+            sections: Sequence[int] = parameters["mrope_section"]
+            return sections
+    return ()

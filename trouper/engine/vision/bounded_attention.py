@@ -1,0 +1,62 @@
+"""Attention of encoders, whose scores are bounded: 16,384 patches of one image have 17 GB of them
+in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from trouper.engine.platform import device
+from trouper.engine.vision.tower import Rotation
+
+FUSED_DIMS = (64, 80, 128)
+"""Sizes of heads for which Metal has a fused kernel, without scores in memory."""
+MAX_SCORE_BYTES = 2**28
+
+
+def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+    """Attention of all patches to all: (1, heads, n, dim) each, scaled by dim ** -0.5."""
+    dim, scale = queries.shape[-1], queries.shape[-1] ** -0.5
+    size = _queries_at_once(queries)
+    if not device.is_cpu():
+        queries, keys, values = (_padded(part) for part in (queries, keys, values))
+    attended = [
+        mx.fast.scaled_dot_product_attention(
+            queries[:, :, start : start + size], keys, values, scale=scale
+        )
+        for start in range(0, queries.shape[2], size)
+    ]
+    return mx.concatenate(attended, axis=2)[..., :dim]
+
+
+def _queries_at_once(queries: mx.array) -> int:
+    _, heads, patches, dim = queries.shape
+    fused = not device.is_cpu() and queries.dtype != mx.float32 and dim <= FUSED_DIMS[-1]
+    if fused:
+        return patches
+    return max(1, MAX_SCORE_BYTES // (4 * heads * patches))
+
+
+def _padded(part: mx.array) -> mx.array:
+    dim = part.shape[-1]
+    target = next((size for size in FUSED_DIMS if dim <= size), dim)
+    return mx.pad(part, [(0, 0), (0, 0), (0, 0), (0, target - dim)]) if target > dim else part
+
+
+def rotation_of(angles: Sequence[NDArray[np.floating]]) -> Rotation:
+    """`angles`: (patches, frequencies) of the row and of the column."""
+    both = np.concatenate(angles, axis=1)
+    cosines, sines = np.cos(both).astype(np.float32), np.sin(both).astype(np.float32)
+    return mx.array(cosines), mx.array(sines)
+
+
+def rotate(x: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
+    """Rotary embedding of (1, heads, n, dim), whose halves are pairs; `cosines` and `sines`: (n,
+    dim / 2) float32."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half].astype(mx.float32), x[..., half:].astype(mx.float32)
+    rotated = [first * cosines - second * sines, second * cosines + first * sines]
+    return mx.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -1,0 +1,122 @@
+"""Runs the encoder in slices of layers, and keeps the vectors of images by item."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.passes.media_pass import EncodedImage
+from trouper.engine.platform.error_text import line_of
+from trouper.engine.vision.tower import Rotation, Tower
+from trouper.protocol.media import ItemId, Pixels
+from trouper.protocol.plans import Encode
+
+NOT_NUMBERS = "its vectors are no numbers: the image's values are beyond the encoder's precision"
+
+
+@attrs.define(eq=False)
+class Encoding:
+    """An image between two slices."""
+
+    tower: Tower
+    hidden: mx.array
+    rotation: Rotation
+    pixels: tuple[int, int]
+    deepstack: list[mx.array] = attrs.field(factory=list)
+    layer: int = 0
+    """Number of layers that have run."""
+
+    @classmethod
+    def begin(cls, tower: Tower, pixels: Pixels) -> Encoding:
+        hidden, rotation = tower.embed(pixels)
+        return cls(tower, hidden, rotation, (pixels.height, pixels.width))
+
+    def advance(self, layers: int) -> EncodedImage | None:
+        """Run the next layers, and wait. Returns the vectors after the last one."""
+        stop = min(self.layer + layers, self.tower.num_layers)
+        for index in range(self.layer, stop):
+            self.hidden = self.tower.run_layer(index, self.hidden, self.rotation)
+            added = self.tower.deepstack_of(index, self.hidden)
+            if added is not None:
+                self.deepstack.append(added)
+        self.layer = stop
+        if stop < self.tower.num_layers:
+            mx.eval(self.hidden, *self.deepstack)
+            return None
+        image = EncodedImage(self.tower.project(self.hidden, self.pixels), tuple(self.deepstack))
+        mx.eval(image.arrays())
+        return image
+
+
+@attrs.frozen
+class EncodeResults:
+    """Of one step, for `Stepped`."""
+
+    encoded: tuple[tuple[ItemId, int], ...] = ()
+    failed: tuple[tuple[ItemId, str], ...] = ()
+    seconds: float = 0.0
+
+
+NOTHING_ENCODED = EncodeResults()
+
+
+@attrs.define(eq=False)
+class ImageEncoder:
+    """The items of one session of the engine."""
+
+    tower: Tower
+    _encodings: dict[ItemId, Encoding] = attrs.field(factory=dict)
+    _images: dict[ItemId, EncodedImage] = attrs.field(factory=dict)
+
+    def encode(self, orders: Sequence[Encode]) -> EncodeResults:
+        """Carry out a plan's orders. A fault of one image ends that item alone."""
+        began = time.perf_counter()
+        encoded, failed = list[tuple[ItemId, int]](), list[tuple[ItemId, str]]()
+        for order in orders:
+            try:
+                image = self._advance(order)
+            except Exception as error:  # noqa: BLE001 - the image's fault, and the request's alone.
+                self.forget([order.item])
+                failed.append((order.item, line_of(error)))
+                continue
+            if image is None:
+                continue
+            self.forget([order.item])
+            if _is_finite(image):
+                self._images[order.item] = image
+                encoded.append((order.item, image.nbytes))
+            else:
+                failed.append((order.item, NOT_NUMBERS))
+        return EncodeResults(tuple(encoded), tuple(failed), time.perf_counter() - began)
+
+    def images(self, items: Iterable[ItemId]) -> list[EncodedImage]:
+        """The vectors of encoded items."""
+        return [self._images[item] for item in items]
+
+    def forget(self, items: Iterable[ItemId]) -> None:
+        """Drop items, known or not."""
+        for item in items:
+            self._encodings.pop(item, None)
+            self._images.pop(item, None)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(image.nbytes for image in self._images.values())
+
+    def _advance(self, order: Encode) -> EncodedImage | None:
+        if order.pixels is not None:
+            self._encodings[order.item] = Encoding.begin(self.tower, order.pixels)
+        image = self._encodings[order.item].advance(order.layers)
+        if image is not None and len(image.embeddings) != order.span.num_embedded:
+            raise ValueError(
+                f"the encoder made {len(image.embeddings)} vectors for a span of "
+                f"{order.span.num_embedded}"
+            )
+        return image
+
+
+def _is_finite(image: EncodedImage) -> bool:
+    return all(bool(mx.isfinite(array).all().item()) for array in image.arrays())

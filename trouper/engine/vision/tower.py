@@ -1,0 +1,48 @@
+"""Seam of encoders: one image at a time, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from trouper.protocol.media import Pixels
+
+Weights = dict[str, mx.array]
+Rotation = tuple[mx.array, mx.array]
+"""Cosines and sines (patches, dim of a head / 2) float32."""
+ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
+    "gelu": nn.gelu,
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "silu": nn.silu,
+}
+"""By their names in transformers' configs."""
+
+
+class Tower(Protocol):
+    """The encoder and projector of a checkpoint. All arrays stay lazy."""
+
+    patch_weight: str
+    """Name of the matrix over patches, a convolution in checkpoints."""
+
+    @property
+    def num_layers(self) -> int:
+        pass
+
+    @property
+    def num_deepstack(self) -> int:
+        """Number of the text model's layers that get vectors of inner layers."""
+
+    def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
+        """Hidden states (patches, dim) before the first layer."""
+
+    def run_layer(self, index: int, hidden: mx.array, rotation: Rotation) -> mx.array:
+        pass
+
+    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:
+        """Vectors (tokens, text dim) after layer `index`; None if the layer gives none."""
+
+    def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:
+        """Vectors (tokens, text dim) after the last layer. `pixels`: height and width."""
