@@ -124,6 +124,9 @@ def load(
             kv=KvLayout(cached=False, description=NO_GENERATION),
             no_generation=NO_GENERATION,
         )
+    if card.images is not None:
+        roles = hub_tokenizer.template.roles_with(card.images.marker)
+        card = attrs.evolve(card, image_roles=roles)
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
         content = _fingerprint(found, drafters, settings, group, report=report, progress=progress)
