@@ -333,7 +333,7 @@ async def test_an_uploaded_image() -> None:
             model="fake", max_output_tokens=2, input="b", previous_response_id=response.id
         )
         assert again.status == "incomplete"
-        with pytest.raises(openai.BadRequestError, match="input.0.content.0: the purpose"):
+        with pytest.raises(openai.BadRequestError, match=r"input\.0\.content\.0: the purpose"):
             client.responses.create(
                 model="fake",
                 input=[
