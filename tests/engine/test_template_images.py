@@ -106,7 +106,7 @@ def result(name: str, *parts: Json) -> Json:
 
 def test_images_move_behind_all_results_of_a_turn(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, USERS_ONLY)
-    first = [
+    first: list[Json] = [
         {"role": "user", "content": "see"},
         {"role": "assistant", "content": "", "tool_calls": [call("a"), call("b")]},
         result("a", text("one"), IMAGE),
@@ -118,7 +118,7 @@ def test_images_move_behind_all_results_of_a_turn(tmp_path: Path) -> None:
     assert rendered.endswith(
         f"<tool>one\n{MOVED_IMAGE}<|im_end|><tool>{MOVED_IMAGE}<|im_end|><user>{pads}<|im_end|>"
     )
-    more = [{"role": "assistant", "content": "so"}, {"role": "user", "content": "and?"}]
+    more: list[Json] = [{"role": "assistant", "content": "so"}, {"role": "user", "content": "and?"}]
     again = tokenizer.render_chat([*first, *more], {})
     assert again is not None and again.startswith(rendered), "the cache holds"
 
@@ -126,7 +126,7 @@ def test_images_move_behind_all_results_of_a_turn(tmp_path: Path) -> None:
 def test_joined_messages_keep_their_images(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, ALTERNATING)
     pad = "<|vision_start|><|image_pad|><|vision_end|>"
-    turns = [
+    turns: list[Json] = [
         {"role": "system", "content": "be short"},
         {"role": "user", "content": [text("one"), IMAGE]},
         {"role": "user", "content": "two"},
