@@ -12,7 +12,7 @@ import trio
 
 from tests.fake_images import SeeingEngine, png_file, shown
 from tests.fakes import ints
-from tests.web.serving import Served, ask, exchange, pace, post, serving
+from tests.web.serving import Served, ask, exchange, get, pace, post, serving
 from trouper.web.http.image_source import MAX_IMAGES
 from trouper.web.openai.other_servers import PLACEHOLDER
 
@@ -385,3 +385,17 @@ async def test_a_body_may_be_larger_for_a_model_that_takes_images() -> None:
         status, found = await ask(served, big)
         assert (status, found["error"]["code"]) == (413, "body_too_large")
         assert "--max-body-bytes" in found["error"]["message"]
+
+
+async def test_what_a_model_reads_is_listed() -> None:
+    async with serving(seeing()) as served:
+        _, _, listed = await exchange(served, get("/v1/models/fake"))
+        _, _, health = await exchange(served, get("/health"))
+    body = json.loads(listed)
+    assert body["input_modalities"] == body["architecture"]["input_modalities"] == ["text", "image"]
+    assert body["capabilities"] == ["completion", "multimodal"]
+    assert json.loads(health)["images"] == {"roles": ["tool", "user"], "reason": ""}
+    async with serving() as served:
+        _, _, listed = await exchange(served, get("/v1/models/fake"))
+    assert json.loads(listed)["input_modalities"] == ["text"]
+    assert json.loads(listed)["capabilities"] == ["completion"]

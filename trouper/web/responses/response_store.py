@@ -248,13 +248,14 @@ def _use(
 
 
 def _count_bytes(connection: Connection, response_id: str) -> int:
-    counts = (
-        "SELECT sum(length(item)) FROM turns JOIN items ON items.response = turns.id",
+    items = "SELECT sum(length(item)) FROM turns JOIN items ON items.response = turns.id"
+    images = (
         "SELECT sum(images.size) FROM turns JOIN response_images AS needed "
         "ON needed.response = turns.id JOIN images "
-        "ON images.owner = needed.owner AND images.digest = needed.digest",
+        "ON images.owner = needed.owner AND images.digest = needed.digest"
     )
-    found = [connection.execute(TURNS + count, (response_id,)).fetchone()[0] for count in counts]
+    selects = (TURNS + items, TURNS + images)
+    found = [connection.execute(select, (response_id,)).fetchone()[0] for select in selects]
     return sum(size or 0 for size in found)
 
 

@@ -84,7 +84,7 @@ CREATE TABLE IF NOT EXISTS response_images (
 CREATE INDEX IF NOT EXISTS images_of_responses ON response_images (response);
 CREATE INDEX IF NOT EXISTS images_needed ON response_images (owner, digest);
 """
-"""Of stored responses. Databases of format 1 may lack them; earlier versions do not look at them."""
+"""Of stored responses. Databases of format 1 may lack them, and earlier versions read past them."""
 ERRORS = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_READONLY: errno.EROFS,
