@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 
 from tests.cli.agent_homes import KEY, WITH_FILES, files_in, fill, home, read
 from tests.cli.test_other_servers import saying
-from tests.web.serving import serving
+from tests.fake_images import SeeingEngine
+from tests.web.serving import pace, serving
 from tests.web.test_several_models import serving_several
 from trouper import cli
 from trouper.cli.agents.agent import ServedModel
@@ -418,3 +419,19 @@ def test_help_names_every_way() -> None:
     ).stdout
     for flag in ("--write", "--dry-run", "--run", "--name", "--url", "--api-key"):
         assert flag in shown
+
+
+@pytest.mark.parametrize(
+    ("agent", "line"),
+    [
+        ("zed", '"images": true'),
+        ("opencode", '"attachment": true'),
+        ("continue", "- image_input"),
+        ("pi", '"image"'),
+    ],
+)
+async def test_clients_hear_that_a_model_reads_images(agent: str, line: str, home: Path) -> None:
+    async with serving(SeeingEngine(before_step=pace)) as served:
+        assert line in said(await connect(agent, url=served.base_url))
+    async with serving() as served:
+        assert line not in said(await connect(agent, url=served.base_url))

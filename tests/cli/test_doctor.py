@@ -483,3 +483,12 @@ def test_a_variable_that_reaches_nobody(tiny: str, monkeypatch: pytest.MonkeyPat
     assert code == 0
     assert found["said"] == "TROUPER_MAX_BATCHSIZE is no variable of trouper and has no effect"
     assert found["remedy"] == "use TROUPER_MAX_BATCH_SIZE, or unset it"
+
+
+def test_a_model_that_reads_images(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = plan(model=tiny)
+    assert one(doctor_checks.model(checked)).level == "ok"
+    monkeypatch.setattr(probe, "reads_images", lambda _: True)
+    assert [*doctor_checks.model(checked)][1] == Finding("ok", "images: yes")
+    monkeypatch.setattr(doctor_checks, "find_spec", lambda _: None)
+    assert [*doctor_checks.model(checked)][1].remedy == "pip install 'trouper[images]'"

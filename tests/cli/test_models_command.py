@@ -97,7 +97,7 @@ def test_ls_tells_kinds_apart_and_says_what_is_damaged(shelf: Path) -> None:
     )
     assert "truncated" in found["torn"]["problem"] and not found["torn"]["fits"]
     table = call("ls", "--models-from", str(shelf)).output.splitlines()
-    assert table[0].split() == ["model", "kind", "memory", "context", "weights", "fits"]
+    assert table[0].split() == ["model", "kind", "memory", "context", "weights", "images", "fits"]
     assert [line.split()[-1] for line in table[1:]] == ["yes", "yes", "unusable"]
 
 
@@ -381,3 +381,10 @@ def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
     assert "removed owner/tiny" in removed
     assert not (tmp_path / "hub" / "models--owner--tiny").exists()
     assert again == USAGE_ERROR
+
+
+def test_ls_says_which_models_read_images(shelf: Path) -> None:
+    change(shelf / "plain" / "config.json", model_type="qwen3_5_moe", vision_config={})
+    assert [body["images"] for body in listed(shelf).values()] == [False, True, False]
+    change(shelf / "plain" / "config.json", model_type="mllama")
+    assert not listed(shelf)["plain"]["images"]

@@ -109,8 +109,8 @@ async def test_files(tmp_path: Path) -> None:
                 call(made[0].id)
         with pytest.raises(openai.NotFoundError, match="after"):
             client.files.list(after=made[0].id)
-        with pytest.raises(openai.BadRequestError, match="purpose must be batch"):
-            client.files.create(file=b"x", purpose="vision")
+        with pytest.raises(openai.BadRequestError, match="purpose must be one of"):
+            client.files.create(file=b"x", purpose="assistants")
 
     async with serving(batch_dir=tmp_path) as served:
         await using(served, use)

@@ -15,6 +15,7 @@ from trouper.protocol.model import LoadedModel
 from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, ignored_parts
 from trouper.web.anthropic.messages import CountRequest
 from trouper.web.anthropic.messages import prompt_of as prompt_of_messages
+from trouper.web.http.image_source import ImageParts
 from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
 from trouper.web.openai.other_servers import PLACEHOLDER
 from trouper.web.openai.tokenize import TokenizeRequest
@@ -45,8 +46,9 @@ def messages(turns: list[Json]) -> ChatPrompt:
 def response(items: list[Json]) -> ChatPrompt:
     resolved = parse_response({"input": items})
     assert resolved.request.input is not None
-    turns = messages_of(None, items_of(resolved.request.input, {}))
-    prompt = response_to_generate(resolved, turns, "id", None).prompt
+    images = ImageParts()
+    turns = messages_of(None, items_of(resolved.request.input, {}), images=images)
+    prompt = response_to_generate(resolved, turns, "id", None, images.unread).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from random import Random
 from sqlite3 import Connection
 from typing import Any
@@ -266,3 +267,56 @@ async def test_nobody_loses_what_is_within_an_equal_share(
                 taken += size
                 if taken <= 2000 // 3:
                     assert await store.number(f"count(*) FROM responses WHERE id = '{name}'")
+
+
+def with_image(name: str, data: str, previous: str | None = None) -> StoredResponse:
+    url = f"data:image/png;base64,{data}"
+    parts = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": url}] * 2
+    item = {"id": f"in_{name}", "type": "message", "content": parts}
+    output = {"id": f"sent_{name}", "type": "function_call_output", "output": parts}
+    return StoredResponse({"id": name, "output": []}, (item, output), previous)
+
+
+async def images_of(store: Store) -> int:
+    needed = await store.number("count(*) FROM response_images")
+    assert (needed > 0) == (await store.number("count(*) FROM images") > 0)
+    return await store.number("sum(size) FROM images")
+
+
+async def test_an_image_is_stored_once_and_given_back_as_it_was(database: StateDatabase) -> None:
+    store, data = Store(database), "A" * 10_000
+    first, second = with_image("a", data), with_image("b", data, "a")
+    await store.add(first)
+    await store.add(second)
+    assert await images_of(store) < 10_100, "eight times sent, once stored"
+    assert await store.bytes() < 2000
+    assert (await store.get("a")).input == list(first.input)
+    assert await store.conversation("b") == [*first.input, *second.input]
+    assert await store.item("sent_b") == second.input[1]
+    assert await store.conversation_bytes("b") > 10_000
+    await store.remove("a")
+    assert await store.conversation("b") == [*first.input, *second.input]
+    await store.remove("b")
+    assert await images_of(store) == 0
+
+
+async def test_images_count_in_the_bytes_of_their_key(database: StateDatabase) -> None:
+    store = Store(database, max_bytes=5000)
+    for name in "abcdef":
+        await store.add(with_image(name, name * 1000))
+    kept = [name for name in "abcdef" if await store.has(name)]
+    assert kept in ([*"ef"], [*"def"])
+    assert await store.bytes() + await images_of(store) <= 5000
+
+
+async def test_a_database_of_an_earlier_version_gets_images(tmp_path: Path) -> None:
+    database = StateDatabase(tmp_path)
+    await database.open(create=True)
+    await database.run(lambda connection: connection.execute("DROP TABLE images"))
+    await database.close()
+    again = StateDatabase(tmp_path)
+    await again.open(create=True)
+    store = Store(again)
+    await store.add(with_image("a", "A"))
+    assert await images_of(store) > 0
+    await again.close()

@@ -16,6 +16,7 @@ from itertools import takewhile
 import attrs
 import trio
 
+from trouper.actors.runtime.image_prompts import check_images, insert_images
 from trouper.actors.runtime.prompt_tokenizing import (
     check_text,
     is_short,
@@ -189,7 +190,9 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
+    check_images(request.prompt, model.card, _wanted_beside_text(request))
     prompt = tokens_of(request.prompt, tokenizer, max_prompt_tokens_of(model.card, settings))
+    prompt, images = insert_images(prompt, request.prompt, model.card, tokenizer, settings)
     if request.grammar is not None and isinstance(request.prompt, ChatPrompt):
         prompt = without_open_reasoning(prompt, tokenizer)
     max_tokens = room(request, len(prompt), model.card.context_length, settings)
@@ -211,10 +214,17 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
         submission,
         request=request,
         prompt=prompt,
+        images=images,
         max_tokens=max_tokens,
         thinking=limit,
         breakers=breakers,
     )
+
+
+def _wanted_beside_text(request: Generate) -> str:
+    if request.embed:
+        return "embeddings"
+    return "" if request.prompt_logprobs is None else "scores as a prompt"
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:

@@ -12,7 +12,11 @@ import attrs
 
 from trouper.cli.terminal_text import can_be_sent
 
-Message: TypeAlias = dict[str, str]
+Part: TypeAlias = dict[str, Any]
+Content: TypeAlias = str | list[Part]
+"""Text, or pictures and text in OpenAI's form"""
+Message: TypeAlias = dict[str, Any]
+PART_TYPES = ("text", "image_url")
 ROLES = ("system", "developer", "user", "assistant")
 STREAMED = "answers are always streamed"
 FIXED = {
@@ -37,7 +41,7 @@ class EndOfChat(Exception):
 class AskAgain(Exception):
     """Raised by /retry, with the question."""
 
-    def __init__(self, question: str) -> None:
+    def __init__(self, question: Content) -> None:
         super().__init__(question)
         self.question = question
 
@@ -51,15 +55,17 @@ class Conversation:
     """None: the server's default"""
     parameters: dict[str, Any] = attrs.field(factory=dict)
     messages: list[Message] = attrs.field(factory=list)
-    unanswered: str | None = None
+    unanswered: Content | None = None
     """Not among the messages"""
+    attached: list[Part] = attrs.field(factory=list)
+    """Pictures for the next question"""
 
     def body(self) -> dict[str, Any]:
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         named = {} if self.model is None else {"model": self.model}
         return named | self.parameters | {"messages": [*first, *self.messages]}
 
-    def ask(self, question: str) -> None:
+    def ask(self, question: Content) -> None:
         self.messages.append({"role": "user", "content": question})
         self.unanswered = None
 
@@ -70,8 +76,9 @@ class Conversation:
         else:
             self.unanswered = self.messages.pop()["content"]
 
-    def take_back(self) -> str:
+    def take_back(self) -> Content:
         """Remove and return the last question. Raises `CommandRefused`."""
+        question: Content
         if self.unanswered is not None:
             question, self.unanswered = self.unanswered, None
             return question
@@ -99,6 +106,7 @@ def _help(_: Conversation, __: str) -> str:
 def _clear(conversation: Conversation, _: str) -> str:
     """forget all that was said; the system prompt stays"""
     conversation.messages.clear()
+    conversation.attached.clear()
     conversation.unanswered = None
     return "forgotten"
 
@@ -154,7 +162,13 @@ def _model(conversation: Conversation, name: str) -> str:
 
 def _undo(conversation: Conversation, _: str) -> str:
     """take the last question back, and its answer"""
-    return f"taken back: {conversation.take_back()}"
+    return f"taken back: {_shown(conversation.take_back())}"
+
+
+def _shown(question: Content) -> str:
+    if isinstance(question, str):
+        return question
+    return " ".join(part.get("text") or "[picture]" for part in question)
 
 
 def _retry(conversation: Conversation, _: str) -> str:
@@ -195,8 +209,8 @@ def _load(conversation: Conversation, path: str) -> str:
 
 def _saved(kept: Any) -> Conversation:
     """Raises `CommandRefused` for a conversation that a server would refuse."""
-    messages = [
-        {"role": str(message["role"]), "content": str(message["content"])}
+    messages: list[Message] = [
+        {"role": str(message["role"]), "content": _content(message["content"])}
         for message in kept["messages"]
     ]
     system, parameters = str(kept.get("system", "")), dict(kept.get("parameters", {}))
@@ -210,6 +224,15 @@ def _saved(kept: Any) -> Conversation:
     if not can_be_sent([system, messages]):
         raise CommandRefused("it has characters that are not Unicode's")
     return Conversation(system, None, parameters, messages)
+
+
+def _content(saved: Any) -> Content:
+    """Raises `CommandRefused` for parts that a server would refuse."""
+    if not isinstance(saved, list):
+        return str(saved)
+    if not all(part["type"] in PART_TYPES for part in saved):
+        raise CommandRefused(f"a part of a message is of type {' or '.join(PART_TYPES)}")
+    return saved
 
 
 def _file(path: str) -> Path:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -138,6 +139,7 @@ def model(checked: CheckedSettings) -> Iterator[Finding]:
     for settings in checked.models:
         try:
             yield _model(settings)
+            yield from _images(settings)
             yield from _draft_model(settings)
         except ModelUnusable as unusable:
             yield Finding(
@@ -184,6 +186,17 @@ def _model(settings: Settings) -> Finding:
             f"{'give more by --kv-memory' if bounded else 'use a smaller model'}, or --kv-bits 8",
         )
     return Finding("ok", message)
+
+
+def _images(settings: Settings) -> Iterator[Finding]:
+    from trouper.engine import probe
+
+    if not probe.is_here(settings.model) or not probe.reads_images(settings):
+        return
+    if find_spec("PIL") is None:
+        yield Finding("warn", "images: no, Pillow decodes them", "pip install 'trouper[images]'")
+    else:
+        yield Finding("ok", "images: yes")
 
 
 def _draft_model(settings: Settings) -> Iterator[Finding]:

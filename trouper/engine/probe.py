@@ -28,6 +28,7 @@ from trouper.protocol.names import DRAFT_FLAG, adapters_of
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.settings import Settings
 from trouper.storage.context import context_length
+from trouper.storage.model_files import takes_images
 from trouper.workarounds import mlx_reference_blas
 
 PRODUCT_SIZE = 1024
@@ -145,6 +146,11 @@ def fit(settings: Settings) -> Fit:
             model, KvFormat(settings.kv_bits, settings.kv_group_size)
         ).token_bytes,
     )
+
+
+def reads_images(settings: Settings) -> bool:
+    """Raises `ModelUnusable`."""
+    return takes_images(checkpoint.inspect(local(settings.model)).config)
 
 
 QUESTION = {"role": "user", "content": "hello"}

@@ -104,6 +104,9 @@ class Settings:
     max_prompt_tokens: int | None = setting(
         None, "Longer prompts are refused. Default: what the context, or --max-kv-size, holds.", 1
     )
+    max_image_tokens: int = setting(
+        4096, "Most tokens of an image; a larger one is made smaller.", 4, 65_536
+    )
     context_length: int | None = setting(
         None,
         "Tokens of a sequence, in place of what config.json says, as its makers allow with other "
@@ -395,7 +398,12 @@ class ServerSettings:
     )
     body_timeout_s: float = setting(30.0, "A client has so long to send a request's body.", 0.05)
     keep_alive_timeout_s: float = setting(75.0, "An idle connection is closed after so long.", 0.05)
-    max_body_bytes: int = setting(32 * 2**20, "Larger request bodies are refused (413).", 1024)
+    max_body_bytes: int | None = setting(
+        None,
+        "Larger request bodies are refused (413). Default: 32 MiB, and 64 MiB while a model is "
+        "loaded that takes images.",
+        1024,
+    )
     request_memory: ByteSize | None = size(
         None,
         "Memory for what is held of requests: bodies, waiting prompts, answers that are not sent "
@@ -433,6 +441,11 @@ class ServerSettings:
             )
         require_sources(self.models_from)
         require_directories(self.adapters_from)
+
+    def body_limit(self, *, images: bool = False) -> int:
+        """Most bytes of a body. `images`: whether a model takes images, all of which agents send
+        again in each turn."""
+        return self.max_body_bytes or (64 if images else 32) * 2**20
 
     @property
     def state_dir(self) -> Path:

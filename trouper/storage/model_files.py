@@ -43,6 +43,8 @@ DTYPES = {
     "BF16": "bfloat16",
     "U32": "quantized",
 }
+# Model types whose images are known; those that begin with qwen3_5 are others.
+IMAGE_FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "mistral3", "pixtral")
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +70,8 @@ class ModelFiles:
     """Unix time of the config."""
     used_at: float
     """Unix time of the last change."""
+    images: bool = False
+    """Whether the model reads images, of a family whose images are known."""
     problem: str = ""
     """Why the model cannot be loaded; "" if nothing is wrong."""
 
@@ -125,8 +129,16 @@ def _described(name: str, directory: Path) -> ModelFiles:
         chats=_chats(directory),
         created_at=created_at(directory),
         used_at=_changed_at(directory),
+        images=takes_images(config),
         problem=problem,
     )
+
+
+def takes_images(config: Mapping[str, Any]) -> bool:
+    """Whether the config is of a family whose images are known (`engine/vision/layouts.py`)."""
+    kind = str(config.get("model_type"))
+    known = kind in IMAGE_FAMILIES or kind.startswith("qwen3_5")
+    return known and isinstance(config.get("vision_config"), Mapping)
 
 
 def _kind(directory: Path, config: Mapping[str, Any]) -> Kind:

@@ -254,7 +254,7 @@ async def _run_state(
 
 
 def _configured(app: App, settings: ServerSettings) -> App:
-    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.config["MAX_CONTENT_LENGTH"] = settings.body_limit(images=True)
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None
     app.config["STRICT"] = settings.strict
@@ -347,7 +347,7 @@ class HttpEdge:
 
     async def http_error(self, error: HTTPException) -> Response:
         if isinstance(error, RequestEntityTooLarge):
-            return self._refused(too_large(self._service.settings.max_body_bytes))
+            return self._refused(too_large(self._service.body_limit))
         if isinstance(error, RequestTimeout):
             return self._refused(
                 http_problem(

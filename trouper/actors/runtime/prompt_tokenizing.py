@@ -78,6 +78,8 @@ def _files(prompt: InfillPrompt, marks: InfillTokens, tokenizer: Tokenizer) -> t
 LONG_TEXT = 20_000
 """Characters and other parts beyond which tokenizing leaves the event loop: about 5 ms."""
 LONG_LANE = 200_000
+LONG_IMAGES = 2**20
+"""Bytes of images beyond which their hashing leaves the event loop: 1 to 3 ms."""
 MIN_CHARACTERS = 16
 """Lower bound of a token's maximum characters, whatever the vocabulary says."""
 TOKEN_CHARACTERS = 16
@@ -104,7 +106,7 @@ def max_characters(tokens: int, tokenizer: Tokenizer) -> int:
 
 def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
     """Whether a prompt has at most `limit` characters; stops counting early. A chat of `LONG_TEXT`
-    parts is never short."""
+    parts is never short, nor one with `LONG_IMAGES` bytes of images."""
     match prompt:
         case TokenPrompt():
             return True
@@ -112,7 +114,9 @@ def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
             return len(text) <= limit
         case InfillPrompt():
             return len(infill_text(prompt)) <= limit
-        case ChatPrompt(messages=messages, template_kwargs=kwargs):
+        case ChatPrompt(messages=messages, template_kwargs=kwargs, images=images):
+            if sum(len(image.data) for image in images) > LONG_IMAGES:
+                return False
             size, parts = 0, 0
             for value in islice(_leaves((messages, kwargs)), LONG_TEXT):
                 parts += 1

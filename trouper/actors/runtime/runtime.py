@@ -12,6 +12,7 @@ import trio
 from trouper.actors.runtime.adapter_table import AdapterRoom, AdapterTable
 from trouper.actors.runtime.answer import Answer, Ended, TimeLimits, default_timeouts
 from trouper.actors.runtime.channels import Channels, Health, Leaving, Watches
+from trouper.actors.runtime.image_prompts import check_images, insert_images
 from trouper.actors.runtime.prompt_tokenizing import (
     check_characters,
     is_short,
@@ -170,11 +171,16 @@ class Runtime:
     async def tokens(self, prompt: Prompt, tenant: str = "") -> tuple[int, ...]:
         """Tokenize a prompt without an answer, within the bound on characters, not on the context.
         Raises `RequestFailed` (400, 429, 503)."""
-        limit = self.model.context_length
         if is_short(prompt):
-            return tokens_of(prompt, self.tokenizer, limit, check_characters)
+            return self._tokens_of(prompt)
         async with self._lanes[lane_of_text(prompt)].turn(tenant):
-            return await self._lanes.run(tokens_of, prompt, self.tokenizer, limit, check_characters)
+            return await self._lanes.run(self._tokens_of, prompt)
+
+    def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
+        card, tokenizer = self.model, self.tokenizer
+        check_images(prompt, card)
+        tokens = tokens_of(prompt, tokenizer, card.context_length, check_characters)
+        return insert_images(tokens, prompt, card, tokenizer, self.settings)[0]
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:
         deadline = answer._limits.next_deadline()

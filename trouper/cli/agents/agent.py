@@ -40,6 +40,12 @@ class ServedModel:
     key: str | None = attrs.field(default=None, repr=False)
     now: str = "1970-01-01T00:00:00.000Z"
     """For clients that note when something was set"""
+    images: bool = False
+    """Whether the model reads images"""
+
+    @property
+    def modalities(self) -> list[str]:
+        return ["text", "image"] if self.images else ["text"]
 
     @property
     def api(self) -> str:

@@ -27,7 +27,7 @@ def _continue(served: ServedModel) -> Setup:
         "apiBase": served.api,
         "apiKey": served.key_by(f"${{{{ secrets.{KEY_VARIABLE} }}}}"),
         "roles": ["chat", "edit", "apply"],
-        "capabilities": ["tool_use"],
+        "capabilities": ["tool_use", "image_input"] if served.images else ["tool_use"],
         "defaultCompletionOptions": {"contextLength": served.context, "maxTokens": served.output},
     }
     settings = {
@@ -61,7 +61,7 @@ def _zed(served: ServedModel) -> Setup:
         "max_output_tokens": served.output,
         "capabilities": {
             "tools": True,
-            "images": False,
+            "images": served.images,
             "parallel_tool_calls": True,
             "prompt_cache_key": False,
         },
@@ -126,6 +126,7 @@ def _litellm(served: ServedModel) -> Setup:
             "supports_function_calling": True,
             # Else LiteLLM itself refuses requests with thinking, whatever the model does.
             "supports_reasoning": True,
+            **({"supports_vision": True} if served.images else {}),
         },
     }
     settings = {"model_list": Entries(("model_name",), (entry,))}

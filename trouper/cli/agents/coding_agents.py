@@ -102,7 +102,7 @@ def _codex_models(served: ServedModel) -> dict[str, Any]:
         "max_context_window": served.context,
         "auto_compact_token_limit": served.context - served.output,
         "experimental_supported_tools": [],
-        "input_modalities": ["text"],
+        "input_modalities": served.modalities,
     }
     return {"models": Entries(("slug",), (entry,))}
 
@@ -174,6 +174,14 @@ def _opencode(served: ServedModel, program: str, schema: str) -> Setup:
                         "name": served.model,
                         "tool_call": True,
                         "limit": {"context": served.context, "output": served.output},
+                        **(
+                            {
+                                "attachment": True,
+                                "modalities": {"input": served.modalities, "output": ["text"]},
+                            }
+                            if served.images
+                            else {}
+                        ),
                     }
                 },
             }
@@ -267,7 +275,7 @@ def _pi(served: ServedModel) -> Setup:
     entry = {
         "id": served.model,
         "name": f"{served.model} (Trouper)",
-        "input": ["text"],
+        "input": served.modalities,
         "contextWindow": served.context,
         "maxTokens": served.output,
     }
@@ -367,7 +375,7 @@ def _openclaw(served: ServedModel) -> Setup:
     entry = {
         "id": served.model,
         "name": served.model,
-        "input": ["text"],
+        "input": served.modalities,
         "contextWindow": served.context,
         "maxTokens": served.output,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from io import TextIOWrapper
 from typing import Any
 
@@ -13,11 +14,19 @@ import click
 import httpx2
 
 from trouper.cli import own_server
+from trouper.cli.attached_images import (
+    content_of,
+    count_tokens,
+    parted,
+    read_picture,
+    reads_images,
+)
 from trouper.cli.client import NotTrouper, Where, client_of, first_model, refused_in_one_line
 from trouper.cli.conversation import (
     COMMANDS,
     AskAgain,
     CommandRefused,
+    Content,
     Conversation,
     EndOfChat,
     follow,
@@ -89,7 +98,11 @@ def _piped() -> str:
 def _answer_once(client: httpx2.Client, conversation: Conversation, question: str) -> None:
     if not question:
         refuse("there is no question, neither as an argument nor in stdin")
-    conversation.ask(question)
+    try:
+        text, _ = with_pictures(client, conversation, question, lambda _: None)
+    except CommandRefused as refused:
+        refuse(str(refused))
+    conversation.ask(content_of(text, conversation.attached))
     try:
         for piece in stream(client, conversation.body(), StreamedAnswer()):
             if piece.kind == "content":
@@ -131,10 +144,16 @@ def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -
 def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bool:
     """False: the user leaves."""
     try:
-        question = question_in(line)
-        if question is None:
+        text = question_in(line)
+        if text is None:
             click.secho(follow(conversation, line), dim=True)
             return True
+        say = partial(click.secho, dim=True)
+        text, is_alone = with_pictures(client, conversation, text, say)
+        if is_alone:
+            return True
+        question = content_of(text, conversation.attached)
+        conversation.attached = []
     except CommandRefused as refused:
         click.secho(str(refused), fg="red")
         return True
@@ -146,8 +165,31 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
     return True
 
 
+def with_pictures(
+    client: httpx2.Client, conversation: Conversation, line: str, say: Callable[[str], Any]
+) -> tuple[str, bool]:
+    """Attach the pictures whose paths are in a line. Return the text without the paths, and whether
+    there is none. Raises `CommandRefused`."""
+    text, paths = parted(line)
+    if not paths:
+        return line, False
+    model = conversation.model
+    try:
+        if not reads_images(client, model or first_model(client)):
+            names = ", ".join(path.name for path in paths)
+            say(f"the model reads text only: {names} is not attached")
+            return line, False
+        for picture in map(read_picture, paths):
+            tokens = count_tokens(client, model, picture)
+            conversation.attached.append(picture.part)
+            say(f"{picture.described}, {tokens:,} tokens")
+    except (NotTrouper, httpx2.HTTPError) as failed:
+        raise CommandRefused(str(failed) or type(failed).__name__) from failed
+    return text, not text
+
+
 def answer_to(
-    question: str, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]
+    question: Content, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]
 ) -> None:
     """Ctrl-C closes the connection and keeps the partial answer."""
     conversation.ask(question)

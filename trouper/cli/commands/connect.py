@@ -231,9 +231,11 @@ def find_model(where: Where, name: str | None) -> FoundModel:
             listed = _listed(client)
             model = next(iter(listed)) if name is None else _named(client, name, listed)
             context = listed.get(model) or _context_by_loading(client, model)
+            images = _reads_images(client, model)
             warnings = _warnings(client, name, listed)
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return FoundModel(ServedModel(where.url, model, context, where.key, now), warnings)
+    served = ServedModel(where.url, model, context, where.key, now, images)
+    return FoundModel(served, warnings)
 
 
 def _with_key_if_needed(where: Where) -> Where:
@@ -292,6 +294,13 @@ def _context_by_loading(client: httpx2.Client, model: str) -> int:
     answer = client.post("/tokenize", json={"model": model, "prompt": "?"}).raise_for_status()
     with read_as_trouper(client):
         return int(answer.json()["max_model_len"])
+
+
+def _reads_images(client: httpx2.Client, model: str) -> bool:
+    """Of a loaded model."""
+    answer = client.get(f"/v1/models/{model}").raise_for_status()
+    with read_as_trouper(client):
+        return "image" in answer.json().get("input_modalities", ())
 
 
 def _warnings(

@@ -60,7 +60,8 @@ def models() -> None:
 @SOURCES
 @AS_JSON
 def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
-    """One line for each model: kind, size in memory, context, quantization, and whether it fits."""
+    """One line for each model: kind, size in memory, context, quantization, images, and whether it
+    fits."""
     bodies = [_body(files) for files in with_problems(ModelScan(models_from).models())]
     if as_json:
         click.echo(json.dumps(bodies))
@@ -76,9 +77,10 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
             decimal(body["memory_bytes"]),
             str(body["context_length"]),
             body["quantization"],
+            "yes" if body["images"] else "no",
         )
         rows.append((body["name"], *shown, fits))
-    print_listing(("model", "kind", "memory", "context", "weights", "fits"), rows)
+    print_listing(("model", "kind", "memory", "context", "weights", "images", "fits"), rows)
 
 
 @models.command("info")

@@ -19,6 +19,7 @@ SEPARATOR = "\n\n"
 INSTRUCTIONS = "<system>\n{}\n</system>"
 CALL, RESULT = "<tool_call>\n{}\n</tool_call>", "<tool_response>\n{}\n</tool_response>"
 EMPTY_RESULT = "(empty)"
+MOVED_IMAGE = "[The image is in the next message.]"
 ID_LENGTH = 9
 """Length that Mistral's templates require."""
 
@@ -52,6 +53,8 @@ class MessageAdaptation:
     parallel_calls: Literal["given", "single"] = "given"
     """single: each call becomes a message before the result."""
     empty_results: Literal["given", "marked"] = "given"
+    tool_images: Literal["given", "user"] = "given"
+    """user: images of tool results become a user message behind them."""
 
     @property
     def changes(self) -> tuple[tuple[str, str], ...]:
@@ -68,6 +71,8 @@ class MessageAdaptation:
         plain = [_plain(message) for message in messages]
         if change is not None:
             plain = [change(message) for message in plain]
+        if self.tool_images == "user":
+            plain = _behind_results(plain)
         turns = self._with_first_user(self._with_system(plain))
         if self.results == "user":
             turns = [_as_user(turn) for turn in turns]
@@ -99,7 +104,7 @@ class MessageAdaptation:
             way = self.system_after_tool if after_tool else self.later_system
             marked = INSTRUCTIONS.format(_text(turn))
             if way == "tool":
-                turns[-1] = turns[-1] | {"content": _joined(_text(turns[-1]), marked)}
+                turns[-1] = turns[-1] | {"content": _joined_contents(turns[-1]["content"], marked)}
             else:
                 turns.append(turn if way == "given" else {"role": "user", "content": marked})
         return turns
@@ -221,6 +226,7 @@ DESCRIPTIONS = {
         "single",
     ): "earlier calls of one message become one message each, with its result behind it",
     ("empty_results", "marked"): f"empty tool results become {EMPTY_RESULT}",
+    ("tool_images", "user"): "images of tool results become a user message behind them",
 }
 
 
@@ -273,17 +279,56 @@ def _prefixed(turn: Message, text: str) -> Message:
 
 def _both(first: Message, second: Message) -> Message:
     both = first | second
-    for name in ("content", "reasoning_content"):
-        if isinstance(first.get(name), str) and isinstance(second.get(name), str):
-            both[name] = _joined(first[name], second[name])
+    if "content" in first and "content" in second:
+        both["content"] = _joined_contents(first["content"], second["content"])
+    thought, later = first.get("reasoning_content"), second.get("reasoning_content")
+    if isinstance(thought, str) and isinstance(later, str):
+        both["reasoning_content"] = _joined(thought, later)
     calls = [*(first.get("tool_calls") or ()), *(second.get("tool_calls") or ())]
     return both | ({"tool_calls": calls} if calls else {})
 
 
+def _joined_contents(first: Any, second: Any) -> Any:
+    """Contents of two messages as one: text, or parts if there are images."""
+    if isinstance(first, str | None) and isinstance(second, str | None):
+        return _joined(first or "", second or "")
+    if not first or not second:
+        return first or second
+    return [*_parts(first), {"type": "text", "text": SEPARATOR}, *_parts(second)]
+
+
+def _parts(content: Any) -> list[Message]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
+
+
+def _behind_results(messages: Sequence[Message]) -> list[Message]:
+    """Move images behind the last of neighbouring results, which templates want together."""
+    turns: list[Message] = []
+    images: list[Message] = []
+    for message in messages:
+        if message["role"] != "tool":
+            turns += _of_user(images)
+            images = []
+        elif isinstance(content := message.get("content"), list):
+            images += [part for part in content if part["type"] == "image"]
+            texts = [MOVED_IMAGE if part["type"] == "image" else part["text"] for part in content]
+            message = message | {"content": "\n".join(texts)}  # noqa: PLW2901
+        turns.append(message)
+    return turns + _of_user(images)
+
+
+def _of_user(images: list[Message]) -> list[Message]:
+    return [{"role": "user", "content": images}] if images else []
+
+
 def _as_user(turn: Message) -> Message:
-    return (
-        {"role": "user", "content": RESULT.format(_text(turn))} if turn["role"] == "tool" else turn
-    )
+    if turn["role"] != "tool":
+        return turn
+    content = turn.get("content")
+    if not isinstance(content, list):
+        return {"role": "user", "content": RESULT.format(_text(turn))}
+    before, behind = RESULT.split("{}")
+    return {"role": "user", "content": [*_parts(before), *content, *_parts(behind)]}
 
 
 def _object(arguments: Any) -> Mapping[str, Any]:

@@ -125,6 +125,9 @@ def load(
     )
     if embedder.modules.encode is not None:
         card = _without_generation(card)
+    if card.images is not None:
+        roles = hub_tokenizer.template.roles_with(card.images.marker)
+        card = attrs.evolve(card, image_roles=roles)
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
         parts = _rank(settings, group) | images.identity

@@ -123,6 +123,14 @@ class TemplateReport:
     refused: tuple[str, ...] = ()
     """Refused in spite of the adaptation."""
     fault: str | None = None
+    image_text: str = ""
+    """Text that the template writes for an image; "" if it writes none."""
+    image_roles: frozenset[str] = frozenset()
+    """Roles whose messages can hold images, by the adaptation."""
+
+    def roles_with(self, marker: str) -> frozenset[str]:
+        """`image_roles`, of a model that knows images by `marker`."""
+        return self.image_roles if marker in self.image_text else frozenset()
 
     @property
     def summary(self) -> str | None:
@@ -140,8 +148,9 @@ class TemplateReport:
         return self.adaptation.changes + ((("not_rendered", refused),) if refused else ())
 
 
-def probe(render: Render) -> TemplateReport:
-    """A template that refuses a lone user message is not for conversations: no change."""
+def probe(render: Render, *, images: bool = False) -> TemplateReport:
+    """A template that refuses a lone user message is not for conversations: no change. `images`:
+    look for the roles whose messages can hold images."""
     prober = _Prober(render)
     first, *others = STEPS
     adaptation = prober.decided(MessageAdaptation(), first, {})
@@ -160,12 +169,49 @@ def probe(render: Render) -> TemplateReport:
             for roles in step.conversations
             if not prober.renders(adaptation, roles, options)
         ]
-    return TemplateReport(adaptation, tuple(refused))
+    report = TemplateReport(adaptation, tuple(refused))
+    return prober.with_images(report, offered) if images else report
 
 
 @attrs.frozen
 class _Prober:
     _render: Render
+
+    def with_images(self, report: TemplateReport, offered: Mapping[str, Any]) -> TemplateReport:
+        """Instructions and answers have no images: no API of clients has any there."""
+        adaptation = report.adaptation
+        text = self._image_text(adaptation)
+        if not text or not self._shows(adaptation, USER_IMAGES, {}, text):
+            return report
+        report = attrs.evolve(report, image_text=text, image_roles=frozenset({"user"}))
+        for tool_images in ("given", "user"):
+            changed = attrs.evolve(adaptation, tool_images=tool_images)
+            if all(self._shows(changed, roles, offered, text) for roles in TOOL_IMAGES):
+                roles = frozenset({"user", "tool"})
+                return attrs.evolve(report, adaptation=changed, image_roles=roles)
+        return report
+
+    def _image_text(self, adaptation: MessageAdaptation) -> str:
+        """What stands between two texts that have an image between them."""
+        try:
+            text = self._render(adaptation.adapted(_messages(("image",))), {})
+        except Exception:  # noqa: BLE001 - as in `renders`.
+            return ""
+        _, found, behind = text.partition(IMAGE_MARKS[0])
+        return behind.partition(IMAGE_MARKS[1])[0].strip() if found else ""
+
+    def _shows(
+        self,
+        adaptation: MessageAdaptation,
+        roles: Conversation,
+        options: Mapping[str, Any],
+        image_text: str,
+    ) -> bool:
+        """Whether every text and every image appears once."""
+        if not self.renders(adaptation, roles, options):
+            return False
+        text = self._render(adaptation.adapted(_messages(roles)), options)
+        return text.count(image_text) == sum(role.endswith("image") for role in roles)
 
     def decided(
         self, adaptation: MessageAdaptation, step: Step, options: Mapping[str, Any]
@@ -219,6 +265,14 @@ def conversations() -> list[tuple[list[Message], Mapping[str, Any]]]:
     ]
 
 
+IMAGE_MARKS = ("probe0x", "probe1x")
+"""The texts around the image of a first message."""
+USER_IMAGES: Conversation = ("image", "assistant", "image")
+TOOL_IMAGES: tuple[Conversation, ...] = (
+    ("user", "call", "tool+image"),
+    ("user", "call", "tool+image", "assistant", "user"),
+    ("image", "call", "tool+image", "call", "tool+image", "assistant", "image"),
+)
 CALL_MARK = "probe11x"
 """The argument of the call in `call_conversation`."""
 
@@ -229,7 +283,7 @@ def call_conversation() -> list[Message]:
 
 def _messages(roles: Conversation) -> list[Message]:
     """`call`: a message with a call, `calls` with two, `text+call` also with text; `tool+1`: the
-    second call's result, `empty` an empty one."""
+    second call's result, `empty` an empty one; `image`: the user's, between two texts."""
     messages: list[Message] = []
     for index, role in enumerate(roles):
         text = f"probe{10 * index}x"
@@ -239,18 +293,30 @@ def _messages(roles: Conversation) -> list[Message]:
                 calls = [_call(10 * index + 1 + number, number) for number in range(count)]
                 content = text if role == "text+call" else ""
                 messages.append({"role": "assistant", "content": content, "tool_calls": calls})
-            case "tool" | "tool+1" | "empty":
-                content, number = "" if role == "empty" else text, int(role == "tool+1")
-                result = {
+            case "tool" | "tool+1" | "empty" | "tool+image":
+                result: Message = {
                     "role": "tool",
                     "name": "probe_tool",
-                    "content": content,
-                    "tool_call_id": _id(number),
+                    "content": "" if role == "empty" else text,
+                    "tool_call_id": _id(int(role == "tool+1")),
                 }
+                if role == "tool+image":
+                    result["content"] = _around_image(index)
                 messages.append(result)
+            case "image":
+                messages.append({"role": "user", "content": _around_image(index)})
             case _:
                 messages.append({"role": role, "content": text})
     return messages
+
+
+def _around_image(index: int) -> list[Message]:
+    before, behind = (f"probe{10 * index + number}x" for number in range(2))
+    return [
+        {"type": "text", "text": before},
+        {"type": "image"},
+        {"type": "text", "text": behind},
+    ]
 
 
 def _id(number: int) -> str:

@@ -17,11 +17,18 @@ from trouper.web.anthropic.thinking import thought
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import MAX_MESSAGES, Ignored
+from trouper.web.http.image_source import (
+    ImageField,
+    ImageParts,
+    content_of,
+    fields_of_source,
+    joined_content,
+)
 from trouper.web.http.leniency import Adapt, Skip, messages_adapted, safe_name
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
-from trouper.web.openai.other_servers import PLACEHOLDER, names_of
+from trouper.web.openai.other_servers import PLACEHOLDER
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
 from trouper.web.output.tool_forms import ToolForm
 
@@ -80,9 +87,9 @@ def _only(*kinds: str) -> Meta:
 
 
 class ImageBlock(SentBack, tag="image", frozen=True):
-    """An image. The model reads text only; a placeholder stands for the image."""
+    """An image. If the model reads text only, a placeholder stands for the image."""
 
-    source: Ignored = None
+    source: ImageField = None
     cache_control: Ignored = None
 
 
@@ -159,12 +166,14 @@ def conversation_of(
     system: str | Sequence[TextBlock] | None,
     messages: Sequence[ConversationTurn],
     tools: Tools = NO_TOOLS,
+    images: ImageParts | None = None,
 ) -> tuple[Json, ...]:
-    """`tools`: offered tools, by whose names the model knows earlier calls."""
+    """`tools`: offered tools, by whose names the model knows earlier calls. `images` reads the
+    images. Raises `RequestFailed` (400)."""
     turns = _system(system)
-    names = CalledNames(tools)
-    for message in messages:
-        turns += _turns(message, names)
+    reader = TurnReader(tools, ImageParts() if images is None else images)
+    for index, message in enumerate(messages):
+        turns += reader.turns(message, f"messages.{index}.content")
     return tuple(_combined(turns))
 
 
@@ -186,22 +195,84 @@ def _system(system: str | Sequence[TextBlock] | None) -> list[Json]:
     return [{"role": "system", "content": text}] if text else []
 
 
-class CalledNames:
-    """The model's names by call id: results have only the id."""
+class TurnReader:
+    """Makes messages of turns. Keeps the model's names by call id: results have only the id."""
 
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self.by_id: dict[str, str] = {}
+    def __init__(self, tools: Tools, images: ImageParts) -> None:
+        self._tools, self._images = tools, images
+        self._names: dict[str, str] = {}
 
-    def call(self, block: ToolUseBlock) -> Json:
-        name = self.by_id[block.id] = self._tools.called(ToolForm(block.name))
+    def turns(self, message: ConversationTurn, path: str) -> list[Json]:
+        """`path`: of the message's content."""
+        if isinstance(message, AssistantTurn):
+            content = message.content
+            return [self._answer([TextBlock(content)] if isinstance(content, str) else content)]
+        role = "user" if isinstance(message, UserTurn) else "system"
+        if isinstance(message.content, str):
+            return [{"role": role, "content": message.content}]
+        return [
+            self._result(block, f"{path}.{index}")
+            if isinstance(block, ToolResultBlock)
+            else {
+                "role": role,
+                "content": content_of([self._piece(block, role, f"{path}.{index}")]),
+            }
+            for index, block in enumerate(message.content)
+        ] or [{"role": role, "content": ""}]
+
+    def _answer(self, blocks: Sequence[AssistantBlock]) -> Json:
+        turn: Json = {
+            "role": "assistant",
+            "content": "\n".join(block.text for block in blocks if isinstance(block, TextBlock)),
+        }
+        calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
+        if calls:
+            turn["tool_calls"] = [self._call(call) for call in calls]
+        thoughts = [
+            thought(block.thinking, block.signature)
+            for block in blocks
+            if isinstance(block, ThinkingBlock)
+        ]
+        if any(thoughts):
+            turn["reasoning_content"] = "\n".join(filter(None, thoughts))
+        return turn
+
+    def _call(self, block: ToolUseBlock) -> Json:
+        name = self._names[block.id] = self._tools.called(ToolForm(block.name))
         return {
             "id": block.id,
             "type": "function",
             "function": {"name": name, "arguments": block.input},
         }
 
-    def described(self, block: ToolReferenceBlock) -> str:
+    def _result(self, block: ToolResultBlock, path: str) -> Json:
+        given = block.content or ""
+        blocks = [TextBlock(given)] if isinstance(given, str) else given
+        pieces = [
+            self._piece(part, "tool", f"{path}.content.{index}")
+            for index, part in enumerate(blocks)
+        ]
+        content = content_of(pieces, "\n")
+        turn = {
+            "role": "tool",
+            "tool_call_id": block.tool_use_id,
+            "content": joined_content("Error: ", content, "") if block.is_error else content,
+        }
+        name = self._names.get(block.tool_use_id)
+        return turn if name is None else turn | {"name": name}
+
+    def _piece(
+        self, block: TextBlock | ImageBlock | ToolReferenceBlock, role: str, path: str
+    ) -> str | Json:
+        if isinstance(block, TextBlock):
+            return block.text
+        if isinstance(block, ToolReferenceBlock):
+            return self._described(block)
+        if not self._images.takes(role, "image"):
+            return PLACEHOLDER
+        return self._images.add(fields_of_source(block.source), path)
+
+    def _described(self, block: ToolReferenceBlock) -> str:
         name = self._tools.called(ToolForm(block.tool_name))
         tool = next(
             (tool for tool in self._tools.offered if tool["function"]["name"] == name), None
@@ -209,73 +280,6 @@ class CalledNames:
         if tool is None or name not in self._tools.deferred:
             return f"The tool {name} is available."
         return f"The tool {name} is available now:\n{json.dumps(tool, ensure_ascii=False)}"
-
-
-def _turns(message: ConversationTurn, names: CalledNames) -> list[Json]:
-    if isinstance(message, AssistantTurn):
-        return [
-            _answer(
-                [TextBlock(message.content)]
-                if isinstance(message.content, str)
-                else message.content,
-                names,
-            )
-        ]
-    role = "user" if isinstance(message, UserTurn) else "system"
-    if isinstance(message.content, str):
-        return [{"role": role, "content": message.content}]
-    return [
-        _result(block, names)
-        if isinstance(block, ToolResultBlock)
-        else {"role": role, "content": _text(block)}
-        for block in message.content
-    ] or [{"role": role, "content": ""}]
-
-
-def _text(block: TextBlock | ImageBlock) -> str:
-    return PLACEHOLDER if isinstance(block, ImageBlock) else block.text
-
-
-def ignored_of(messages: Sequence[ConversationTurn]) -> tuple[str, ...]:
-    turns = [message.content for message in messages if isinstance(message, UserTurn)]
-    blocks = [block for content in turns if isinstance(content, list) for block in content]
-    results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
-    parts = [part for content in results if isinstance(content, list) for part in content]
-    return names_of((*blocks, *parts), ImageBlock)
-
-
-def _answer(blocks: Sequence[AssistantBlock], names: CalledNames) -> Json:
-    turn: Json = {
-        "role": "assistant",
-        "content": "\n".join(block.text for block in blocks if isinstance(block, TextBlock)),
-    }
-    calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
-    if calls:
-        turn["tool_calls"] = [names.call(call) for call in calls]
-    thoughts = [
-        thought(block.thinking, block.signature)
-        for block in blocks
-        if isinstance(block, ThinkingBlock)
-    ]
-    if any(thoughts):
-        turn["reasoning_content"] = "\n".join(filter(None, thoughts))
-    return turn
-
-
-def _result(block: ToolResultBlock, names: CalledNames) -> Json:
-    content = block.content or ""
-    parts = [TextBlock(content)] if isinstance(content, str) else content
-    text = "\n".join(
-        names.described(part) if isinstance(part, ToolReferenceBlock) else _text(part)
-        for part in parts
-    )
-    turn = {
-        "role": "tool",
-        "tool_call_id": block.tool_use_id,
-        "content": f"Error: {text}" if block.is_error else text,
-    }
-    name = names.by_id.get(block.tool_use_id)
-    return turn if name is None else turn | {"name": name}
 
 
 def _combined(turns: Sequence[Json]) -> list[Json]:
@@ -297,7 +301,7 @@ def _both(first: Json, second: Json) -> Json:
     both = first | second
     for name in ("content", "reasoning_content"):
         if first.get(name) and second.get(name):
-            both[name] = f"{first[name]}\n{second[name]}"
+            both[name] = joined_content(first[name], second[name], "\n")
         elif name in both:
             both[name] = first.get(name) or second.get(name) or ""
     calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]

@@ -18,7 +18,6 @@ from trouper.web.anthropic.message_history import (
     blocks_adapted,
     continues,
     conversation_of,
-    ignored_of,
 )
 from trouper.web.anthropic.message_tools import (
     CustomTools,
@@ -37,6 +36,7 @@ from trouper.web.http.field_types import (
     Share,
     StopString,
 )
+from trouper.web.http.image_source import ImageParts
 from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, Json, Refused, needs
@@ -247,16 +247,19 @@ def _sampling(request: MessagesRequest, default_seed: int | None) -> Sampling:
 
 
 def messages_to_generate(
-    request: MessagesRequest, request_id: str, default_seed: int | None
+    request: MessagesRequest,
+    request_id: str,
+    default_seed: int | None,
+    images: ImageParts | None = None,
 ) -> Generate:
-    """Raises `RequestFailed` (400)."""
+    """`images` reads the images. Raises `RequestFailed` (400)."""
     if request.min_tokens > request.max_tokens:
         raise combination(
             f"min_tokens must be at most max_tokens, which is {request.max_tokens}", "min_tokens"
         )
     return Generate(
         request_id=request_id,
-        prompt=prompt_of(request),
+        prompt=prompt_of(request, images),
         sampling=_sampling(request, default_seed),
         # With max_tokens 0 one token is generated and not shown.
         max_tokens=request.max_tokens or 1,
@@ -271,10 +274,11 @@ def messages_to_generate(
     )
 
 
-def prompt_of(request: CountRequest) -> ChatPrompt:
+def prompt_of(request: CountRequest, images: ImageParts | None = None) -> ChatPrompt:
+    images = ImageParts() if images is None else images
     tools, thinking, output = request.parsed_tools, request.parsed_thinking, request.parsed_output
     _check_together(tools, thinking, output)
-    messages = conversation_of(request.system, request.messages, tools)
+    messages = conversation_of(request.system, request.messages, tools, images)
     bound = bool(tools.forced) or output.grammar is not None
     kwargs: Json = {"enable_thinking": thinking.enabled and not bound}
     if output.effort is not None:
@@ -284,7 +288,7 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
         kwargs["tools"] = tools.described
     if continues(messages):
         kwargs |= {"add_generation_prompt": False, "continue_final_message": True}
-    return ChatPrompt(messages, kwargs, ignored_of(request.messages))
+    return ChatPrompt(messages, kwargs, images.unread)
 
 
 def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:

@@ -15,6 +15,7 @@ from trouper.web.anthropic.messages import (
     prompt_of,
 )
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
+from trouper.web.http.image_source import ImageParts
 from trouper.web.http.json_response import as_json
 from trouper.web.http.request_schema import ref
 from trouper.web.output.call_or_answer import with_calls
@@ -55,9 +56,11 @@ class Anthropic:
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         request_id, tools = self._service.request_id, parsed.parsed_tools
+        images = ImageParts(self._service.image_roles(served))
         generate = await self._service.run_off_loop(
-            messages_to_generate, parsed, request_id, served.runtime.settings.seed
+            messages_to_generate, parsed, request_id, served.runtime.settings.seed, images
         )
+        [generate] = await self._service.with_images([generate], images)
         [generate] = with_calls([generate], tools, served.runtime.tokenizer, self._service.report)
         [answer] = await self._service.submit(served, [generate], parsed.priority)
         parser: OutputParser | None = None
@@ -89,5 +92,8 @@ class Anthropic:
         self._service.account(served.name)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
-        prompt = await self._service.run_off_loop(prompt_of, parsed)
+        images = ImageParts(self._service.image_roles(served))
+        prompt = await self._service.prompt_with_images(
+            await self._service.run_off_loop(prompt_of, parsed, images), images
+        )
         return as_json({"input_tokens": len(await self._service.tokens(served, prompt))})

@@ -16,7 +16,7 @@ from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_table import STATUSES, TIMES, Batch, BatchSpec
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.input_lines import BatchEndpoint
-from trouper.web.batches.stored_files import PURPOSES, new_file_id
+from trouper.web.batches.stored_files import PURPOSES, UPLOADED, new_file_id
 from trouper.web.http.body_faults import ordered, says
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Filled
@@ -121,8 +121,12 @@ COMPONENTS: Json = {"FileObject": FILE, "Batch": BATCH}
 UPLOAD_FORM: Json = {
     "type": "object",
     "properties": {
-        "file": {"type": "string", "format": "binary", "description": "A JSON object a line."},
-        "purpose": {"type": "string", "enum": ["batch"]},
+        "file": {
+            "type": "string",
+            "format": "binary",
+            "description": "A JSON object a line for a batch, or an image.",
+        },
+        "purpose": {"type": "string", "enum": list(UPLOADED)},
     },
     "required": ["file", "purpose"],
     "additionalProperties": False,

@@ -38,12 +38,14 @@ class Batching:
             self.storage,
             LineRunner(app),
             settings.batch_rows,
-            settings.max_body_bytes,
+            settings.body_limit(images=True),
             check_model=self._check_model,
             budget=service.budget,
         )
         self._finished = service.models.finished
-        self.groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
+        files = Files(service, self.storage)
+        service.read_upload = files.read_image
+        self.groups = (files, Batches(service, self.storage, self.worker))
 
     def _check_model(self, name: str, owner: str) -> None:
         """Raises `RequestFailed` (404) unless the batch's key may use the model."""

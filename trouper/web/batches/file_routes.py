@@ -20,7 +20,14 @@ from trouper.web.batches.batch_routes import (
     UPLOAD_FORM,
 )
 from trouper.web.batches.batch_storage import BatchStorage, too_large
-from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload, on_disk
+from trouper.web.batches.stored_files import (
+    PURPOSES,
+    UPLOADED,
+    Purpose,
+    StoredFile,
+    Upload,
+    on_disk,
+)
 from trouper.web.http.json_response import as_json
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.paced_body import PacedBody
@@ -47,7 +54,7 @@ class Files:
         method="POST",
         path="/v1/files",
         operation="createFile",
-        summary="Store a file of requests for a batch",
+        summary="Store requests for a batch, or an image",
         form=UPLOAD_FORM,
         answer=ref("FileObject"),
     )
@@ -67,22 +74,25 @@ class Files:
         try:
             with self._storage.written_for_client():
                 await form.receive(cast("UploadBody", request.body), settings.body_timeout_s)
-                upload = self._checked(form)
+                upload, purpose = self._checked(form)
                 with trio.CancelScope(shield=True):
-                    file = await self._storage.files.keep(upload, form.filename, now())
+                    file = await self._storage.files.keep(upload, form.filename, now(), purpose)
         finally:
             if form.upload is not None:
                 self._storage.files.end(form.upload)
         return as_json(file.body())
 
-    def _checked(self, form: UploadForm) -> Upload:
+    def _checked(self, form: UploadForm) -> tuple[Upload, Purpose]:
         """Raises `RequestFailed` (400)."""
-        purpose = form.fields.pop("purpose", None)
-        if purpose is None:
+        given = form.fields.pop("purpose", None)
+        if given is None:
             raise bad_request("purpose is required", "purpose", "missing_required_parameter")
-        if purpose != b"batch":
+        purpose = next((known for known in UPLOADED if known.encode() == given), None)
+        if purpose is None:
             raise bad_request(
-                "purpose must be batch: files are for batches only", "purpose", "invalid_value"
+                f"purpose must be one of {', '.join(UPLOADED)}: files are for batches and images",
+                "purpose",
+                "invalid_value",
             )
         report = self._service.report
         for name in form.fields:
@@ -93,7 +103,15 @@ class Files:
                 raise bad_request(message, name[:80], "unsupported_parameter")
         if form.upload is None:
             raise bad_request("file is required", "file", "missing_required_parameter")
-        return form.upload
+        return form.upload, purpose
+
+    async def read_image(self, file_id: str, path: str) -> bytes:
+        """Read a file of this key for the image part at `path`. Raises `RequestFailed` (400, 404,
+        413, 429, 503)."""
+        await self._storage.open(create=False)
+        file = self._storage.files.get(file_id, self._service.key_identities, path)
+        self._service.hold(file.bytes)
+        return await self._storage.files.read_image(file, path)
 
     @ENDPOINT(
         method="GET",

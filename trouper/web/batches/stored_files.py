@@ -1,4 +1,4 @@
-"""Input and output files of batches.
+"""Input and output files of batches, and images that requests name.
 
 Content is a file named by id. The description is a row of the database, written last and deleted
 first. The next start removes content without a row.
@@ -21,14 +21,19 @@ import trio
 
 from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.private_files import FILE_MODE, make_private
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.web.http.image_source import MAX_IMAGE_BYTES
+from trouper.web.http.image_source import too_large as image_too_large
 from trouper.web.serving.state_database import StateDatabase
 
 AT_ONCE = 16
 """Threads for content; a batch, upload or download uses one at a time. Answers are formatted on
 other threads: a file system that hangs (NFS, FUSE) leaves those free."""
-Purpose = Literal["batch", "batch_output"]
-PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output")
+Purpose = Literal["batch", "batch_output", "vision", "user_data"]
+PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output", "vision", "user_data")
+UPLOADED: tuple[Purpose, ...] = ("batch", "vision", "user_data")
+"""Purposes of clients' files."""
+IMAGES: tuple[Purpose, ...] = ("vision", "user_data")
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 _limiter = trio.lowlevel.RunVar[trio.CapacityLimiter]("threads for the content of files")
@@ -190,14 +195,16 @@ class FileStore:
         self._uploads.add(upload)
         return upload
 
-    async def keep(self, upload: Upload, filename: str, created_at: int) -> StoredFile:
+    async def keep(
+        self, upload: Upload, filename: str, created_at: int, purpose: Purpose = "batch"
+    ) -> StoredFile:
         """Make a received file durable and visible."""
         await on_disk(upload.content.sync)
         file = StoredFile(
             id=upload.id,
             filename=filename,
             bytes=upload.content.size,
-            purpose="batch",
+            purpose=purpose,
             created_at=created_at,
             owner=upload.owner,
         )
@@ -257,6 +264,15 @@ class FileStore:
             message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"
             raise RequestFailed(Problem(404, message, param=param, code="file_not_found"))
         return file
+
+    async def read_image(self, file: StoredFile, path: str) -> bytes:
+        """Read a file for the image part at `path`. Raises `RequestFailed` (400)."""
+        if file.purpose not in IMAGES:
+            message = f"{path}: the purpose of this file is {file.purpose}, not vision or user_data"
+            raise bad_request(message, path, "invalid_value")
+        if file.bytes > MAX_IMAGE_BYTES:
+            raise image_too_large(path)
+        return await on_disk(self.path(file.id).read_bytes)
 
     def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:
         """Owners' files (None: all), the oldest first."""

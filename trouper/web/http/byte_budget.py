@@ -29,9 +29,7 @@ STEP = 2**16
 
 
 def default_bytes(settings: ServerSettings) -> int:
-    return max(
-        min(MAX_DEFAULT, main_memory_bytes() // MEMORY_PART), BODIES * settings.max_body_bytes
-    )
+    return max(min(MAX_DEFAULT, main_memory_bytes() // MEMORY_PART), BODIES * settings.body_limit())
 
 
 class ByteBudget:

@@ -47,6 +47,7 @@ HEALTH = full(
         "tool_parser": TEXT,
         "reasoning_parser": TEXT,
         "adapted_messages": {"type": "object", "additionalProperties": TEXT},
+        "images": full({"roles": array(TEXT), "reason": TEXT}),
         "batches": OBJECT,
         "api_key_file": TEXT,
     },
@@ -110,7 +111,17 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "tool_parser": runtime.model.tool_parser,
         "reasoning_parser": runtime.model.reasoning_parser,
         "adapted_messages": dict(runtime.model.adapted_messages),
+        "images": _images(runtime.model),
     }
+
+
+def _images(card: ModelCard) -> dict[str, Any]:
+    """Return the roles whose images are read, and why there are none."""
+    roles = [] if card.images is None else sorted(card.image_roles)
+    reason = card.no_images
+    if card.images is not None and not roles:
+        reason = "the chat template has no place for images"
+    return {"roles": roles, "reason": reason}
 
 
 def _model_memory(runtime: Runtime, health: Health) -> dict[str, int]:

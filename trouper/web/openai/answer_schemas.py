@@ -130,6 +130,7 @@ def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
     return with_properties({**shared, "usage": usage, **more}, *shared, *required)
 
 
+INPUTS = array({"enum": ["text", "image"]})
 SOMETIMES: Json = {
     "parent": TEXT,
     "root": TEXT,
@@ -138,6 +139,9 @@ SOMETIMES: Json = {
     "max_input_tokens": COUNT,
     "max_tokens": COUNT,
     "tool_calls": FLAG,
+    "input_modalities": INPUTS,
+    "architecture": full({"input_modalities": INPUTS, "output_modalities": array(TEXT)}),
+    "capabilities": array({"enum": ["completion", "multimodal"]}),
     "weights_bytes": COUNT,
     "kind": {"enum": ["generator", "embedder"]},
     "quantization": TEXT,

@@ -13,10 +13,11 @@ from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Count, Length
+from trouper.web.http.image_source import ImageParts
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.openai import schemas
-from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
+from trouper.web.openai.chat_messages import AssistantMessage, Messages, messages_of
 from trouper.web.openai.chat_tools import ChatTools, ToolChoice, tools_of
 from trouper.web.openai.other_servers import (
     BUDGETS,
@@ -106,9 +107,13 @@ class ChatRequest(Parameters, kw_only=True, frozen=True):
 
 
 def chat_to_generate(
-    request: ChatRequest, request_id: str, default_seed: int | None
+    request: ChatRequest,
+    request_id: str,
+    default_seed: int | None,
+    images: ImageParts | None = None,
 ) -> tuple[Generate, ...]:
-    """Raises `RequestFailed` (400)."""
+    """`images` reads the images. Raises `RequestFailed` (400)."""
+    images = ImageParts() if images is None else images
     tools = request.parsed_tools
     kwargs = template_kwargs(request.chat_template_kwargs)
     if tools.described:
@@ -119,8 +124,8 @@ def chat_to_generate(
         if request.max_completion_tokens is None
         else request.max_completion_tokens
     )
-    messages = messages_of(request.messages, tools)
-    prompt = ChatPrompt(messages, kwargs, ignored_of(request.messages))
+    messages = messages_of(request.messages, tools, images)
+    prompt = ChatPrompt(messages, kwargs, images.unread)
     generate = attrs.evolve(
         generate_of(request, request_id, prompt, default_seed, limit),
         logprobs=_top_logprobs(request),
@@ -169,7 +174,7 @@ def about_the_end(request: EndsConversation) -> dict[str, Any]:
             "continue_final_message needs add_generation_prompt: false, or neither",
             "continue_final_message",
         )
-    if messages_of(request.messages or ())[-1]["role"] != "assistant":
+    if not isinstance((request.messages or (None,))[-1], AssistantMessage):
         raise combination(
             "continue_final_message needs a last message of the assistant", "continue_final_message"
         )

@@ -11,12 +11,13 @@ from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import says
 from trouper.web.http.body_parsing import checked_text, json_type
 from trouper.web.http.field_types import MAX_MESSAGES, Ignored, Text
+from trouper.web.http.image_source import ImageField, ImageParts, content_of, fields_of
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_tools import PastCalls, past_calls
-from trouper.web.openai.other_servers import PLACEHOLDER, names_of
+from trouper.web.openai.other_servers import PLACEHOLDER
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
 
 NOT_TEXT = "{path} must be a string or an array of parts, not {type}"
@@ -31,9 +32,9 @@ class TextPart(SentBack, tag="text", frozen=True):
 
 
 class ImagePart(SentBack, tag="image_url", frozen=True):
-    """An image. The model reads text only; a placeholder stands for the image."""
+    """An image. If the model reads text only, a placeholder stands for the image."""
 
-    image_url: Ignored = None
+    image_url: ImageField = None
     cache_control: Ignored = None
     prompt_cache_breakpoint: Ignored = None
 
@@ -114,18 +115,23 @@ ROLES: dict[type, str] = {
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def messages_of(messages: Sequence[ChatMessage], tools: Tools = NO_TOOLS) -> tuple[Json, ...]:
-    """`tools`: offered tools, by whose names the model knows earlier calls. Raises `RequestFailed`
-    (400)."""
+def messages_of(
+    messages: Sequence[ChatMessage], tools: Tools = NO_TOOLS, images: ImageParts | None = None
+) -> tuple[Json, ...]:
+    """`tools`: offered tools, by whose names the model knows earlier calls. `images` reads the
+    images. Raises `RequestFailed` (400)."""
+    images = ImageParts() if images is None else images
     return tuple(
-        _plain(message, f"messages.{index}", tools) for index, message in enumerate(messages)
+        _plain(message, f"messages.{index}", tools, images)
+        for index, message in enumerate(messages)
     )
 
 
-def _plain(message: ChatMessage, path: str, tools: Tools) -> Json:
+def _plain(message: ChatMessage, path: str, tools: Tools, images: ImageParts) -> Json:
     if isinstance(message, AssistantMessage):
-        return _answer(message, path, tools)
-    plain: Json = {"role": ROLES[type(message)], "content": _text(message.content, path)}
+        return _answer(message, path, tools, images)
+    role = ROLES[type(message)]
+    plain: Json = {"role": role, "content": _content(message.content, path, role, images)}
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
         plain["tool_call_id"] = checked_text(message.tool_call_id, f"{path}.tool_call_id")
     if message.name is not None:
@@ -133,11 +139,12 @@ def _plain(message: ChatMessage, path: str, tools: Tools) -> Json:
     return plain
 
 
-def _answer(message: AssistantMessage, path: str, tools: Tools) -> Json:
+def _answer(message: AssistantMessage, path: str, tools: Tools, images: ImageParts) -> Json:
     if message.content is None and not message.tool_calls:
         detail = NOT_TEXT.format(path=f"{path}.content", type=json_type(None))
         raise bad_request(detail, f"{path}.content", "invalid_type")
-    plain: Json = {"role": "assistant", "content": _text(message.content or "", path)}
+    content = _content(message.content or "", path, "assistant", images)
+    plain: Json = {"role": "assistant", "content": content}
     if message.tool_calls:
         plain["tool_calls"] = past_calls(message.tool_calls, f"{path}.tool_calls", tools)
     for name, value in (("reasoning_content", message.reasoning_content), ("name", message.name)):
@@ -146,18 +153,19 @@ def _answer(message: AssistantMessage, path: str, tools: Tools) -> Json:
     return plain
 
 
-def ignored_of(messages: Sequence[ChatMessage]) -> tuple[str, ...]:
-    """Types of the parts that placeholders replace."""
-    contents = [message.content for message in messages if isinstance(message.content, list)]
-    return names_of((part for content in contents for part in content), ImagePart)
-
-
-def _text(content: str | Sequence[TextPart | ImagePart], path: str) -> str:
+def _content(
+    content: str | Sequence[TextPart | ImagePart], path: str, role: str, images: ImageParts
+) -> str | list[Json]:
     if isinstance(content, str):
         return checked_text(content, f"{path}.content")
-    return "".join(
-        PLACEHOLDER
-        if isinstance(part, ImagePart)
-        else checked_text(part.text, f"{path}.content.{index}.text")
-        for index, part in enumerate(content)
+    return content_of(
+        _piece(part, f"{path}.content.{index}", role, images) for index, part in enumerate(content)
     )
+
+
+def _piece(part: TextPart | ImagePart, path: str, role: str, images: ImageParts) -> str | Json:
+    if isinstance(part, TextPart):
+        return checked_text(part.text, f"{path}.text")
+    if not images.takes(role, "image_url"):
+        return PLACEHOLDER
+    return images.add(fields_of({"image_url": part.image_url}), path)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trouper.actors.runtime.served_models import ModelEntry
+from trouper.protocol.model import ModelCard
 from trouper.protocol.paths import encodable
 from trouper.web.serving.tool_support import can_call_tools
 
@@ -20,6 +21,7 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
         context = listed.runtime.context_length
         sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
+        sizes |= _modalities(listed.runtime.model)
         for card in listed.runtime.adapters:
             sizes |= (
                 {"root": encodable(card.directory), "rank": card.rank}
@@ -55,6 +57,16 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
     if listed.problem is not None and not adapter:
         state["problem"] = listed.problem.message
     return openai | sizes | state | anthropic
+
+
+def _modalities(card: ModelCard) -> dict[str, Any]:
+    """What a model reads, in the words of OpenRouter's clients and of llama.cpp's."""
+    inputs = ["text"] if card.images is None else ["text", "image"]
+    return {
+        "input_modalities": inputs,
+        "architecture": {"input_modalities": inputs, "output_modalities": ["text"]},
+        "capabilities": ["completion"] if card.images is None else ["completion", "multimodal"],
+    }
 
 
 def listing_body(entries: Sequence[ModelEntry]) -> dict[str, Any]:

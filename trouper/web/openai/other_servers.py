@@ -2,8 +2,8 @@
 OpenRouter, DashScope), converted in lenient readings.
 
 `NOT_SKIPPED` has the names whose loss would make an answer wrong. Tools that a server would run are
-left out and named. A placeholder stands for each part but text: an error would fail every later
-request of a conversation.
+left out and named. A placeholder stands for each part but text and images: an error would fail
+every later request of a conversation.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import attrs
-import msgspec
 
 from trouper.protocol.sampling import Sampling
 from trouper.web.http.field_types import HUGE
+from trouper.web.http.image_source import url_fields_of
 from trouper.web.http.leniency import (
     Json,
     Skip,
@@ -28,13 +28,6 @@ from trouper.web.http.leniency import (
 
 PLACEHOLDER = "[An image was sent here. This model reads text only.]"
 """The same for every image and turn: the prefix stays cached."""
-
-
-def names_of(parts: Iterable[Any], kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Return the API's name of `kind` if one of these parts has that kind."""
-    return (
-        (str(kind.__struct_config__.tag),) if any(isinstance(part, kind) for part in parts) else ()
-    )
 
 
 LENGTHS = ("max_new_tokens", "n_predict", "num_predict", "max_gen_len", "max_tokens_to_sample")
@@ -366,7 +359,15 @@ class PartTypes:
     text: str
     image: str
 
+    def image_part(self, part: Json) -> Json:
+        """Return an image part of another dialect in this one's form."""
+        fields = {name: value for name, value in url_fields_of(part).items() if value is not None}
+        if self.image == "image_url":
+            return {"type": self.image, "image_url": fields}
+        return {"type": self.image} | {FLAT.get(name, name): fields[name] for name in fields}
 
+
+FLAT = {"url": "image_url"}
 CHAT = PartTypes(("text", "image_url"), "text", "image_url")
 RESPONSES = PartTypes(
     ("input_text", "output_text", "refusal", "input_image"), "input_text", "input_image"
@@ -413,6 +414,6 @@ def _read(part: Any, role: object, types: PartTypes, path: str, skip: Skip) -> l
     if isinstance(text, str):
         return [{"type": types.text, "text": text}]
     if kind in IMAGES and role in READ_ROLES:
-        return [{"type": types.image}]
+        return [types.image_part(part)]
     skip(f"{path}.{safe_name(kind)}")
     return [{"type": types.text, "text": FILE}] if role in READ_ROLES else []

@@ -11,6 +11,7 @@ from trouper.actors.runtime.prompt_tokenizing import characters_of
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
+from trouper.web.http.image_source import ImageParts
 from trouper.web.http.json_response import as_json, formatted
 from trouper.web.http.request_schema import Json, either, ref, titled
 from trouper.web.openai import answer_schemas, embeddings, infill
@@ -76,9 +77,11 @@ class OpenAi:
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         seed = served.runtime.settings.seed
+        images = ImageParts(self._service.image_roles(served))
         generates = await self._service.run_off_loop(
-            chat_to_generate, parsed, self._service.request_id, seed
+            chat_to_generate, parsed, self._service.request_id, seed, images
         )
+        generates = await self._service.with_images(generates, images)
         extras = Extras(stream_options(parsed), parsed.return_token_ids, parsed.n)
         tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
         generates = with_calls(generates, tools, tokenizer, self._service.report)
@@ -220,7 +223,9 @@ class OpenAi:
         parsed = await self._service.read(TokenizeRequest.parse)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
-        prompt = await self._service.run_off_loop(prompt_of, parsed)
+        images = ImageParts(self._service.image_roles(served))
+        prompt = await self._service.run_off_loop(prompt_of, parsed, images)
+        prompt = await self._service.prompt_with_images(prompt, images)
         tokens = await self._service.tokens(served, prompt)
         text, size = served.runtime.tokenizer.token_text, served.runtime.context_length
         if parsed.return_token_strs:

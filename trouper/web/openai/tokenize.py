@@ -13,12 +13,13 @@ from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import MAX_TOKENS, Model, TokenId
+from trouper.web.http.image_source import ImageParts
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_completions import about_the_end
-from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
+from trouper.web.openai.chat_messages import Messages, messages_of
 from trouper.web.openai.chat_tools import ChatTools, tools_of
 from trouper.web.openai.other_servers import chat_adapted, tools_adapted
 from trouper.web.openai.parameters import TemplateKwargs, template_kwargs
@@ -65,8 +66,8 @@ class DetokenizeRequest(Body, kw_only=True, frozen=True):
     tokens: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
 
 
-def prompt_of(request: TokenizeRequest) -> Prompt:
-    """Raises `RequestFailed` (400)."""
+def prompt_of(request: TokenizeRequest, images: ImageParts | None = None) -> Prompt:
+    """`images` reads the images. Raises `RequestFailed` (400)."""
     if request.prompt is not None:
         for name in OF_MESSAGES:
             if getattr(request, name) not in (None, False):
@@ -76,7 +77,8 @@ def prompt_of(request: TokenizeRequest) -> Prompt:
     messages, tools = request.messages or (), tools_of(request.tools, None, None)
     kwargs = {"tools": tools.described} if tools.described else {}
     kwargs |= about_the_end(request) | template_kwargs(request.chat_template_kwargs)
-    return ChatPrompt(messages_of(messages, tools), kwargs, ignored_of(messages))
+    images = ImageParts() if images is None else images
+    return ChatPrompt(messages_of(messages, tools, images), kwargs, images.unread)
 
 
 def text_bytes_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> int:

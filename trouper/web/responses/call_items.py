@@ -11,9 +11,9 @@ from msgspec import Meta
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import says
 from trouper.web.http.field_types import Ignored
+from trouper.web.http.image_source import ImageField
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import SentBack
-from trouper.web.openai.other_servers import PLACEHOLDER
 from trouper.web.output.tool_forms import Json, ToolForm, ToolKind
 from trouper.web.responses.schemas import STATUSES
 
@@ -60,13 +60,22 @@ class InputText(SentBack, tag="input_text", frozen=True):
 
 
 class InputImage(SentBack, tag="input_image", frozen=True):
-    """An image. The model reads text only, so a placeholder stands for it, also in what is
+    """An image. If the model reads text only, a placeholder stands for it, also in what is
     stored."""
 
-    image_url: Ignored = None
-    file_id: Ignored = None
-    detail: Ignored = None
+    image_url: ImageField = None
+    file_id: ImageField = None
+    detail: ImageField = None
     prompt_cache_breakpoint: Ignored = None
+
+    def stored(self) -> Json:
+        """Return the part as OpenAI's clients read it."""
+        return {
+            "type": "input_image",
+            "detail": self.detail or "auto",
+            "file_id": self.file_id,
+            "image_url": self.image_url,
+        }
 
 
 class OutputText(SentBack, tag="output_text", frozen=True):
@@ -144,11 +153,12 @@ def tool_of(item: Json) -> ToolForm:
 
 
 def plain_output(output: str | list[InputText | InputImage]) -> str | list[Json]:
-    """Return an output as stored, with placeholders for images."""
+    """Return an output as stored."""
     if isinstance(output, str):
         return output
-    texts = [PLACEHOLDER if isinstance(part, InputImage) else part.text for part in output]
-    return [{"type": "input_text", "text": text} for text in texts]
+    return [
+        part.stored() if isinstance(part, InputImage) else input_text(part.text) for part in output
+    ]
 
 
 class _CallOfEarlierTurn(ConversationItem, kw_only=True, frozen=True):
@@ -329,8 +339,17 @@ CallOutputItem = (
 )
 
 
-def output_text(item: Json) -> str:
-    """Return an output's text for the model."""
+def output_parts(item: Json) -> list[Json]:
+    """Return an output's parts for the model."""
+    output = item["output"]
+    return output if isinstance(output, list) and _is_plain(item) else [input_text(_text(item))]
+
+
+def _is_plain(item: Json) -> bool:
+    return item["type"] not in ("shell_call_output", "apply_patch_call_output")
+
+
+def _text(item: Json) -> str:
     output = item["output"]
     match item["type"]:
         case "shell_call_output" if not isinstance(output, str):
@@ -339,7 +358,7 @@ def output_text(item: Json) -> str:
             return output or (
                 "The patch was applied." if item["status"] == "completed" else "The patch failed."
             )
-    return output if isinstance(output, str) else "".join(part["text"] for part in output)
+    return str(output)
 
 
 def _shell_output(part: Json) -> str:

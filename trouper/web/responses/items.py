@@ -3,7 +3,7 @@ template."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -12,10 +12,11 @@ from trouper.protocol.problems import Problem, RequestFailed, bad_request, quote
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination, json_type
 from trouper.web.http.field_types import Ignored, JsonText
+from trouper.web.http.image_source import ImageParts, content_of, fields_of
 from trouper.web.http.leniency import Adapt, Skip, known_value, safe_name
 from trouper.web.http.request_body import SentBack
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
-from trouper.web.openai.other_servers import PLACEHOLDER, item_adapted, names_of
+from trouper.web.openai.other_servers import PLACEHOLDER, item_adapted
 from trouper.web.output.dialect import Json
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
 from trouper.web.responses.call_items import (
@@ -30,13 +31,12 @@ from trouper.web.responses.call_items import (
     InputImage,
     InputText,
     OutputText,
-    PlainOutputItem,
     ReasoningText,
     RefusalText,
     SummaryText,
     input_text,
     not_a_part,
-    output_text,
+    output_parts,
     refuse_part,
     text_part,
     tool_of,
@@ -73,7 +73,7 @@ class InputMessage(ConversationItem, tag="message", kw_only=True, frozen=True):
         if isinstance(part, InputImage):
             if self.role == "assistant":
                 refuse_part((*PARTS, "refusal"), "input_image", path)
-            return input_text(PLACEHOLDER)
+            return part.stored()
         if not isinstance(part, RefusalText):
             return text_part(part.text) if self.role == "assistant" else input_text(part.text)
         if self.role != "assistant":
@@ -136,19 +136,6 @@ KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, "item_reference")
 PATCH_OUTPUT = "apply_patch_call_output"
 """Items whose status is content: whether a patch could be applied."""
 TOOL_ITEMS = ("additional_tools", "tool_search_output")
-
-
-def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:
-    """Return the types of parts replaced by a placeholder."""
-    contents: list[Sequence[object]] = []
-    for item in items if items is not None and not isinstance(items, str) else ():
-        if isinstance(item, InputMessage):
-            contents.append(item.content)
-        elif isinstance(item, PlainOutputItem):
-            contents.append(item.output)
-    return names_of(
-        (part for content in contents if isinstance(content, list) for part in content), InputImage
-    )
 
 
 def explain_input(value: Any, path: str) -> None:
@@ -276,26 +263,40 @@ def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
 # -- what the model reads ------------------------------------------------------------------------
 
 
+EARLIER = "previous_response_id"
+"""Path of images in items before `input`."""
+
+
 def messages_of(
-    instructions: str | None, items: Iterable[Json], tools: Tools = NO_TOOLS
+    instructions: str | None,
+    items: Sequence[Json],
+    tools: Tools = NO_TOOLS,
+    images: ImageParts | None = None,
+    *,
+    earlier: int = 0,
 ) -> tuple[Json, ...]:
     """Convert items to chat messages, one per turn of reasoning, text and calls. `tools` are the
-    tools offered now, under the names in earlier calls."""
+    tools offered now, under the names in earlier calls. `images` reads the images; the first
+    `earlier` items come before the request's `input`. Raises `RequestFailed` (400)."""
+    images = ImageParts() if images is None else images
     messages: list[Json] = (
         [] if instructions is None else [{"role": "system", "content": instructions}]
     )
     turn: Json | None = None
     """The assistant message that the next items may extend."""
-    for item in items:
+    for index, item in enumerate(items, -earlier):
+        path = f"input.{index}" if index >= 0 else EARLIER
         match item["type"]:
             case "message" if item["role"] != "assistant":
                 turn = None
                 role = "system" if item["role"] == "developer" else item["role"]
-                messages.append({"role": role, "content": _text(item["content"])})
+                content = _content(item["content"], role, f"{path}.content", images)
+                messages.append({"role": role, "content": content})
             case kind if kind in OUTPUTS:
                 turn = None
+                content = _content(output_parts(item), "tool", f"{path}.output", images)
                 messages.append(
-                    {"role": "tool", "content": output_text(item), "tool_call_id": item["call_id"]}
+                    {"role": "tool", "content": content, "tool_call_id": item["call_id"]}
                 )
             case kind:
                 if turn is None or not _continues(turn, kind):
@@ -303,6 +304,47 @@ def messages_of(
                     messages.append(turn)
                 _extend(turn, item, tools)
     return tuple(messages)
+
+
+def _content(parts: Sequence[Json], role: str, path: str, images: ImageParts) -> str | list[Json]:
+    return content_of(
+        _piece(part, role, path if path.startswith(EARLIER) else f"{path}.{index}", images)
+        for index, part in enumerate(parts)
+    )
+
+
+def _piece(part: Json, role: str, path: str, images: ImageParts) -> str | Json:
+    if part["type"] != "input_image":
+        return _text([part])
+    if not images.takes(role, "input_image"):
+        return PLACEHOLDER
+    return images.add(fields_of(part), path)
+
+
+def has_images(items: Iterable[Json]) -> bool:
+    return any(part.get("type") == "input_image" for item in items for part in _parts(item))
+
+
+def _parts(item: Json) -> list[Json]:
+    parts = item.get("content" if item["type"] == "message" else "output")
+    return parts if isinstance(parts, list) else []
+
+
+def with_placeholders(items: Iterable[Json], roles: Collection[str]) -> tuple[Json, ...]:
+    """Return items as stored: placeholders for the images of roles that the model does not read."""
+    return tuple(_with_placeholders(item, roles) for item in items)
+
+
+def _with_placeholders(item: Json, roles: Collection[str]) -> Json:
+    role, name = (item["role"], "content") if item["type"] == "message" else ("tool", "output")
+    if role in roles or not has_images([item]):
+        return item
+    return item | {
+        name: [
+            input_text(PLACEHOLDER) if part.get("type") == "input_image" else part
+            for part in _parts(item)
+        ]
+    }
 
 
 def _continues(turn: Json, kind: str) -> bool:

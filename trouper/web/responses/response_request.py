@@ -40,7 +40,7 @@ from trouper.web.openai.parameters import (
 from trouper.web.openai.response_format import TextOutputFormat, format_grammar
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses import schemas
-from trouper.web.responses.items import Input, ignored_of, known_items, with_types
+from trouper.web.responses.items import Input, known_items, with_types
 from trouper.web.responses.response_tools import (
     TOOL_TYPES,
     FlatToolChoice,
@@ -296,11 +296,16 @@ def _logprobs(request: ResponseRequest) -> int | None:
 
 
 def response_to_generate(
-    resolved: ResolvedRequest, messages: tuple[Json, ...], request_id: str, default_seed: int | None
+    resolved: ResolvedRequest,
+    messages: tuple[Json, ...],
+    request_id: str,
+    default_seed: int | None,
+    unread: tuple[str, ...] = (),
 ) -> Generate:
-    """Build the runtime's request. Raises `RequestFailed` (400) naming the parameter."""
+    """Build the runtime's request. `unread`: types of parts that are placeholders in `messages`.
+    Raises `RequestFailed` (400) naming the parameter."""
     request = resolved.request
-    prompt = ChatPrompt(messages, _variables(resolved), ignored_of(request.input))
+    prompt = ChatPrompt(messages, _variables(resolved), unread)
     return attrs.evolve(
         generate_of(request, request_id, prompt, default_seed, request.max_output_tokens),
         logprobs=resolved.logprobs,

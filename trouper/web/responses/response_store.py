@@ -2,8 +2,8 @@
 least recently used response: one key may fill the store, yet keeps no other key from an equal
 share.
 
-Items of a conversation are stored once, with the response that brought them in. A row without
-`used` is a deleted or evicted response whose items a later response needs.
+Items of a conversation are stored once, with the response that brought them in; images once per
+key. A row without `used` is a deleted or evicted response whose items a later response needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from sqlite3 import Connection
 from typing import TypeVar
@@ -25,6 +25,7 @@ import trio
 from trouper.protocol.problems import Problem, RequestFailed, is_shortage, quoted
 from trouper.protocol.settings import ServerSettings
 from trouper.web.output.dialect import Json
+from trouper.web.responses import stored_images
 from trouper.web.serving.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog
 
@@ -213,8 +214,14 @@ def _exists(connection: Connection, response_id: str | None) -> bool:
 def _insert_items(
     connection: Connection, response_id: str, owner: str, items: Sequence[Json]
 ) -> int:
-    """Returns the bytes of the items."""
-    rows = [(response_id, owner, item["id"], msgspec.json.encode(item)) for item in items]
+    """Returns the bytes of the items without their images."""
+    rows = list[tuple[str, str, str, bytes]]()
+    urls: dict[str, str] = {}
+    for item in items:
+        kept, found = stored_images.take_out(item)
+        rows.append((response_id, owner, item["id"], msgspec.json.encode(kept)))
+        urls |= found
+    stored_images.insert(connection, response_id, owner, urls)
     connection.executemany(
         "INSERT INTO items (response, owner, id, item) VALUES (?, ?, ?, ?)", rows
     )
@@ -233,38 +240,38 @@ def _use(
         return None
     connection.execute("UPDATE responses SET used = ? WHERE id = ?", (used, response_id))
     owner, previous, inputs, body, logged = row
-    items = _decode(
-        connection.execute(
-            "SELECT item FROM items WHERE response = ? ORDER BY rowid", (response_id,)
-        )
-    )
+    select = "SELECT item, owner FROM items WHERE response = ? ORDER BY rowid"
+    items = stored_images.read_items(connection, connection.execute(select, (response_id,)))
     response = msgspec.json.decode(body) | {"output": items[inputs:]}
     events = None if logged is None else EventLog(msgspec.msgpack.decode(logged))
     return StoredResponse(response, items[:inputs], previous, events, owner)
 
 
-def _decode(rows: Iterable[tuple[bytes]]) -> list[Json]:
-    return [msgspec.json.decode(item) for (item,) in rows]
-
-
 def _count_bytes(connection: Connection, response_id: str) -> int:
-    select = "SELECT sum(length(item)) FROM turns JOIN items ON items.response = turns.id"
-    return connection.execute(TURNS + select, (response_id,)).fetchone()[0] or 0
+    items = "SELECT sum(length(item)) FROM turns JOIN items ON items.response = turns.id"
+    images = (
+        "SELECT sum(images.size) FROM turns JOIN response_images AS needed "
+        "ON needed.response = turns.id JOIN images "
+        "ON images.owner = needed.owner AND images.digest = needed.digest"
+    )
+    selects = (TURNS + items, TURNS + images)
+    found = [connection.execute(select, (response_id,)).fetchone()[0] for select in selects]
+    return sum(size or 0 for size in found)
 
 
 def _read_conversation(connection: Connection, response_id: str) -> list[Json]:
     select = (
-        "SELECT item FROM turns JOIN items ON items.response = turns.id "
+        "SELECT item, owner FROM turns JOIN items ON items.response = turns.id "
         "ORDER BY age DESC, items.rowid"
     )
-    return _decode(connection.execute(TURNS + select, (response_id,)))
+    return stored_images.read_items(connection, connection.execute(TURNS + select, (response_id,)))
 
 
 def _read_item(connection: Connection, owners: Collection[str], item_id: str) -> Json | None:
     marks = ", ".join("?" * len(owners))
-    select = f"SELECT item FROM items WHERE id = ? AND owner IN ({marks}) ORDER BY rowid"  # noqa: S608
+    select = f"SELECT item, owner FROM items WHERE id = ? AND owner IN ({marks}) ORDER BY rowid"  # noqa: S608
     row = connection.execute(select, (item_id, *owners)).fetchone()
-    return None if row is None else msgspec.json.decode(row[0])
+    return None if row is None else stored_images.read_items(connection, [row])[0]
 
 
 def _remove(connection: Connection, response_id: str) -> None:
@@ -283,6 +290,7 @@ def _remove(connection: Connection, response_id: str) -> None:
     while (row := connection.execute(unneeded, (following,)).fetchone()) is not None:
         connection.execute("DELETE FROM responses WHERE id = ?", (following,))
         [following] = row
+    stored_images.remove_unneeded(connection)
 
 
 def _trim(connection: Connection, oldest: float, max_count: int, max_bytes: int) -> None:
@@ -290,7 +298,9 @@ def _trim(connection: Connection, oldest: float, max_count: int, max_bytes: int)
     for (response_id,) in connection.execute(expired, (oldest,)).fetchall():
         _remove(connection, response_id)
     held = (
-        "SELECT owner, count(used), sum(size), min(used), min(rowid) FROM responses GROUP BY owner"
+        "SELECT owner, count(used), sum(size) + ifnull((SELECT sum(images.size) FROM images "
+        "WHERE images.owner = responses.owner), 0), min(used), min(rowid) "
+        "FROM responses GROUP BY owner"
     )
     while rows := connection.execute(held).fetchall():
         count, size = sum(row[1] for row in rows), sum(row[2] for row in rows)

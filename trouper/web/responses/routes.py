@@ -16,6 +16,7 @@ from trouper.protocol.requests import Generate
 from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
+from trouper.web.http.image_source import ImageParts
 from trouper.web.http.json_response import as_json
 from trouper.web.http.query_parameters import ORDERS, Query, page_body
 from trouper.web.http.request_schema import FLAG, TEXT, ref
@@ -23,7 +24,14 @@ from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.call_items import new_id
-from trouper.web.responses.items import check_outputs, items_of, messages_of, references_of
+from trouper.web.responses.items import (
+    check_outputs,
+    has_images,
+    items_of,
+    messages_of,
+    references_of,
+    with_placeholders,
+)
 from trouper.web.responses.response_events import ResponseDialect, full_context_events, head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
@@ -148,7 +156,8 @@ class Responses:
         self._check_background(parsed, stored)
         earlier = await self._earlier(parsed.previous_response_id)
         items = await self._input(parsed, earlier)
-        served, resolved, generate = await self._prepare(resolved, (*earlier, *items))
+        served, resolved, generate = await self._prepare(resolved, earlier, items)
+        items = with_placeholders(items, self._service.image_roles(served))
         try:
             with called(PARAMS):
                 [answer] = await self._service.submit(served, [generate], parsed.priority)
@@ -179,7 +188,7 @@ class Responses:
         resolved = await self._service.read(parse_response)
         earlier = await self._earlier(resolved.request.previous_response_id)
         items = await self._input(resolved.request, earlier)
-        served, _, generate = await self._prepare(resolved, (*earlier, *items))
+        served, _, generate = await self._prepare(resolved, earlier, items)
         self._service.account(served.name)
         # No other code checks it here.
         if generate.max_tokens is not None and self._service.settings.strict:
@@ -189,21 +198,26 @@ class Responses:
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     async def _prepare(
-        self, resolved: ResolvedRequest, items: Sequence[Json]
+        self, resolved: ResolvedRequest, earlier: Sequence[Json], items: Sequence[Json]
     ) -> tuple[Served, ResolvedRequest, Generate]:
         """Lease the model and build the request, without tools that the model cannot call. Raises
         `RequestFailed` (400, 404)."""
         served = await self._service.served(resolved.request.model, resolved.request.adapters)
         if self._service.omits_tools(resolved.tools, served):
             resolved = attrs.evolve(resolved, tools=Tools())
-        messages = messages_of(resolved.request.instructions, items, resolved.tools)
-        tokenizer, seed = served.runtime.tokenizer, served.runtime.settings.seed
-        generate = response_to_generate(resolved, messages, self._service.request_id, seed)
-        return (
-            served,
-            resolved,
-            with_calls([generate], resolved.tools, tokenizer, self._service.report)[0],
+        images = ImageParts(self._service.image_roles(served))
+        if images.roles and has_images(earlier):
+            self._service.takes_long()
+        read = partial(messages_of, earlier=len(earlier))
+        messages = await self._service.run_off_loop(
+            read, resolved.request.instructions, (*earlier, *items), resolved.tools, images
         )
+        tokenizer, seed = served.runtime.tokenizer, served.runtime.settings.seed
+        request_id = self._service.request_id
+        generate = response_to_generate(resolved, messages, request_id, seed, images.unread)
+        [generate] = await self._service.with_images([generate], images)
+        [generate] = with_calls([generate], resolved.tools, tokenizer, self._service.report)
+        return served, resolved, generate
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):

@@ -22,7 +22,7 @@ from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
 from trouper.system import heap
 from trouper.web.http.body_complexity import parsed_bytes
-from trouper.web.http.body_parsing import parse_json
+from trouper.web.http.body_parsing import parse_json, too_large
 from trouper.web.http.byte_budget import ByteBudget, Holding, default_bytes
 from trouper.web.http.content_encoding import decoded, is_encoded
 from trouper.web.http.leniency import ReadPast
@@ -243,13 +243,18 @@ class CurrentRequest:
         """Hold `amount` more bytes. Raises `RequestFailed` (413, 429, 503)."""
         self.holding.take(amount)
 
+    @property
+    def body_limit(self) -> int:
+        """Most bytes of a body, before and after decompression."""
+        return self.settings.body_limit()
+
     async def body(self) -> dict[str, Any]:
         """Return the JSON object. Raises `RequestFailed` (400, 413, 415, 429, 503), or werkzeug's
         408 and 413."""
         data = await self._received()
         encoding = self.headers.get("content-encoding", "")
         if is_encoded(encoding):
-            limit = self.settings.max_body_bytes
+            limit = self.body_limit
             take = partial(take_text, self.holding)
             take_from_thread = partial(trio.from_thread.run_sync, take)
             decode = partial(decoded, data, encoding, limit, take_from_thread)
@@ -271,17 +276,27 @@ class CurrentRequest:
         body, size = cast("PacedBody", request.body), request.content_length
         try:
             self.count()
-            if size is not None and size <= self.settings.max_body_bytes:  # Else Quart refuses it.
+            # Else Quart refuses it.
+            if size is not None and size <= self.settings.body_limit(images=True):
+                self._check_length(size)
                 self.hold(2 * size)  # A complete body is copied.
             body.admit(inf, partial(take_text, self.holding) if size is None else None)
         except RequestFailed:
             await body.drop(self.settings.body_timeout_s)
             raise
         try:
-            return cast("bytes", await request.get_data(cache=False, as_text=False))
+            data = cast("bytes", await request.get_data(cache=False, as_text=False))
         finally:
             if body.received > HUGE_BODY:
                 self.at_end(self._heap.give_back_soon)
+        self._check_length(len(data))
+        return data
+
+    def _check_length(self, size: int) -> None:
+        """Raises `RequestFailed` (413)."""
+        # The models are asked for the largest bodies only.
+        if size > self.settings.body_limit() and size > self.body_limit:
+            raise RequestFailed(too_large(self.body_limit))
 
     def note_ignored(self) -> None:
         self.ignored.note(self.read_past.take_new(), request.path)

@@ -19,18 +19,21 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, Models, named
 from trouper.protocol.api_keys import ANYBODY, NO_KEYS, ApiKey, Keys
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.media import ImageSource
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import (
     BATCH_PRIORITY,
     CacheScope,
+    ChatPrompt,
     Generate,
     Prompt,
     Timeouts,
     ignored_parts,
 )
 from trouper.protocol.settings import ServerSettings
+from trouper.web.http.image_source import ImageParts, UploadedImage
 from trouper.web.http.json_response import formatted
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.observability.exchange import Exchange
@@ -55,6 +58,19 @@ log = logging.getLogger("trouper.web")
 TOKEN_BYTES = 40
 """Bytes of a waiting prompt's token: an integer and a tuple's slot."""
 TOKENIZED_BYTES = 64
+
+
+ReadUpload = Callable[[str, str], Awaitable[bytes]]
+"""Returns the bytes of an uploaded image by file id and path of the part. Raises `RequestFailed`
+(400, 404, 413, 503)."""
+
+
+async def no_uploads(_: str, path: str) -> bytes:
+    raise bad_request(
+        f"{path}: this server keeps no files (--no-batches): send the image as a data URL",
+        path,
+        "files_not_supported",
+    )
 
 
 @attrs.frozen(eq=False)
@@ -98,6 +114,9 @@ class Service(CurrentRequest):
         self._tool_support = ToolSupport(self)
         self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
+        self.read_upload: ReadUpload = no_uploads
+        self._said_unread: set[str] = set()
+        """Models of which the log says why images are not read."""
 
     @property
     def has_background(self) -> bool:
@@ -208,6 +227,43 @@ class Service(CurrentRequest):
         self.hold(TOKENIZED_BYTES * self.scope.body_bytes)
         return await served.runtime.tokens(prompt, self.tenant)
 
+    # -- images -----------------------------------------------------------------------------------
+
+    @property
+    def body_limit(self) -> int:
+        loaded = [entry.runtime for entry in self.models.entries() if entry.runtime is not None]
+        takes_images = any(runtime.model.images is not None for runtime in loaded)
+        return self.settings.body_limit(images=takes_images)
+
+    def image_roles(self, served: Served) -> frozenset[str]:
+        """Roles whose images the model reads."""
+        card = served.runtime.model
+        return frozenset() if card.images is None else card.image_roles
+
+    async def with_images(
+        self, choices: Sequence[Generate], images: ImageParts
+    ) -> tuple[Generate, ...]:
+        """Give choices of one conversation the images that `images` has found. Raises
+        `RequestFailed` (400, 404, 413, 429, 503)."""
+        if not images.found:
+            return tuple(choices)
+        prompt = await self.prompt_with_images(choices[0].prompt, images)
+        return tuple(attrs.evolve(choice, prompt=prompt) for choice in choices)
+
+    async def prompt_with_images(self, prompt: Prompt, images: ImageParts) -> Prompt:
+        """As `with_images`."""
+        if not images.found or not isinstance(prompt, ChatPrompt):
+            return prompt
+        sources = [
+            await self._uploaded(found) if isinstance(found, UploadedImage) else found
+            for found in images.found
+        ]
+        return attrs.evolve(prompt, images=tuple(sources))
+
+    async def _uploaded(self, image: UploadedImage) -> ImageSource:
+        data = await self.read_upload(image.file_id, image.origin)
+        return ImageSource(data, image.origin, image.detail)
+
     # -- answers ----------------------------------------------------------------------------------
 
     async def submit(
@@ -222,7 +278,7 @@ class Service(CurrentRequest):
             priority = BATCH_PRIORITY
             generates = [attrs.evolve(generate, timeouts=Timeouts()) for generate in generates]
         self.begin(served.name, len(generates))
-        self._name_parts(generates)
+        self._name_parts(generates, served)
         generates = [
             attrs.evolve(
                 generate,
@@ -289,14 +345,19 @@ class Service(CurrentRequest):
         self.at_end(answer.close)
         return answer
 
-    def _name_parts(self, generates: Sequence[Generate]) -> None:
+    def _name_parts(self, generates: Sequence[Generate], served: Served) -> None:
+        why = served.runtime.model.no_images
         for name in ignored_parts(generates):
             if self.settings.strict:
                 message = (
                     f"content of type {name} is not read: the model reads text only (--strict)"
                 )
+                message += f"; {why}" if why else ""
                 raise bad_request(message, "messages", "images_not_supported")
             self.read_past.skip(name)
+            if why and served.origin.model not in self._said_unread:
+                self._said_unread.add(served.origin.model)
+                log.warning("%s reads no images: %s", served.origin.model, why)
         self.note_ignored()
 
     @property

@@ -68,6 +68,23 @@ CREATE TABLE items (
 CREATE INDEX items_response ON items (response);
 CREATE INDEX items_id ON items (owner, id);
 """
+IMAGES = """
+CREATE TABLE IF NOT EXISTS images (
+    owner TEXT NOT NULL,
+    digest TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    url TEXT NOT NULL,
+    PRIMARY KEY (owner, digest)
+);
+CREATE TABLE IF NOT EXISTS response_images (
+    response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED,
+    owner TEXT NOT NULL,
+    digest TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS images_of_responses ON response_images (response);
+CREATE INDEX IF NOT EXISTS images_needed ON response_images (owner, digest);
+"""
+"""Of stored responses. Databases of format 1 may lack them, and earlier versions read past them."""
 ERRORS = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_READONLY: errno.EROFS,
@@ -264,6 +281,7 @@ def _prepare(connection: Connection) -> None:
         # Before the log exists: the format is then in the file itself.
         connection.execute("PRAGMA auto_vacuum = FULL")
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+    connection.executescript(IMAGES)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA journal_size_limit = 0")
 

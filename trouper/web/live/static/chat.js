@@ -3,6 +3,7 @@
 import { byId, make } from "./dom.js";
 import { modelName, plural, seconds, short } from "./format.js";
 import { headers } from "./key.js";
+import { contentOf, Pictures } from "./pictures.js";
 import { problemOf } from "./problem.js";
 import { events } from "./sse.js";
 
@@ -10,10 +11,12 @@ export class Chat {
   #messages = [];
   #list = byId("messages");
   #prompt = byId("prompt");
+  #pictures = new Pictures(byId("pictures"), byId("picture-problem"));
   #running = null;
   #model = "";
 
   constructor() {
+    this.#pictures.listen(this.#prompt, byId("chat"));
     byId("ask").addEventListener("submit", (event) => { event.preventDefault(); this.#ask(); });
     byId("stop").addEventListener("click", () => this.#running?.abort());
     byId("chat-clear").addEventListener("click", () => this.clear());
@@ -33,16 +36,19 @@ export class Chat {
     this.#running?.abort();
     this.#messages = [];
     this.#list.replaceChildren();
+    this.#pictures.taken();
     this.#prompt.focus();
   }
 
   async #ask() {
     const text = this.#prompt.value.trim();
-    if (!text || this.#running) return;
+    if (this.#running) return;
+    const pictures = this.#pictures.taken();
+    if (!text && !pictures.length) return;
     this.#prompt.value = "";
-    this.#messages.push({ role: "user", content: text });
+    this.#messages.push({ role: "user", content: contentOf(text, pictures) });
     const asked = this.#messages;
-    const message = this.#show("user", text);
+    const message = this.#show("user", text, pictures);
     const answer = new Reply(this.#list);
     this.#running = new AbortController();
     this.#busy(true);
@@ -59,16 +65,17 @@ export class Chat {
     answer.end();
     if (asked !== this.#messages) return; // Cleared meanwhile.
     if (answer.text) asked.push({ role: "assistant", content: answer.text });
-    else this.#takeBack(message, text, failed);
+    else this.#takeBack(message, text, pictures, failed);
   }
 
   /** What has no answer is no part of the conversation; what failed can be sent again as it was. */
-  #takeBack(message, text, failed) {
+  #takeBack(message, text, pictures, failed) {
     this.#messages.pop();
     if (!failed) return;
     message.dataset.failed = "";
     message.append(make("p", { class: "told" }, failed));
     this.#prompt.value ||= text;
+    this.#pictures.putBack(pictures);
   }
 
   async #stream(answer) {
@@ -84,6 +91,8 @@ export class Chat {
     });
     answer.reached = true;
     if (!response.ok) throw new Error(await problemOf(response));
+    const ignored = response.headers.get("X-Trouper-Ignored") ?? "";
+    if (ignored.includes("image_url")) answer.note("the model reads text only, and saw no picture");
     for await (const { data } of events(response.body)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
@@ -93,8 +102,9 @@ export class Chat {
     throw new Error("The answer has ended in the middle.");
   }
 
-  #show(role, text) {
-    const message = make("div", { "data-role": role }, make("div", { class: "said" }, text));
+  #show(role, text, pictures) {
+    const views = pictures.map(({ view }) => view);
+    const message = make("div", { "data-role": role }, ...views, make("div", { class: "said" }, text));
     this.#list.append(message);
     this.#list.scrollTop = this.#list.scrollHeight;
     return message;

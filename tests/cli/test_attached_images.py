@@ -1,0 +1,125 @@
+"""Pictures in questions of `trouper chat`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from tests.fake_images import SeeingEngine, png_file, shown
+from tests.fakes import EOS, ints
+from tests.web.serving import Served, pace, serving
+from trouper import cli
+from trouper.cli.attached_images import parted, read_picture
+from trouper.cli.client import Where
+from trouper.cli.commands import chat
+from trouper.cli.conversation import CommandRefused, Conversation, follow
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "two words.png", "it's.PNG"):
+        (tmp_path / name).write_bytes(png_file(20, 10))
+    (tmp_path / "notes.txt").write_text("text")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "names"),
+    [
+        ("a.png", "", ["a.png"]),
+        ("what is a.png ?", "what is  ?", ["a.png"]),
+        ("{folder}/a.png and 'two words.png'", "and", ["a.png", "two words.png"]),
+        (r"two\ words.png what?", "what?", ["two words.png"]),
+        (r"it\'s.PNG", "", ["it's.PNG"]),
+        ("file://{folder}/two%20words.png", "", ["two words.png"]),
+        ("rename missing.png to notes.txt, don't ask", None, []),
+        ("", None, []),
+    ],
+)
+def test_paths_of_pictures_are_found(
+    folder: Path, line: str, text: str | None, names: list[str]
+) -> None:
+    line = line.replace("{folder}", str(folder))
+    found, paths = parted(line)
+    assert (found, [path.name for path in paths]) == (line if text is None else text, names)
+
+
+def test_what_is_no_picture_is_refused(folder: Path) -> None:
+    (folder / "no.png").write_bytes(b"text")
+    with pytest.raises(CommandRefused, match=r"no\.png: "):
+        read_picture(folder / "no.png")
+
+
+def says(text: str) -> SeeingEngine:
+    tokens = [*text.encode(), EOS]
+    return SeeingEngine(
+        before_step=pace, token_at=lambda _, position: tokens[min(position, len(tokens) - 1)]
+    )
+
+
+def prompt_of(served: Served) -> tuple[int, ...]:
+    [admit] = [admit for plan in served.engine.plans_seen for admit in plan.admit]
+    return ints(admit.prompt)
+
+
+async def test_a_picture_of_a_command_is_sent(folder: Path) -> None:
+    async with serving(says("a square")) as served:
+        url = f"http://127.0.0.1:{served.port}"
+        run = partial(CliRunner().invoke, cli.main, ["chat", "--url", url, "what?", "a.png"])
+        outcome = await trio.to_thread.run_sync(run)
+        assert (outcome.exit_code, outcome.stdout) == (0, "a square\n")
+        assert prompt_of(served) == (*b"<user>", *shown(20, 10), *b"what?<assistant>")
+
+
+async def test_a_dropped_picture_waits_for_its_question(folder: Path) -> None:
+    said: list[str] = []
+
+    def use(served: Served) -> None:
+        where = Where(f"http://127.0.0.1:{served.port}")
+        conversation = Conversation()
+        with where.client() as client:
+            attach = partial(chat.with_pictures, client, conversation)
+            assert attach("'two words.png' ", said.append) == ("", True)
+            assert attach("what is it?", said.append) == ("what is it?", False)
+            assert len(conversation.attached) == 1
+
+    async with serving(says("x")) as served:
+        await trio.to_thread.run_sync(use, served)
+    assert said == [f"two words.png: 20 x 10, {len(shown(20, 10))} tokens"]
+
+
+async def test_a_text_model_gets_the_question_alone(folder: Path) -> None:
+    said: list[str] = []
+
+    def use(served: Served) -> None:
+        conversation = Conversation()
+        with Where(f"http://127.0.0.1:{served.port}").client() as client:
+            found = chat.with_pictures(client, conversation, "rename a.png", said.append)
+        assert (found, conversation.attached) == (("rename a.png", False), [])
+
+    async with serving() as served:
+        await trio.to_thread.run_sync(use, served)
+    assert said == ["the model reads text only: a.png is not attached"]
+
+
+def test_a_conversation_with_pictures_is_saved_and_loaded(folder: Path) -> None:
+    conversation = Conversation()
+    picture = read_picture(folder / "a.png")
+    content: list[dict[str, Any]] = [picture.part, {"type": "text", "text": "what?"}]
+    conversation.ask(content)
+    conversation.answered("a square")
+    follow(conversation, "/save talk.json")
+    loaded = Conversation()
+    assert follow(loaded, "/load talk.json") == "2 messages"
+    assert loaded.messages == conversation.messages
+    assert follow(loaded, "/undo") == "taken back: [picture] what?"
+    saved = (folder / "talk.json").read_text().replace("image_url", "video")
+    (folder / "talk.json").write_text(saved)
+    with pytest.raises(CommandRefused, match="a part of a message"):
+        follow(loaded, "/load talk.json")

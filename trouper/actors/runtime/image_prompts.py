@@ -1,0 +1,98 @@
+"""Puts the images of a conversation into its tokens. Nothing is decoded: sizes come from headers.
+Pure, for any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+
+from trouper.actors.runtime.image_headers import ImageRefused, read_size
+from trouper.protocol.media import ImageLayout, ImageShape, ImageSource, PromptImage
+from trouper.protocol.model import ModelCard, Tokenizer
+from trouper.protocol.problems import RequestFailed, bad_request
+from trouper.protocol.requests import ChatPrompt, Prompt
+from trouper.protocol.settings import Settings
+
+Tokens = tuple[int, ...]
+
+
+def images_of(prompt: Prompt) -> tuple[ImageSource, ...]:
+    return prompt.images if isinstance(prompt, ChatPrompt) else ()
+
+
+def check_images(prompt: Prompt, card: ModelCard, wanted: str = "") -> None:
+    """Raises `RequestFailed` (400) for images that the model does not take, or in a request for
+    what images do not have, named by `wanted`."""
+    images = images_of(prompt)
+    if not images:
+        return
+    if card.images is None:
+        why = f": {card.no_images}" if card.no_images else ""
+        raise _refused(images[0], f"this model takes no images{why}", "images_not_supported")
+    if wanted:
+        raise _refused(
+            images[0], f"images have no {wanted}; send text alone", "images_not_supported"
+        )
+
+
+def insert_images(
+    tokens: Tokens, prompt: Prompt, card: ModelCard, tokenizer: Tokenizer, settings: Settings
+) -> tuple[Tokens, tuple[PromptImage, ...]]:
+    """Replace the template's markers, the k-th by the k-th image. A client's text is never one: the
+    tokenizer encodes control tokens in it as text. Raises `RequestFailed` (400)."""
+    sources, layout = images_of(prompt), card.images
+    if not sources or layout is None:
+        return tokens, ()
+    marker = tokenizer.encode(layout.marker, special=False)
+    places = [*_places(tokens, marker)]
+    if len(places) != len(sources):
+        raise bad_request(
+            f"the chat template has places for {len(places)} of the {len(sources)} images; leave "
+            "out those of other messages than the user's",
+            "messages",
+            "image_template_mismatch",
+        )
+    expanded, images, behind = list[int](), list[PromptImage](), 0
+    for place, source in zip(places, sources, strict=True):
+        expanded += tokens[behind:place]
+        behind = place + len(marker)
+        shape = _shape_of(source, layout, settings.max_image_tokens)
+        span = layout.span(len(expanded), shape, digest_of(layout.name, shape, source.data))
+        expanded += span.tokens
+        images.append(PromptImage(span, source))
+    return (*expanded, *tokens[behind:]), tuple(images)
+
+
+def _places(tokens: Tokens, marker: Sequence[int]) -> Iterator[int]:
+    start = 0
+    while True:
+        try:
+            start = tokens.index(marker[0], start)
+        except ValueError:
+            return
+        if tokens[start : start + len(marker)] == (*marker,):
+            yield start
+            start += len(marker)
+        else:
+            start += 1
+
+
+def _shape_of(source: ImageSource, layout: ImageLayout, max_tokens: int) -> ImageShape:
+    try:
+        return layout.shape(read_size(source.data), source.detail, max_tokens)
+    except ImageRefused as refused:
+        raise _refused(source, refused.reason, refused.code) from None
+    except ValueError as error:
+        raise _refused(source, str(error), "image_too_large") from None
+
+
+def digest_of(name: str, shape: ImageShape, data: bytes) -> bytes:
+    """SHA-256 of a layout's name, a shape and a file's bytes. Decoded pixels would cost a
+    decode."""
+    digest = sha256(f"{name}\0{shape.resized}\0{shape.grid}\0".encode())
+    digest.update(data)
+    return digest.digest()
+
+
+def _refused(source: ImageSource, reason: str, code: str) -> RequestFailed:
+    return bad_request(f"{source.origin}: {reason}", source.origin, code)

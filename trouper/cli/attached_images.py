@@ -1,0 +1,111 @@
+"""Pictures in questions of `trouper chat`: a file's path becomes the picture. Terminals paste the
+path of a file that is dropped on them."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import attrs
+import httpx2
+
+from trouper.actors.runtime.image_headers import ImageRefused, read_size
+from trouper.cli.client import problem_of, read_as_trouper
+from trouper.cli.conversation import CommandRefused, Content, Part
+from trouper.protocol.media import ImageSize
+from trouper.protocol.paths import expanded
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".avif")
+WORD = re.compile(r"""'[^']+'|"[^"]+"|(?:\\.|[^\s'"\\])+""")
+"""A word as a shell reads it: in quotes, or with escaped blanks."""
+MAX_BYTES = 20 * 2**20
+"""As the server's bound on an image."""
+
+
+@attrs.frozen(eq=False)
+class Picture:
+    name: str
+    size: ImageSize
+    part: Part
+
+    @property
+    def described(self) -> str:
+        return f"{self.name}: {self.size.width} x {self.size.height}"
+
+
+def parted(line: str) -> tuple[str, list[Path]]:
+    """Return a line's text and the paths of pictures in it."""
+    paths: list[Path] = []
+    text = "".join(_without_paths(line, paths))
+    return (text.strip(), paths) if paths else (line, [])
+
+
+def _without_paths(line: str, paths: list[Path]) -> Iterator[str]:
+    behind = 0
+    for word in WORD.finditer(line):
+        path = _picture_at(word[0])
+        if path is not None:
+            yield line[behind : word.start()]
+            behind = word.end()
+            paths.append(path)
+    yield line[behind:]
+
+
+def _picture_at(word: str) -> Path | None:
+    """A name that no file has is a word of the question."""
+    name = word[1:-1] if word[0] in "'\"" else re.sub(r"\\(.)", r"\1", word)
+    if name.lower().startswith("file://"):
+        name = unquote(urlparse(name).path)
+    if not name.lower().endswith(ENDINGS) or "\0" in name:
+        return None
+    try:
+        path = expanded(name)
+        return path if path.is_file() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def read_picture(path: Path) -> Picture:
+    """Raises `CommandRefused`."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CommandRefused(f"{path.name} is larger than {MAX_BYTES // 2**20} MiB")
+        data = path.read_bytes()
+        size = read_size(data)
+    except OSError as error:
+        raise CommandRefused(f"{path}: {error.strerror}") from error
+    except ImageRefused as refused:
+        raise CommandRefused(f"{path.name}: {refused.reason}") from refused
+    url = f"data:image/{size.format};base64,{b64encode(data).decode()}"
+    return Picture(path.name, size, {"type": "image_url", "image_url": {"url": url}})
+
+
+def content_of(text: str, pictures: list[Part]) -> Content:
+    return [*pictures, {"type": "text", "text": text}] if pictures else text
+
+
+def reads_images(client: httpx2.Client, model: str) -> bool:
+    """Raises `NotTrouper`, or httpx2's errors."""
+    answer = client.get(f"/v1/models/{model}").raise_for_status()
+    with read_as_trouper(client):
+        return "image" in answer.json().get("input_modalities", ("image",))
+
+
+def count_tokens(client: httpx2.Client, model: str | None, picture: Picture) -> int:
+    """Tokens of the picture in a prompt. Raises `CommandRefused` for a picture that the server
+    refuses, `NotTrouper`, or httpx2's errors."""
+    counts = [_count(client, model, content) for content in ([picture.part], "")]
+    return counts[0] - counts[1]
+
+
+def _count(client: httpx2.Client, model: str | None, content: Content) -> int:
+    named = {} if model is None else {"model": model}
+    body = named | {"messages": [{"role": "user", "content": content}]}
+    answer = client.post("/tokenize", json=body)
+    if answer.is_error:
+        raise CommandRefused(problem_of(answer))
+    with read_as_trouper(client):
+        return int(answer.json()["count"])
