@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jinja2
-import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.vision_model.questions import Message, conversation
@@ -83,7 +83,7 @@ CONFIG: dict[str, Any] = {
 PREPROCESSOR: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
     "processor_class": "Qwen3VLProcessor",
-    "size": {"shortest_edge": 96 * 96, "longest_edge": 16777216},
+    "size": {"shortest_edge": 128 * 128, "longest_edge": 16777216},
     "patch_size": 16,
     "temporal_patch_size": 2,
     "merge_size": 2,
@@ -115,7 +115,7 @@ class Renderer:
 
 def make_tokenizer() -> Tokenizer:
     """Bytes, and merges learnt from conversations: any text has tokens."""
-    drawn, renderer = np.random.RandomState(1), Renderer()
+    drawn, renderer = Random(1), Renderer()
     texts = [renderer.render(conversation(drawn, [(128, 128)] * 2)[0]) for _ in range(2000)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import attrs
-import numpy as np
 
 from tests.pictures import COLORS, DIGITS, SHAPES, Picture, blank, put
 
-Random = np.random.RandomState
 SIDES = {
     (0, 1): "on the left",
     (2, 1): "on the right",
@@ -66,23 +65,22 @@ def make_scene(drawn: Random, width: int, height: int) -> Scene:
 
 
 def _random_scene(drawn: Random, width: int, height: int) -> Scene:
-    """Between one and five things in different cells, on grey."""
-    count = int(drawn.choice([1, 1, 1, 2, 2, 3, 3, 4, 5]))
-    cells = [(index % 3, index // 3) for index in drawn.permutation(9)[:count]]
-    pool = SHAPES if drawn.rand() < 0.6 else WHATS
-    alike = count > 1 and drawn.rand() < 0.4
+    """Between one and four things in different cells, on grey."""
+    count = drawn.choice([1, 1, 1, 2, 2, 3, 4])
+    cells = [(index % 3, index // 3) for index in drawn.sample(range(9), count)]
+    pool = SHAPES if drawn.random() < 0.6 else WHATS
+    alike = count > 1 and drawn.random() < 0.4
     things: list[Thing] = []
     for cell in cells:
-        what = str(drawn.choice(pool))
-        color = str(drawn.choice(list(COLORS)))
-        if alike and things and drawn.rand() < 0.6:
+        what, color = drawn.choice(pool), drawn.choice(list(COLORS))
+        if alike and things and drawn.random() < 0.6:
             color = things[0].color
         things.append(_place(drawn, what, color, cell, (width, height)))
-    if count == 1 and drawn.rand() < 0.5:
+    if count == 1 and drawn.random() < 0.5:
         size = int(drawn.uniform(0.4, 0.75) * min(width, height))
         things = [attrs.evolve(things[0], cell=(1, 1), center=(width // 2, height // 2), size=size)]
-    grey = int(drawn.randint(105, 190))
-    red, green, blue = (grey + int(shift) for shift in drawn.randint(-6, 7, 3))
+    grey = drawn.randint(105, 190)
+    red, green, blue = (grey + drawn.randint(-6, 6) for _ in range(3))
     return Scene(width, height, (red, green, blue), tuple(things))
 
 
@@ -157,33 +155,29 @@ def _number(count: int) -> str:
 def pick(drawn: Random, found: Sequence[Question]) -> Question:
     """One of them, each kind as often as another."""
     kinds = sorted({question.kind for question in found})
-    kind = str(drawn.choice(kinds))
-    question = choose(drawn, [each for each in found if each.kind == kind])
-    spelling = "color" if drawn.rand() < 0.5 else "colour"
+    kind = drawn.choice(kinds)
+    question = drawn.choice([each for each in found if each.kind == kind])
+    spelling = "color" if drawn.random() < 0.5 else "colour"
     return attrs.evolve(question, text=question.text.replace("{color}", spelling))
-
-
-def choose(drawn: Random, items: Sequence[Any]) -> Any:
-    return items[int(drawn.randint(len(items)))]
 
 
 def ask_about(drawn: Random, scenes: Sequence[Scene], number: int) -> Question:
     """A question that names the image by its number among several."""
     question = pick(drawn, questions_of(scenes[number]))
-    place = f" in the {NTH[number]} {choose(drawn, ['image', 'picture'])}?"
+    place = f" in the {NTH[number]} {drawn.choice(['image', 'picture'])}?"
     return attrs.evolve(question, text=question.text.removesuffix("?") + place)
 
 
 def ask_which(drawn: Random, scenes: Sequence[Scene]) -> Question | None:
     """A question which of the images shows something; None if nothing tells them apart."""
-    number = int(drawn.randint(len(scenes)))
-    thing: Thing = choose(drawn, scenes[number].things)
+    number = drawn.randrange(len(scenes))
+    thing = drawn.choice(scenes[number].things)
     others = [scene for at, scene in enumerate(scenes) if at != number]
     if any(scene.has(thing.color, thing.what) for scene in others):
         return None
     name = f"the {thing.color} {thing.what}"
     forms = (f"Which image shows {name}?", f"In which picture do you see {name}?")
-    return Question("which", str(choose(drawn, forms)), f"It is the {NTH[number]}.")
+    return Question("which", drawn.choice(forms), f"It is the {NTH[number]}.")
 
 
 Message = dict[str, Any]
@@ -211,9 +205,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 /.-_:,{}\"'\n"
 
 
 def _filler(drawn: Random) -> str:
-    if drawn.rand() < 0.7:
-        return str(choose(drawn, FILLERS))
-    return "".join(str(choose(drawn, LETTERS)) for _ in range(drawn.randint(1, 30)))
+    if drawn.random() < 0.7:
+        return drawn.choice(FILLERS)
+    return "".join(drawn.choice(LETTERS) for _ in range(drawn.randint(1, 30)))
 
 
 def text_of(text: str) -> Message:
@@ -223,19 +217,19 @@ def text_of(text: str) -> Message:
 def _user(drawn: Random, images: int, question: str) -> Message:
     """A message with the images before the question, behind it, or with text between."""
     parts = [IMAGE] * images
-    if drawn.rand() < 0.3:
+    if drawn.random() < 0.3:
         parts = [part for image in parts for part in (text_of(_filler(drawn)), image)]
-    where = 0 if parts and drawn.rand() < 0.25 else len(parts)
+    where = 0 if parts and drawn.random() < 0.25 else len(parts)
     return {"role": "user", "content": [*parts[:where], text_of(question), *parts[where:]]}
 
 
 def _tool_round(drawn: Random, question: str, images: int) -> list[Message]:
     """A question, a call of a tool, and the images as its result."""
-    tool = str(choose(drawn, ["view_image", "Read", "screenshot", "browser"]))
-    name = "".join(str(choose(drawn, LETTERS[:36])) for _ in range(drawn.randint(1, 9)))
+    tool = drawn.choice(["view_image", "Read", "screenshot", "browser"])
+    name = "".join(drawn.choice(LETTERS[:36]) for _ in range(drawn.randint(1, 9)))
     call = {"function": {"name": tool, "arguments": {"path": f"/tmp/{name}.png"}}}
     result = [IMAGE] * images
-    if drawn.rand() < 0.3:
+    if drawn.random() < 0.3:
         result = [text_of(_filler(drawn)), *result]
     return [
         _user(drawn, 0, question),
@@ -251,10 +245,10 @@ def _answered(messages: Sequence[Message], question: Question) -> list[Message]:
 def _together(drawn: Random, scenes: Sequence[Scene]) -> list[Message]:
     """All images in one message, or as a tool's result, and up to three questions."""
     messages: list[Message] = []
-    for turn in range(int(drawn.randint(1, 4))):
+    for turn in range(drawn.randint(1, 3)):
         question = ask_several(drawn, scenes)
         asked = [_user(drawn, len(scenes) if turn == 0 else 0, question.text)]
-        if turn == 0 and drawn.rand() < 0.3:
+        if turn == 0 and drawn.random() < 0.3:
             asked = _tool_round(drawn, question.text, len(scenes))
         messages += _answered(asked, question)
     return messages
@@ -263,8 +257,8 @@ def _together(drawn: Random, scenes: Sequence[Scene]) -> list[Message]:
 def ask_several(drawn: Random, scenes: Sequence[Scene]) -> Question:
     if len(scenes) == 1:
         return pick(drawn, questions_of(scenes[0]))
-    which = ask_which(drawn, scenes) if drawn.rand() < 0.4 else None
-    return which or ask_about(drawn, scenes, int(drawn.randint(len(scenes))))
+    which = ask_which(drawn, scenes) if drawn.random() < 0.4 else None
+    return which or ask_about(drawn, scenes, drawn.randrange(len(scenes)))
 
 
 def _one_by_one(drawn: Random, scenes: Sequence[Scene]) -> list[Message]:
@@ -273,10 +267,10 @@ def _one_by_one(drawn: Random, scenes: Sequence[Scene]) -> list[Message]:
     for scene in scenes:
         question = pick(drawn, questions_of(scene))
         asked = [_user(drawn, 1, question.text)]
-        if drawn.rand() < 0.4:
+        if drawn.random() < 0.4:
             asked = _tool_round(drawn, question.text, 1)
         messages += _answered(asked, question)
-    if len(scenes) > 1 and drawn.rand() < 0.5:
+    if len(scenes) > 1 and drawn.random() < 0.5:
         question = ask_several(drawn, scenes)
         messages += _answered([_user(drawn, 0, question.text)], question)
     return messages
@@ -297,8 +291,8 @@ def conversation(
         messages = _without(drawn, 128, 128)
     else:
         forms: list[Callable[..., list[Message]]] = [_together, _one_by_one]
-        messages = choose(drawn, forms)(drawn, scenes)
-    if drawn.rand() < 0.4:
-        content = choose(drawn, SYSTEMS) if drawn.rand() < 0.6 else _filler(drawn)
+        messages = drawn.choice(forms)(drawn, scenes)
+    if drawn.random() < 0.4:
+        content = drawn.choice(SYSTEMS) if drawn.random() < 0.6 else _filler(drawn)
         messages = [{"role": "system", "content": content}, *messages]
     return messages, scenes
