@@ -57,16 +57,20 @@ def draw(scene: Scene) -> Picture:
     return picture
 
 
-def make_scene(drawn: Random, width: int, height: int) -> Scene:
+ALONE = (1, 1, 1, 2, 2, 3, 4)
+AMONG_OTHERS = (1, 1, 1, 2)
+"""How many things are in a picture: in a single one, and in one of several."""
+
+
+def make_scene(drawn: Random, width: int, height: int, counts: Sequence[int] = ALONE) -> Scene:
     """A scene about which something can be asked."""
-    while not questions_of(scene := _random_scene(drawn, width, height)):
+    while not questions_of(scene := _random_scene(drawn, width, height, drawn.choice(counts))):
         pass
     return scene
 
 
-def _random_scene(drawn: Random, width: int, height: int) -> Scene:
-    """Between one and four things in different cells, on grey."""
-    count = drawn.choice([1, 1, 1, 2, 2, 3, 4])
+def _random_scene(drawn: Random, width: int, height: int, count: int) -> Scene:
+    """Things in different cells, on grey."""
     cells = [(index % 3, index // 3) for index in drawn.sample(range(9), count)]
     pool = SHAPES if drawn.random() < 0.6 else WHATS
     alike = count > 1 and drawn.random() < 0.4
@@ -245,7 +249,7 @@ def _answered(messages: Sequence[Message], question: Question) -> list[Message]:
 def _together(drawn: Random, scenes: Sequence[Scene]) -> list[Message]:
     """All images in one message, or as a tool's result, and up to three questions."""
     messages: list[Message] = []
-    for turn in range(drawn.randint(1, 3)):
+    for turn in range(drawn.randint(1, 2)):
         question = ask_several(drawn, scenes)
         asked = [_user(drawn, len(scenes) if turn == 0 else 0, question.text)]
         if turn == 0 and drawn.random() < 0.3:
@@ -286,7 +290,8 @@ def conversation(
     drawn: Random, sizes: Sequence[tuple[int, int]]
 ) -> tuple[list[Message], list[Scene]]:
     """Messages with an image of each size (width, height), in order, and their scenes."""
-    scenes = [make_scene(drawn, width, height) for width, height in sizes]
+    counts = ALONE if len(sizes) == 1 else AMONG_OTHERS
+    scenes = [make_scene(drawn, width, height, counts) for width, height in sizes]
     if not scenes:
         messages = _without(drawn, 128, 128)
     else:

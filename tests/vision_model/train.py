@@ -1,6 +1,6 @@
-"""Trains the model of examples/shapes from nothing: some minutes on a GPU.
+"""Trains the model of examples/shapes: some minutes on a GPU.
 
-`python -m tests.vision_model.train --steps 12000 --out OUTDIR` needs numpy, attrs, jinja2,
+`python -m tests.vision_model.train --minutes 12 --out OUTDIR` needs numpy, attrs, jinja2,
 safetensors, tokenizers, torch and transformers, and writes OUTDIR/model.safetensors. The weights
 are transformers' Qwen3-VL by name. Its modules are called from here, since its encoder takes the
 images of a batch one after the other; here those of a batch have the same sizes.
@@ -10,8 +10,11 @@ images of a batch one after the other; here those of a batch have the same sizes
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -42,12 +45,21 @@ from tests.vision_model.questions import WHATS, Scene, conversation
 
 Ints = NDArray[np.int64]
 Batch = dict[str, Any]
+SIZE = 256
+"""Conversations in a batch."""
 SIDES = (128, 160, 192)
+MIXES = (1, 9, 9, 6)
+"""Numbers of mixes of sizes, by the number of images."""
+TEXT_TOKENS = 104
+"""Longer conversations are not used."""
 TOKEN = VISION["patch_size"] * VISION["spatial_merge_size"]
 """Side of a token in pixels."""
 THINGS = 4
 CANVAS = 160
 """Side of the largest drawn thing, in pixels."""
+APART = 100
+"""Batches between the first and the second use of one."""
+INPUTS = ("ids", "positions", "targets", "things", "shades")
 SPECIAL = re.compile(r"(<\|\w+\|>)")
 """Texts between special tokens are encoded one by one, and most come again."""
 COLOR_NAMES = tuple(COLORS)
@@ -65,7 +77,7 @@ def positions_of(ids: Sequence[int], grids: Sequence[tuple[int, int]]) -> Ints:
         rows, columns = grids[image]
         row, column = np.divmod(np.arange(rows * columns), columns)
         span = slice(at, at + rows * columns)
-        found[0, span], found[1, span], found[2, span] = position, position + row, position + column
+        found[:, span] = position + np.stack([0 * row, row, column])
         at, position, image = at + rows * columns, position + max(rows, columns), image + 1
     return found
 
@@ -84,22 +96,17 @@ def learnt(ids: Sequence[int], opening: Sequence[int], call: int) -> NDArray[np.
 
 
 class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """Batch number n is the same in each run, whatever the number of workers."""
-
-    def __init__(self, first: int, count: int, size: int) -> None:
-        self._range = range(first, first + count)
-        self._size = size
+    """Batch number n is the same in each run with any number of workers."""
 
     def __iter__(self) -> Iterator[Batch]:
         worker = torch.utils.data.get_worker_info()
-        maker = BatchMaker(self._size)
-        for number in self._range[worker.id :: worker.num_workers]:
+        maker = BatchMaker()
+        for number in itertools.count(worker.id, worker.num_workers):
             yield maker.make(number)
 
 
 class BatchMaker:
-    def __init__(self, size: int) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._renderer = Renderer()
         tokenizer = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
         self._encode = lru_cache(2**16)(lambda text: tokenizer.encode(text).ids)
@@ -107,14 +114,16 @@ class BatchMaker:
         self._call = self._encode("<tool_call>")[0]
 
     def make(self, number: int) -> Batch:
+        """All samples have images of the same sizes: of one of few mixes, each a CUDA graph."""
         drawn = Random(number)
-        [images] = drawn.choices(range(4), (4, 40, 40, 16))
-        sizes = [(drawn.choice(SIDES), drawn.choice(SIDES)) for _ in range(images)]
-        samples = [self._sample(drawn, sizes) for _ in range(self._size)]
-        length = max(len(ids) for ids, *_ in samples)
-        ids = np.full((self._size, length), END_OF_TEXT, np.int64)
-        positions = np.zeros((3, self._size, length), np.int64)
-        targets = np.full((self._size, length), -100, np.int64)
+        [images] = drawn.choices(range(4), (3, 37, 40, 20))
+        mix = Random(f"{images} images, {drawn.randrange(MIXES[images])}")
+        sizes = [(mix.choice(SIDES), mix.choice(SIDES)) for _ in range(images)]
+        length = TEXT_TOKENS + sum(width * height // TOKEN**2 for width, height in sizes)
+        samples = [self._sample(drawn, sizes, length) for _ in range(SIZE)]
+        ids = np.full((SIZE, length), END_OF_TEXT, np.int64)
+        positions = np.zeros((3, SIZE, length), np.int64)
+        targets = np.full((SIZE, length), -100, np.int64)
         for row, (tokens, places, mask, _) in enumerate(samples):
             ids[row, : len(tokens)] = tokens
             positions[:, row, : len(tokens)] = places
@@ -133,7 +142,7 @@ class BatchMaker:
         }
 
     def _sample(
-        self, drawn: Random, sizes: Sequence[tuple[int, int]]
+        self, drawn: Random, sizes: Sequence[tuple[int, int]], length: int
     ) -> tuple[list[int], Ints, NDArray[np.bool_], list[Scene]]:
         messages, scenes = conversation(drawn, sizes)
         grids = [(height // TOKEN, width // TOKEN) for width, height in sizes]
@@ -142,6 +151,8 @@ class BatchMaker:
         for text in SPECIAL.split(self._renderer.render(messages)):
             tokens = self._encode(text)
             ids += tokens * next(counts) if tokens == [IMAGE_PAD] else tokens
+        if len(ids) > length:
+            return self._sample(drawn, sizes, length)
         return ids, positions_of(ids, grids), learnt(ids, self._opening, self._call), scenes
 
 
@@ -168,7 +179,8 @@ class Painter:
         self._colors = torch.tensor(list(COLORS.values()), device=device).float()
 
     def paint(self, things: Any, shades: Any, width: int, height: int) -> Any:
-        """things (batch, THINGS, 5), shades (batch, 3); the pictures (batch, height, width, 3)."""
+        """things (batch, THINGS, 5), shades (batch, 3); pictures (batch, height, width, 3) with
+        some noise."""
         y = torch.arange(height, device=things.device)[None, :, None]
         x = torch.arange(width, device=things.device)[None, None, :]
         pictures = shades[:, None, None, :].expand(-1, height, width, -1)
@@ -180,12 +192,12 @@ class Painter:
             places = (down.clamp(0, CANVAS - 1), along.clamp(0, CANVAS - 1))
             mask = self._masks[what[:, None, None], size[:, None, None], *places] & inside
             pictures = torch.where(mask[..., None], self._colors[color][:, None, None], pictures)
-        return pictures
+        strength = 6 * torch.rand(len(things), 1, 1, 1, device=things.device)
+        return (pictures + strength * torch.randn_like(pictures)).clamp(0, 255)
 
 
 def rotated(values: Any, angles: Any) -> Any:
-    """Rope with rotated halves. `angles`: (..., tokens, half a head), for (..., heads, tokens,
-    head)."""
+    """Rope of rotated halves. `values`: (..., heads, tokens, head); `angles`: half a head."""
     first, second = values.chunk(2, -1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -200,15 +212,13 @@ class Seeing:
         self._device = device
         head = VISION["hidden_size"] // VISION["num_heads"]
         self._vision_frequencies = self._frequencies(10000.0, head // 2)
-        self._frequencies_of_text = self._frequencies(TEXT["rope_theta"], TEXT["head_dim"])
+        self._text_frequencies = self._frequencies(TEXT["rope_theta"], TEXT["head_dim"])
         sections = TEXT["rope_scaling"]["mrope_section"]
         axis = torch.zeros(TEXT["head_dim"] // 2, dtype=torch.long)
-        for which in (
-            1,
-            2,
-        ):  # Interleaved: frequencies 1, 4, 7, ... are of rows, 2, 5, ... of columns.
+        for which in (1, 2):  # Interleaved: 1, 4, 7, ... are of rows, 2, 5, 8, ... of columns.
             axis[which : 3 * sections[which] : 3] = which
         self._axis = axis.to(device)
+        self._tables: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def _frequencies(self, base: float, width: int) -> Any:
         steps = torch.arange(0, width, 2, device=self._device).float() / width
@@ -225,10 +235,10 @@ class Seeing:
         patches = split.expand(*split.shape[:6], 2, patch, patch).flatten(5).flatten(1, 4)
         embed = self._visual.patch_embed.proj
         hidden = F.linear(patches, embed.weight.flatten(1), embed.bias)
-        row, column = self._places(rows * merge, columns * merge)
-        hidden = hidden + self._position_vectors(row, column, rows * merge, columns * merge)
-        places = torch.stack([row, column], 1).float()
-        angles = (places[:, :, None] * self._vision_frequencies).flatten(1)
+        if (rows, columns) not in self._tables:
+            self._tables[rows, columns] = self._tables_of(rows * merge, columns * merge)
+        mixing, angles = self._tables[rows, columns]
+        hidden = hidden + mixing @ self._visual.pos_embed.weight
         deep = []
         for index, block in enumerate(self._visual.blocks):
             hidden = hidden + self._attend(block.attn, block.norm1(hidden), angles)
@@ -239,31 +249,20 @@ class Seeing:
         merged = self._visual.merger(hidden.flatten(0, 1)).unflatten(0, (batch, -1))
         return merged, deep
 
-    def _places(self, rows: int, columns: int) -> tuple[Any, Any]:
-        """Row and column of each patch, the four of a token behind each other."""
-        row, column = torch.meshgrid(
-            torch.arange(rows, device=self._device),
-            torch.arange(columns, device=self._device),
-            indexing="ij",
-        )
-        ordered = [
-            each.reshape(rows // 2, 2, columns // 2, 2).transpose(1, 2).flatten()
-            for each in (row, column)
-        ]
-        return ordered[0], ordered[1]
-
-    def _position_vectors(self, row: Any, column: Any, rows: int, columns: int) -> Any:
-        """Bilinear between the four nearest of the table's square."""
+    def _tables_of(self, rows: int, columns: int) -> tuple[Any, Any]:
+        """Of each patch, the four of a token behind each other: its shares of the table of learnt
+        positions (bilinear), and the angles of its rope."""
+        places = np.mgrid[:rows, :columns].reshape(2, rows // 2, 2, columns // 2, 2)
+        row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
         side = round(VISION["num_position_embeddings"] ** 0.5)
-        table = self._visual.pos_embed.weight
-        y = row.float() * (side - 1) / (rows - 1)
-        x = column.float() * (side - 1) / (columns - 1)
-        top, left = y.floor().long(), x.floor().long()
-        below, right = (top + 1).clamp(max=side - 1), (left + 1).clamp(max=side - 1)
-        down, along = (y - top)[:, None], (x - left)[:, None]
-        upper = table[top * side + left] * (1 - along) + table[top * side + right] * along
-        lower = table[below * side + left] * (1 - along) + table[below * side + right] * along
-        return upper * (1 - down) + lower * down
+        shares = [
+            np.maximum(0, 1 - abs(place[:, None] * (side - 1) / (count - 1) - np.arange(side)))
+            for place, count in ((row, rows), (column, columns))
+        ]
+        mixing = (shares[0][:, :, None] * shares[1][:, None, :]).reshape(len(row), -1)
+        both = torch.from_numpy(np.stack([row, column], 1)).float().to(self._device)
+        angles = (both[:, :, None] * self._vision_frequencies).flatten(1)
+        return torch.from_numpy(mixing).float().to(self._device), angles
 
     def _attend(self, attention: Any, hidden: Any, angles: Any) -> Any:
         heads = VISION["num_heads"]
@@ -277,20 +276,25 @@ class Seeing:
         """Logits (batch, tokens, vocabulary). `images`: pictures of all rows, one by one."""
         hidden = self._text.embed_tokens(ids)
         is_image = ids == IMAGE_PAD
+        number = (is_image.cumsum(1) * is_image)[..., None].expand(-1, -1, hidden.shape[-1])
+
+        def at_images(vectors: Sequence[Any]) -> Any:
+            """Vectors at the images' tokens, zeros at the texts'."""
+            nothing = torch.zeros_like(hidden[:, :1])
+            return torch.cat([nothing, *vectors], 1).gather(1, number)
+
         encoded = [self.encode(pictures) for pictures in images]
         if encoded:
-            vectors = torch.cat([vectors for vectors, _ in encoded], 1).flatten(0, 1)
-            hidden = hidden.masked_scatter(is_image[..., None], vectors)
-        angles = positions[self._axis].permute(1, 2, 0).float() * self._frequencies_of_text
+            seen = at_images([vectors for vectors, _ in encoded])
+            hidden = torch.where(is_image[..., None], seen, hidden)
+        angles = positions[self._axis].permute(1, 2, 0).float() * self._text_frequencies
         for index, layer in enumerate(self._text.layers):
             hidden = hidden + self._attend_text(
                 layer.self_attn, layer.input_layernorm(hidden), angles[:, None]
             )
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
             if encoded and index < len(encoded[0][1]):
-                deep = torch.cat([deep[index] for _, deep in encoded], 1).flatten(0, 1)
-                zeros = torch.zeros_like(hidden)
-                hidden = hidden + zeros.masked_scatter(is_image[..., None], deep)
+                hidden = hidden + at_images([deep[index] for _, deep in encoded])
         return F.linear(self._text.norm(hidden), self._text.embed_tokens.weight)
 
     def _attend_text(self, attention: Any, hidden: Any, angles: Any) -> Any:
@@ -305,59 +309,124 @@ class Seeing:
         return attention.o_proj(out.transpose(1, 2).flatten(2))
 
 
-def train(steps: int, size: int, workers: int, out: Path) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
-    model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**CONFIG)).float().to(device)
-    seeing, painter = Seeing(model, device), Painter(device)
-    print(f"{sum(each.numel() for each in model.parameters()):,} parameters on {device}")
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=2e-3, weight_decay=0.02, betas=(0.9, 0.98), fused=device == "cuda"
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.05)
-    loader = torch.utils.data.DataLoader(
-        Batches(0, steps, size), batch_size=None, num_workers=workers, prefetch_factor=8
-    )
-    noise = torch.Generator(device).manual_seed(1)
-    began, tally = time.monotonic(), torch.zeros(3, device=device)
-    for step, batch in enumerate(loader, 1):
-        images = painted(painter, batch, device, noise)
-        ids, positions, targets = (
-            batch[name].to(device, non_blocking=True) for name in ("ids", "positions", "targets")
-        )
-        logits = seeing.logits(ids, positions, images)
+class Step:
+    """Gradients of a batch of given sizes, as a CUDA graph: else, launching takes most of the
+    time."""
+
+    def __init__(self, trainer: Trainer, first: Batch) -> None:
+        self._trainer = trainer
+        self._sizes = first["sizes"]
+        self._inputs = {name: first[name].to(trainer.device) for name in INPUTS}
+        if trainer.device == "cpu":
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        # The workers' pinning thread calls CUDA, too.
+        with torch.cuda.graph(self._graph, trainer.pool, capture_error_mode="thread_local"):
+            self._compute()
+
+    def run(self, batch: Batch) -> None:
+        for name, value in self._inputs.items():
+            value.copy_(batch[name], non_blocking=True)
+        if self._trainer.device == "cpu":
+            self._compute()
+        else:
+            self._graph.replay()
+
+    def _compute(self) -> None:
+        trainer, inputs = self._trainer, self._inputs
+        torch._foreach_zero_(trainer.gradients)
+        images = [
+            trainer.painter.paint(inputs["things"][:, at], inputs["shades"][:, at], width, height)
+            for at, (width, height) in enumerate(self._sizes)
+        ]
+        targets = inputs["targets"]
+        logits = trainer.seeing.logits(inputs["ids"], inputs["positions"], images)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        with torch.no_grad():
-            wrong = ((logits.argmax(-1) != targets) & (targets != -100)).any(-1)
-            tally += torch.stack([loss, wrong.sum().float(), torch.ones_like(loss)])
-        if step % 200 == 0 or step == steps:
-            total, mistakes, count = tally.tolist()
-            seconds = time.monotonic() - began
-            right = 100 - 100 * mistakes / (count * size)
-            figures = f"loss {total / count:.4f}, {right:.2f} % of conversations right"
-            print(f"{step} steps, {seconds:.0f} s: {figures}", flush=True)
-            tally.zero_()
-            if step % 2000 == 0 or step == steps:
-                save(model, out)
+        wrong = ((logits.argmax(-1) != targets) & (targets != -100)).any(-1).sum()
+        trainer.tally += torch.stack([loss.detach(), wrong.float(), torch.ones_like(wrong).float()])
 
 
-def painted(painter: Painter, batch: Batch, device: str, noise: Any) -> list[Any]:
-    """The pictures of each place in the prompt, (batch, height, width, 3), a little noisy."""
-    images = []
-    for index, (width, height) in enumerate(batch["sizes"]):
-        things = batch["things"][:, index].to(device, non_blocking=True)
-        shades = batch["shades"][:, index].to(device, non_blocking=True)
-        pictures = painter.paint(things, shades, width, height)
-        grain = torch.randn(pictures.shape, generator=noise, device=device)
-        strength = torch.rand(len(things), 1, 1, 1, generator=noise, device=device) * 6
-        images.append((pictures + strength * grain).clamp(0, 255))
-    return images
+class Trainer:
+    """`tally`: sum of losses, wrong conversations, number of batches."""
+
+    def __init__(self, start: Path | None) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.manual_seed(0)
+        torch.set_float32_matmul_precision("high")
+        self.model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**CONFIG)).float()
+        if start is not None:
+            weights = {name: value.float() for name, value in load_file(start).items()}
+            self.model.load_state_dict(weights, strict=False)  # The head is the embedding.
+        self.model.to(self.device)
+        self.parameters = list(self.model.parameters())
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.gradients = [parameter.grad for parameter in self.parameters]
+        self.seeing, self.painter = Seeing(self.model, self.device), Painter(self.device)
+        self.tally = torch.zeros(3, device=self.device)
+        self.pool = None if self.device == "cpu" else torch.cuda.graph_pool_handle()
+        self._steps: dict[str, Step] = {}
+        self._optimizer = torch.optim.AdamW(self.parameters, weight_decay=0.02, betas=(0.9, 0.98))
+
+    def step(self, batch: Batch, rate: float) -> None:
+        key = str(batch["sizes"])
+        if key not in self._steps:
+            self._steps[key] = Step(self, batch)
+        self._steps[key].run(batch)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+
+
+def train(minutes: float, rate: float, workers: int, start: Path | None, out: Path) -> None:
+    trainer = Trainer(start)
+    count = sum(parameter.numel() for parameter in trainer.parameters)
+    print(f"{count:,} parameters on {trainer.device}")
+    loader = torch.utils.data.DataLoader(
+        Batches(),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=16,
+        pin_memory=trainer.device != "cpu",
+    )
+    again: deque[Batch] = deque()
+    began, steps, progress = time.monotonic(), 0, 0.0
+    for batch in loader:
+        again.append(batch)
+        # Making batches takes longer than learning from them: each is used twice, not at once.
+        for each in (batch, again.popleft()) if len(again) > APART else (batch,):
+            progress = (time.monotonic() - began) / (60 * minutes)
+            trainer.step(each, rate * shape_of_rate(min(progress, 1.0)))
+            steps += 1
+            if steps % 500 == 0:
+                report(trainer, steps, time.monotonic() - began)
+            if steps % 5000 == 0:
+                save(trainer.model, out)
+        if progress >= 1:
+            break
+    report(trainer, steps, time.monotonic() - began)
+    save(trainer.model, out)
+
+
+def shape_of_rate(progress: float) -> float:
+    """Up within a twentieth of the time, then down as a cosine."""
+    return min(20 * progress, 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def report(trainer: Trainer, steps: int, seconds: float) -> None:
+    total, mistakes, count = trainer.tally.tolist()
+    trainer.tally.zero_()
+    count = max(count, 1)
+    figures = f"loss {total / count:.4f}, {100 - 100 * mistakes / (count * SIZE):.2f} % right"
+    print(f"{steps} steps, {seconds:.0f} s: {figures}", flush=True)
 
 
 def save(model: Any, out: Path) -> None:
@@ -372,9 +441,10 @@ def save(model: Any, out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=12000)
-    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--minutes", type=float, default=12)
+    parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--start", type=Path, help="weights to go on from")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    train(options.steps, options.size, options.workers, options.out)
+    train(options.minutes, options.rate, options.workers, options.start, options.out)
