@@ -1,0 +1,1 @@
+"""A tiny vision model that sees: its questions, its training (examples/shapes holds the result)."""
