@@ -337,7 +337,7 @@ async def test_without_pillow_one_line_says_what_to_install(tmp_path: Path) -> N
     script.write_text(f"import sys; sys.stdout.buffer.write({ANSWER.pack(NO_PILLOW, 0)!r})")
     async with decoding(DecodingProcess(script)) as bench:
         answer = await bench.tell(order(encoded(picture(40, 30), "png")))
-    assert answer.code == "images_not_installed"
+    assert answer.code == "image_decoder_unavailable"
     assert answer.fault == (
         "the server needs Pillow for images, which is not installed: `pip install trouper[images]`"
     )
@@ -350,16 +350,19 @@ def test_the_script_says_that_pillow_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "reason"),
     [
-        (BlockingIOError(11, "no more processes"), "system_shortage"),
-        (RuntimeError("can't start new thread"), "system_shortage"),
-        (PermissionError(13, "not allowed"), "image_decoder_unavailable"),
+        (
+            BlockingIOError(11, "no more processes"),
+            "cannot be started for the moment; send it again",
+        ),
+        (RuntimeError("can't start new thread"), "cannot be started for the moment; send it again"),
+        (PermissionError(13, "not allowed"), "cannot be started"),
     ],
     ids=str,
 )
 async def test_a_process_that_does_not_start_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
     async def refuse(*arguments: object, **options: object) -> None:
         raise error
@@ -368,7 +371,9 @@ async def test_a_process_that_does_not_start_is_tried_again(
     async with decoding() as bench:
         with monkeypatch.context() as patched:
             patched.setattr(trio.lowlevel, "open_process", refuse)
-            assert (await bench.tell(order(good))).code == code
+            answer = await bench.tell(order(good))
+        assert answer.code == "image_decoder_unavailable"
+        assert answer.fault == f"the process that decodes images {reason}"
         assert (await bench.pixels(good)).shape == (30, 40, 3)
 
 
@@ -416,7 +421,7 @@ async def test_an_order_is_answered_also_when_the_actor_crashes() -> None:
     with pytest.raises(AssertionError, match="a bug"):
         await decode_images(taken, news, Broken())
     answer = heard.receive_nowait()
-    assert (answer.item, answer.pixels, answer.code) == (5, None, "internal_error")
+    assert (answer.item, answer.pixels, answer.code) == (5, None, "image_decoder_unavailable")
 
 
 async def test_orders_without_an_actor_are_refused() -> None:

@@ -68,7 +68,7 @@ CHANNELS = {
     "answers": Edge("ModelStepper", "RankMirror", PLANS_IN_FLIGHT, "never full"),
     "results": Edge("ModelStepper, RankMirror", "Scheduler", PLANS_IN_FLIGHT, "never full"),
     "orders": Edge("Scheduler, CacheJanitor", "SSDWriter", 64, "sheds"),
-    "images": Edge("Scheduler", "ImageDecoder", 64, "sheds"),
+    "images": Edge("Scheduler", "ImageDecoder", 64, "never full"),
 }
 
 

@@ -32,8 +32,8 @@ async def decode_images(
             except ImageRefused as refused:
                 answer = ImageDecoded(order.item, fault=refused.reason, code=refused.code)
             except Exception:
-                code = INTERNAL.code or ""
-                await _send(news, ImageDecoded(order.item, fault=INTERNAL.message, code=code))
+                fault = INTERNAL.message
+                await _send(news, ImageDecoded(order.item, fault=fault, code=UNAVAILABLE))
                 raise
             else:
                 seconds = trio.current_time() - began

@@ -33,6 +33,7 @@ WAIT_S = 30.0
 """For one image. The script's own limit is CPU_S; a busy machine takes longer."""
 END_S = 1.0
 UNAVAILABLE = "image_decoder_unavailable"
+"""Code of every fault that is the server's own (503)."""
 REFUSALS = {
     DAMAGED: ("image_damaged", "the image is damaged: it cannot be decoded"),
     NO_MEMORY: (
@@ -43,7 +44,7 @@ REFUSALS = {
 }
 """Codes and reasons by the script's answer."""
 NOT_INSTALLED = ImageRefused(
-    "images_not_installed",
+    UNAVAILABLE,
     "the server needs Pillow for images, which is not installed: `pip install trouper[images]`",
 )
 
@@ -131,7 +132,7 @@ class DecodingProcess:
 def _refuse_start(error: Exception) -> ImageRefused:
     if is_shortage(error) or isinstance(error, RuntimeError):
         reason = "the process that decodes images cannot be started for the moment; send it again"
-        return ImageRefused("system_shortage", reason)
+        return ImageRefused(UNAVAILABLE, reason)
     log.warning("the process that decodes images cannot be started (%s)", str(error) or "it ended")
     return ImageRefused(UNAVAILABLE, "the process that decodes images cannot be started")
 
