@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.core.test_memory import run, world
 from tests.core.test_waits import standing
 from tests.core.worlds import CoreWorld, RecordingClient
-from tests.fakes import UNCUTTABLE, card
+from tests.fakes import UNCUTTABLE, EngineDied, card
 from tests.images import Part, prompt_of
 from trouper.actors.scheduling import image_identity
+from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.image_identity import (
     cached_tokens,
     engine_tokens,
@@ -284,6 +285,53 @@ def test_pixels_of_a_scheduler_that_has_crashed_are_nobodys() -> None:
     run(again, 2)
     again.core.hear_image(ImageDecoded(order.item, Pixels(1, 1, b"")), again.now)
     assert again.core.awaits_image
+
+
+def crash(seen: CoreWorld, recovery: Recovery) -> None:
+    """The engine dies, and the next scheduler takes over."""
+    seen.core.end(seen.now)
+    seen.engine._forget()
+    seen.in_flight.clear()
+    recovery.judge(EngineDied(), seen.now)
+    seen.core = seen.make_core(recovery)
+    seen.core.take_up(seen.now)
+    proof = seen.core.proof(seen.now)
+    for plan in proof:
+        seen.core.proved(seen.engine._compute(plan, 0.0))
+
+
+def test_after_a_crash_an_image_is_decoded_and_encoded_again() -> None:
+    crashed, recovery = seeing(), Recovery()
+    crashed.core = crashed.make_core(recovery)
+    client = ask(crashed, TEXT, ("image", 1, 16), TEXT, max_tokens=8)
+    while len(client.tokens) < 3:
+        decode(crashed)
+        run(crashed)
+    crash(crashed, recovery)
+    serve(crashed)
+    assert isinstance(client.terminal[0], Finished) and len(client.tokens) == 8
+    assert crashed.num_decoded == crashed.engine.num_encoded == 2
+
+
+def test_an_image_that_crashes_the_encoder_is_refused_and_costs_nobody_else() -> None:
+    crashed, recovery = seeing(), Recovery()
+    crashed.core = crashed.make_core(recovery)
+    _, [deadly] = prompt_of(("image", 1, 16))
+    client = ask(crashed, TEXT, ("image", 1, 16), TEXT)
+    other = ask(crashed, (9, 8), max_tokens=60)
+    crashes = 0
+    while not (client.closed and other.closed):
+        decode(crashed)
+        run(crashed)
+        unanswered = [plan for plan, _ in crashed.in_flight]
+        spans = [order.span for plan in unanswered for order in plan.encode]
+        if any(span.digest == deadly.span.digest for span in spans):
+            crashes += 1
+            crash(crashed, recovery)
+    [end] = client.terminal
+    assert isinstance(end, Failed) and end.problem.code == "request_crashes_engine"
+    assert isinstance(other.terminal[0], Finished)
+    assert crashes <= 3
 
 
 @pytest.mark.parametrize(("nbytes", "encoded"), [(0, 4), (160, 3), (10**6, 2)])

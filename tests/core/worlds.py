@@ -15,6 +15,7 @@ from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, l
 from tests.images import FakeLayout, Part, prompt_of
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
+from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.eviction import NODE_COST
 from trouper.actors.scheduling.image_items import DECODED_AHEAD
 from trouper.actors.scheduling.row_storing import TAIL_TOKENS
@@ -179,19 +180,11 @@ class CoreWorld:
         )
         shortest = dice.choice((0, 0, 0, 6, 24))
         model_card = attrs.evolve(card(kv=kv), min_restored_tokens=shortest, images=FakeLayout())
-        model = LoadedModel(model_card, ByteTokenizer())
-        disk = DiskSeam(send=self._order, known=lambda: None)
+        self.model = LoadedModel(model_card, ByteTokenizer())
         self.orders: list[Write | Read] = []
         self.parts: deque[Loaded] = deque()
         """Parts of the disk's answer that are still to come."""
-        self.core = Core(
-            model,
-            "fa4e",
-            self.settings,
-            watches=self.watches,
-            disk=disk,
-            order_image=self._order_image,
-        )
+        self.core = self.make_core()
         self.image_orders: list[DecodeImage] = []
         self.num_decoded = 0
         self.share_of_images = dice.choice((0.0, 0.0, 0.5))
@@ -205,6 +198,17 @@ class CoreWorld:
         self.overdue = 0
         self.yielded = 0
         """Number of plans in which rows of batches run beside others."""
+
+    def make_core(self, recovery: Recovery | None = None) -> Core:
+        return Core(
+            self.model,
+            "fa4e",
+            self.settings,
+            watches=self.watches,
+            disk=DiskSeam(send=self._order, known=lambda: None),
+            recovery=recovery,
+            order_image=self._order_image,
+        )
 
     def _guess(self, key: int, position: int) -> tuple[int, int]:
         dice = random.Random(key * 1000 + position)

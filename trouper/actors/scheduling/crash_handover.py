@@ -135,8 +135,14 @@ class CrashHandover:
                 self.batch.finish_aborted(row)
 
     def _involved(self, unanswered: tuple[Plan, ...]) -> tuple[Involved, ...]:
-        fresh = {row for plan in unanswered for row in plan.fresh_rows}
-        rows = {row for plan in unanswered for row in plan.rows}
+        items = {order.item for plan in unanswered for order in plan.encode}
+        encoding = {
+            row
+            for row, sequence in self.batch.rows.items()
+            if any(left.id in items for left in sequence.images_left)
+        }
+        fresh = encoding.union(*(plan.fresh_rows for plan in unanswered))
+        rows = encoding.union(*(plan.rows for plan in unanswered))
         return tuple(
             involvement(
                 sequence,
