@@ -18,7 +18,7 @@ MARKER_TEXT = "<image>"
 SIDE = 10
 """Pixels of a token's side."""
 LOW = 2
-"""Tokens of an image with `detail: low`, at most."""
+"""Tokens of an image with `detail: low`, at limit."""
 
 
 @attrs.frozen
@@ -31,8 +31,8 @@ class FakeLayout:
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         rows, columns = -(-size.height // SIDE), -(-size.width // SIDE)
-        most = min(LOW, max_tokens) if detail == "low" else max_tokens
-        while rows * (columns + 1) > most:
+        limit = min(LOW, max_tokens) if detail == "low" else max_tokens
+        while rows * (columns + 1) > limit:
             if rows == columns == 1:
                 raise ValueError("the limit of tokens has no room for an image")
             rows, columns = max(1, rows - 1), max(1, columns - 1)
@@ -65,10 +65,10 @@ class ImageTokenizer(ByteTokenizer):
     def _of_content(self, content: str | list[dict[str, Any]]) -> Sequence[int]:
         if isinstance(content, str):
             return content.encode()
-        parts = [
+        pieces = [
             [MARKER] if part["type"] == "image" else [*part["text"].encode()] for part in content
         ]
-        return [token for part in parts for token in part]
+        return [token for part in pieces for token in part]
 
 
 @attrs.define(eq=False)

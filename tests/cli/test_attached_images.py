@@ -46,8 +46,8 @@ def test_paths_of_pictures_are_found(
     folder: Path, line: str, text: str | None, names: list[str]
 ) -> None:
     line = line.replace("{folder}", str(folder))
-    found, paths = parted(line)
-    assert (found, [path.name for path in paths]) == (line if text is None else text, names)
+    text_left, paths = parted(line)
+    assert (text_left, [path.name for path in paths]) == (line if text is None else text, names)
 
 
 def test_what_is_no_picture_is_refused(folder: Path) -> None:
@@ -78,34 +78,34 @@ async def test_a_picture_of_a_command_is_sent(folder: Path) -> None:
 
 
 async def test_a_dropped_picture_waits_for_its_question(folder: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     def use(served: Served) -> None:
         where = Where(f"http://127.0.0.1:{served.port}")
         conversation = Conversation()
         with where.client() as client:
             attach = partial(chat.with_pictures, client, conversation)
-            assert attach("'two words.png' ", said.append) == ("", True)
-            assert attach("what is it?", said.append) == ("what is it?", False)
+            assert attach("'two words.png' ", lines.append) == ("", True)
+            assert attach("what is it?", lines.append) == ("what is it?", False)
             assert len(conversation.attached) == 1
 
     async with serving(says("x")) as served:
         await trio.to_thread.run_sync(use, served)
-    assert said == [f"two words.png: 20 x 10, {len(shown(20, 10))} tokens"]
+    assert lines == [f"two words.png: 20 x 10, {len(shown(20, 10))} tokens"]
 
 
 async def test_a_text_model_gets_the_question_alone(folder: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     def use(served: Served) -> None:
         conversation = Conversation()
         with Where(f"http://127.0.0.1:{served.port}").client() as client:
-            found = chat.with_pictures(client, conversation, "rename a.png", said.append)
-        assert (found, conversation.attached) == (("rename a.png", False), [])
+            outcome = chat.with_pictures(client, conversation, "rename a.png", lines.append)
+        assert (outcome, conversation.attached) == (("rename a.png", False), [])
 
     async with serving() as served:
         await trio.to_thread.run_sync(use, served)
-    assert said == ["the model reads text only: a.png is not attached"]
+    assert lines == ["the model reads text only: a.png is not attached"]
 
 
 def test_a_conversation_with_pictures_is_saved_and_loaded(folder: Path) -> None:

@@ -88,7 +88,7 @@ def test_roles_whose_messages_hold_images(
     assert report.roles_with("<image>") == NONE, "another model's marker"
 
 
-def test_a_text_model_is_not_asked(tmp_path: Path) -> None:
+def test_a_text_model_is_not_probed(tmp_path: Path) -> None:
     assert tokenizer_of(tmp_path, USERS_ONLY, {}).template.image_roles == NONE
 
 
@@ -100,8 +100,8 @@ def call(name: str) -> Json:
     return {"id": name, "type": "function", "function": {"name": name, "arguments": {}}}
 
 
-def result(name: str, *parts: Json) -> Json:
-    return {"role": "tool", "tool_call_id": name, "name": name, "content": [*parts]}
+def result(name: str, *content: Json) -> Json:
+    return {"role": "tool", "tool_call_id": name, "name": name, "content": [*content]}
 
 
 def test_images_move_behind_all_results_of_a_turn(tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def prompts(served: Served) -> list[tuple[int, ...]]:
 
 def tokens(*pieces: str | tuple[int, ...]) -> tuple[int, ...]:
     """Tokens of a prompt up to the answer."""
-    found = [piece.encode() if isinstance(piece, str) else piece for piece in (*pieces, END)]
-    return tuple(token for piece in found for token in piece)
+    answer = [piece.encode() if isinstance(piece, str) else piece for piece in (*pieces, END)]
+    return tuple(token for piece in answer for token in piece)
 
 
 END = "<assistant>"
@@ -61,14 +61,14 @@ TEXT: dict[str, str] = {CHAT: "text", MESSAGES: "text", RESPONSES: "input_text"}
 def asking(path: str, *content: Any, **more: Any) -> Json:
     """A question of texts and images (bytes)."""
     make = {CHAT: in_chat, MESSAGES: in_messages, RESPONSES: in_input}[path]
-    parts = [
+    sent = [
         {"type": TEXT[path], "text": part} if isinstance(part, str) else make(part)
         for part in content
     ]
     name, limit = (
         ("input", "max_output_tokens") if path == RESPONSES else ("messages", "max_tokens")
     )
-    return {name: [{"role": "user", "content": parts}], limit: 2} | more
+    return {name: [{"role": "user", "content": sent}], limit: 2} | more
 
 
 COUNTS = {
@@ -170,8 +170,8 @@ RESULTS: list[tuple[str, Json]] = [
 async def test_images_of_results_are_in_the_prompt(path: str, body: Json) -> None:
     limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
     async with serving(seeing()) as served:
-        status, found = await ask(served, body | {limit: 2}, path)
-        assert status == 200, found
+        status, answer = await ask(served, body | {limit: 2}, path)
+        assert status == 200, answer
         assert prompts(served) == [tokens("<user>see<assistant><tool>", IN_SMALL)]
 
 
@@ -250,12 +250,12 @@ async def test_what_is_no_image_is_refused_by_its_path() -> None:
             body = asking(path, "a")
             name = "input" if path == RESPONSES else "messages"
             body[name][0]["content"].append(part)
-            status, found = await ask(served, body, path)
-            text = json.dumps(found)
+            status, answer = await ask(served, body, path)
+            text = json.dumps(answer)
             at = f"{name}.0.content.1"
-            assert (status, code == "file_not_found") in ((400, False), (404, True)), (part, found)
-            assert path == MESSAGES or found["error"]["code"] == code, (part, found)
-            assert at in text and "secret" not in text, (part, found)
+            assert (status, code == "file_not_found") in ((400, False), (404, True)), (part, answer)
+            assert path == MESSAGES or answer["error"]["code"] == code, (part, answer)
+            assert at in text and "secret" not in text, (part, answer)
         assert prompts(served) == []
 
 
@@ -263,9 +263,9 @@ async def test_the_number_of_images_is_bounded() -> None:
     async with serving(seeing()) as served:
         status, _ = await ask(served, asking(CHAT, *[SMALL] * MAX_IMAGES), CHAT)
         assert status == 200
-        status, found = await ask(served, asking(CHAT, *[SMALL] * (MAX_IMAGES + 1)), CHAT)
-    assert (status, found["error"]["code"]) == (400, "too_many_images")
-    assert found["error"]["param"] == f"messages.0.content.{MAX_IMAGES}"
+        status, answer = await ask(served, asking(CHAT, *[SMALL] * (MAX_IMAGES + 1)), CHAT)
+    assert (status, answer["error"]["code"]) == (400, "too_many_images")
+    assert answer["error"]["param"] == f"messages.0.content.{MAX_IMAGES}"
 
 
 async def test_details_and_the_operator_bound_the_tokens() -> None:
@@ -283,17 +283,17 @@ async def test_images_count_in_the_context() -> None:
     async with serving(seeing(), {"max_prompt_tokens": len(tokens("<user>")) + 5}) as served:
         status, _ = await ask(served, asking(CHAT, SMALL), CHAT)
         assert status == 200
-        status, found = await ask(served, asking(CHAT, WIDE), CHAT)
-    assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
+        status, answer = await ask(served, asking(CHAT, WIDE), CHAT)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
 async def test_roles_without_images_have_placeholders() -> None:
     """Instructions never hold images; results do not if the template cannot write them there."""
     engine = SeeingEngine(before_step=pace, image_roles=frozenset({"user"}))
     _, body = RESULTS[0]
-    told = {"role": "system", "content": [in_chat(WIDE)]}
+    instruction = {"role": "system", "content": [in_chat(WIDE)]}
     async with serving(engine) as served:
-        request = post(CHAT, {"messages": [told, *body["messages"]], "max_tokens": 2})
+        request = post(CHAT, {"messages": [instruction, *body["messages"]], "max_tokens": 2})
         status, headers, _ = await exchange(served, request)
         assert (status, headers["x-trouper-ignored"]) == (200, "image_url")
         assert prompts(served) == [
@@ -302,9 +302,9 @@ async def test_roles_without_images_have_placeholders() -> None:
 
 
 async def test_stored_placeholders_of_instructions() -> None:
-    told = {"role": "developer", "content": [in_input(WIDE)]}
+    instruction = {"role": "developer", "content": [in_input(WIDE)]}
     body = asking(RESPONSES, SMALL)
-    body["input"].insert(0, told)
+    body["input"].insert(0, instruction)
     async with serving(seeing()) as served:
         _, made = await ask(served, body, RESPONSES)
         request = f"GET /v1/responses/{made['id']}/input_items HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -351,29 +351,29 @@ async def test_an_uploaded_image() -> None:
         assert prompts(served)[0] == tokens("<user>", IN_SMALL)
         source = {"type": "file", "file_id": "file-of-others"}
         body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
-        status, found = await ask(served, body | {"max_tokens": 2}, MESSAGES)
-        assert (status, found["error"]["type"]) == (404, "not_found_error")
+        status, answer = await ask(served, body | {"max_tokens": 2}, MESSAGES)
+        assert (status, answer["error"]["type"]) == (404, "not_found_error")
 
 
 async def test_without_files_an_upload_is_refused() -> None:
     async with serving(seeing(), no_batches=True) as served:
         body = asking(CHAT, SMALL)
         body["messages"][0]["content"].append(part_of(CHAT, file_id="x"))
-        status, found = await ask(served, body, CHAT)
-    assert (status, found["error"]["code"]) == (400, "files_not_supported")
+        status, answer = await ask(served, body, CHAT)
+    assert (status, answer["error"]["code"]) == (400, "files_not_supported")
 
 
 async def test_images_in_the_forms_of_other_dialects() -> None:
-    parts = [in_input(SMALL), in_messages(SMALL), {"type": "image", "image": url(SMALL)}]
+    content = [in_input(SMALL), in_messages(SMALL), {"type": "image", "image": url(SMALL)}]
     async with serving(seeing()) as served:
-        for part in parts:
+        for part in content:
             body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
-            status, found = await ask(served, body, CHAT)
-            assert status == 200, found
-        for part in [in_chat(SMALL), *parts[1:]]:
-            given = {"input": [{"role": "user", "content": [part]}], "max_output_tokens": 2}
-            status, found = await ask(served, given, RESPONSES)
-            assert status == 200, found
+            status, answer = await ask(served, body, CHAT)
+            assert status == 200, answer
+        for part in [in_chat(SMALL), *content[1:]]:
+            request = {"input": [{"role": "user", "content": [part]}], "max_output_tokens": 2}
+            status, answer = await ask(served, request, RESPONSES)
+            assert status == 200, answer
         assert {*prompts(served)} == {tokens("<user>", IN_SMALL)}
 
 
@@ -382,9 +382,9 @@ async def test_a_body_may_be_larger_for_a_model_that_takes_images() -> None:
     async with serving(seeing()) as served:
         assert (await ask(served, big))[0] == 200
     async with serving() as served:
-        status, found = await ask(served, big)
-        assert (status, found["error"]["code"]) == (413, "body_too_large")
-        assert "--max-body-bytes" in found["error"]["message"]
+        status, answer = await ask(served, big)
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+        assert "--max-body-bytes" in answer["error"]["message"]
 
 
 async def test_what_a_model_reads_is_listed() -> None:

@@ -271,9 +271,9 @@ async def test_nobody_loses_what_is_within_an_equal_share(
 
 def with_image(name: str, data: str, previous: str | None = None) -> StoredResponse:
     url = f"data:image/png;base64,{data}"
-    parts = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": url}] * 2
-    item = {"id": f"in_{name}", "type": "message", "content": parts}
-    output = {"id": f"sent_{name}", "type": "function_call_output", "output": parts}
+    content = [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": url}] * 2
+    item = {"id": f"in_{name}", "type": "message", "content": content}
+    output = {"id": f"sent_{name}", "type": "function_call_output", "output": content}
     return StoredResponse({"id": name, "output": []}, (item, output), previous)
 
 

@@ -190,7 +190,7 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
-    check_images(request.prompt, model.card, _wanted_beside_text(request))
+    check_images(request.prompt, model.card, _text_only_output(request))
     prompt = tokens_of(request.prompt, tokenizer, max_prompt_tokens_of(model.card, settings))
     prompt, images = insert_images(prompt, request.prompt, model.card, tokenizer, settings)
     if request.grammar is not None and isinstance(request.prompt, ChatPrompt):
@@ -221,7 +221,7 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     )
 
 
-def _wanted_beside_text(request: Generate) -> str:
+def _text_only_output(request: Generate) -> str:
     if request.embed:
         return "embeddings"
     return "" if request.prompt_logprobs is None else "scores as a prompt"

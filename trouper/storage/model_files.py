@@ -137,8 +137,9 @@ def _described(name: str, directory: Path) -> ModelFiles:
 def takes_images(config: Mapping[str, Any]) -> bool:
     """Whether the config is of a family whose images are known (`engine/vision/layouts.py`)."""
     kind = str(config.get("model_type"))
-    known = kind in IMAGE_FAMILIES or kind.startswith("qwen3_5")
-    return known and isinstance(config.get("vision_config"), Mapping)
+    if kind not in IMAGE_FAMILIES and not kind.startswith("qwen3_5"):
+        return False
+    return isinstance(config.get("vision_config"), Mapping)
 
 
 def _kind(directory: Path, config: Mapping[str, Any]) -> Kind:

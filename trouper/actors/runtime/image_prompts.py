@@ -20,18 +20,18 @@ def images_of(prompt: Prompt) -> tuple[ImageSource, ...]:
     return prompt.images if isinstance(prompt, ChatPrompt) else ()
 
 
-def check_images(prompt: Prompt, card: ModelCard, wanted: str = "") -> None:
+def check_images(prompt: Prompt, card: ModelCard, output: str = "") -> None:
     """Raises `RequestFailed` (400) for images that the model does not take, or in a request for
-    what images do not have, named by `wanted`."""
+    what images do not have, named by `output`."""
     images = images_of(prompt)
     if not images:
         return
     if card.images is None:
         why = f": {card.no_images}" if card.no_images else ""
         raise _refused(images[0], f"this model takes no images{why}", "images_not_supported")
-    if wanted:
+    if output:
         raise _refused(
-            images[0], f"images have no {wanted}; send text alone", "images_not_supported"
+            images[0], f"images have no {output}; send text alone", "images_not_supported"
         )
 
 
@@ -44,18 +44,18 @@ def insert_images(
     if not sources or layout is None:
         return tokens, ()
     marker = tokenizer.encode(layout.marker, special=False)
-    places = [*_places(tokens, marker)]
-    if len(places) != len(sources):
+    starts = [*_marker_starts(tokens, marker)]
+    if len(starts) != len(sources):
         raise bad_request(
-            f"the chat template has places for {len(places)} of the {len(sources)} images; leave "
+            f"the chat template has places for {len(starts)} of the {len(sources)} images; leave "
             "out those of other messages than the user's",
             "messages",
             "image_template_mismatch",
         )
     expanded, images, behind = list[int](), list[PromptImage](), 0
-    for place, source in zip(places, sources, strict=True):
-        expanded += tokens[behind:place]
-        behind = place + len(marker)
+    for start, source in zip(starts, sources, strict=True):
+        expanded += tokens[behind:start]
+        behind = start + len(marker)
         shape = _shape_of(source, layout, settings.max_image_tokens)
         span = layout.span(len(expanded), shape, digest_of(layout.name, shape, source.data))
         expanded += span.tokens
@@ -63,7 +63,7 @@ def insert_images(
     return (*expanded, *tokens[behind:]), tuple(images)
 
 
-def _places(tokens: Tokens, marker: Sequence[int]) -> Iterator[int]:
+def _marker_starts(tokens: Tokens, marker: Sequence[int]) -> Iterator[int]:
     start = 0
     while True:
         try:

@@ -234,7 +234,7 @@ def find_model(where: Where, name: str | None) -> FoundModel:
             images = _reads_images(client, model)
             warnings = _warnings(client, name, listed)
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    served = ServedModel(where.url, model, context, where.key, now, images)
+    served = ServedModel(where.url, model, context, where.key, now=now, images=images)
     return FoundModel(served, warnings)
 
 

@@ -294,10 +294,10 @@ def _joined_contents(first: Any, second: Any) -> Any:
         return _joined(first or "", second or "")
     if not first or not second:
         return first or second
-    return [*_parts(first), {"type": "text", "text": SEPARATOR}, *_parts(second)]
+    return [*_part_list(first), {"type": "text", "text": SEPARATOR}, *_part_list(second)]
 
 
-def _parts(content: Any) -> list[Message]:
+def _part_list(content: Any) -> list[Message]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
 
 
@@ -328,7 +328,7 @@ def _as_user(turn: Message) -> Message:
     if not isinstance(content, list):
         return {"role": "user", "content": RESULT.format(_text(turn))}
     before, behind = RESULT.split("{}")
-    return {"role": "user", "content": [*_parts(before), *content, *_parts(behind)]}
+    return {"role": "user", "content": [*_part_list(before), *content, *_part_list(behind)]}
 
 
 def _object(arguments: Any) -> Mapping[str, Any]:

@@ -41,6 +41,7 @@ from trouper.engine.spec_decode.draft_model import MtpHead
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
+from trouper.protocol.media import ImageLayout
 from trouper.protocol.model import Measured, ModelCard
 from trouper.protocol.names import adapters_of
 from trouper.protocol.output_formats import NONE
@@ -121,13 +122,10 @@ def load(
         adapters=adapters,
         cache_bytes=min(group.gather(_cache_bytes(settings, card, group))),
         self_check=check,
-        **_found_in_files(hub_tokenizer, embedder),
+        **_found_in_files(hub_tokenizer, embedder, card.images),
     )
     if embedder.modules.encode is not None:
         card = _without_generation(card)
-    if card.images is not None:
-        roles = hub_tokenizer.template.roles_with(card.images.marker)
-        card = attrs.evolve(card, image_roles=roles)
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
         parts = _rank(settings, group) | images.identity
@@ -242,13 +240,17 @@ def _fingerprint(
     return fingerprint(found.directory, settings.adapter_path, report, progress, parts)
 
 
-def _found_in_files(found: HubTokenizer, embedder: Embedder) -> dict[str, Any]:
+def _found_in_files(
+    hub_tokenizer: HubTokenizer, embedder: Embedder, images: ImageLayout | None
+) -> dict[str, Any]:
+    roles = frozenset() if images is None else hub_tokenizer.template.roles_with(images.marker)
     return {
+        "image_roles": roles,
         "embedding": embedder.layout,
         "no_embedding": embedder.reason,
-        "adapted_messages": found.template.lines,
-        "tool_parser": found.tool_parser or NONE,
-        "reasoning_parser": found.reasoning_parser or NONE,
+        "adapted_messages": hub_tokenizer.template.lines,
+        "tool_parser": hub_tokenizer.tool_parser or NONE,
+        "reasoning_parser": hub_tokenizer.reasoning_parser or NONE,
     }
 
 

@@ -197,8 +197,8 @@ class _Prober:
             text = self._render(adaptation.adapted(_messages(("image",))), {})
         except Exception:  # noqa: BLE001 - as in `renders`.
             return ""
-        _, found, behind = text.partition(IMAGE_MARKS[0])
-        return behind.partition(IMAGE_MARKS[1])[0].strip() if found else ""
+        _, mark, behind = text.partition(IMAGE_MARKS[0])
+        return behind.partition(IMAGE_MARKS[1])[0].strip() if mark else ""
 
     def _shows(
         self,

@@ -246,8 +246,8 @@ class TurnReader:
         }
 
     def _result(self, block: ToolResultBlock, path: str) -> Json:
-        given = block.content or ""
-        blocks = [TextBlock(given)] if isinstance(given, str) else given
+        body = block.content or ""
+        blocks = [TextBlock(body)] if isinstance(body, str) else body
         pieces = [
             self._piece(part, "tool", f"{path}.content.{index}")
             for index, part in enumerate(blocks)

@@ -84,10 +84,10 @@ class Files:
 
     def _checked(self, form: UploadForm) -> tuple[Upload, Purpose]:
         """Raises `RequestFailed` (400)."""
-        given = form.fields.pop("purpose", None)
-        if given is None:
+        sent = form.fields.pop("purpose", None)
+        if sent is None:
             raise bad_request("purpose is required", "purpose", "missing_required_parameter")
-        purpose = next((known for known in UPLOADED if known.encode() == given), None)
+        purpose = next((name for name in UPLOADED if name.encode() == sent), None)
         if purpose is None:
             raise bad_request(
                 f"purpose must be one of {', '.join(UPLOADED)}: files are for batches and images",

@@ -58,7 +58,7 @@ class ImageParts:
 
     def __init__(self, roles: Iterable[str] = ()) -> None:
         self.roles = frozenset(roles)
-        self.found: list[ImageSource | UploadedImage] = []
+        self.sources: list[ImageSource | UploadedImage] = []
         self._unread: dict[str, None] = {}
 
     @property
@@ -73,33 +73,33 @@ class ImageParts:
         self._unread[kind] = None
         return False
 
-    def add(self, given: Json, path: str) -> Json:
-        """Read an image, and return its part for the template. `given`: as of `fields_of`.
+    def add(self, image: Json, path: str) -> Json:
+        """Read an image, and return its part for the template. `image`: as of `fields_of`.
         `path`: of the part. Raises `RequestFailed` (400)."""
-        if len(self.found) == MAX_IMAGES:
+        if len(self.sources) == MAX_IMAGES:
             message = f"{path} is image {MAX_IMAGES + 1} of the request; there may be {MAX_IMAGES}"
             raise bad_request(f"{message}: leave the oldest out", path, "too_many_images")
-        detail = _detail_of(given.get("detail"), path)
-        data, url, file_id = given.get("data"), given.get("url"), given.get("file_id")
+        detail = _detail_of(image.get("detail"), path)
+        data, url, file_id = image.get("data"), image.get("url"), image.get("file_id")
         if isinstance(data, str):
-            check_type(str(given.get("media_type") or ""), path)
-            self.found.append(ImageSource(decoded_base64(data, 0, path), path, detail))
+            check_type(str(image.get("media_type") or ""), path)
+            self.sources.append(ImageSource(decoded_base64(data, 0, path), path, detail))
         elif isinstance(url, str):
-            self.found.append(ImageSource(data_of(url, path), path, detail))
+            self.sources.append(ImageSource(data_of(url, path), path, detail))
         elif isinstance(file_id, str):
-            self.found.append(UploadedImage(file_id, path, detail))
+            self.sources.append(UploadedImage(file_id, path, detail))
         else:
             raise bad_request(f"{path} has no image: {REMEDY}", path, "invalid_type")
         return IMAGE_PART
 
 
-def _detail_of(given: object, path: str) -> Detail:
-    if given is None:
+def _detail_of(name: object, path: str) -> Detail:
+    if name is None:
         return "auto"
-    if not isinstance(given, str) or given not in DETAILS:
+    if not isinstance(name, str) or name not in DETAILS:
         message = f"{path}: detail must be one of {', '.join(get_args(Detail))}"
         raise bad_request(message, path, "invalid_value")
-    return DETAILS[given]
+    return DETAILS[name]
 
 
 def data_of(url: str, path: str) -> bytes:
@@ -133,8 +133,8 @@ def check_type(media_type: str, path: str) -> None:
     if kind in ("", "application/octet-stream", "image/*"):
         return
     if name == kind or OTHER_NAMES.get(name, name) not in IMAGE_TYPES:
-        known = ", ".join(IMAGE_TYPES)
-        message = f"{path} is of type {media_type[:40]!r}; images may be {known}: convert it"
+        types = ", ".join(IMAGE_TYPES)
+        message = f"{path} is of type {media_type[:40]!r}; images may be {types}: convert it"
         raise bad_request(message, path, "image_format")
 
 
@@ -178,17 +178,17 @@ def too_large(path: str) -> RequestFailed:
 def content_of(pieces: Iterable[str | Json], separator: str = "") -> str | list[Json]:
     """Content of a message for the template: text, or parts if there are images. Texts that are
     neighbours are joined with `separator`."""
-    parts = list[Json]()
+    content = list[Json]()
     for piece in pieces:
         if not isinstance(piece, str):
-            parts.append(piece)
-        elif parts and parts[-1]["type"] == "text":
-            parts[-1] = {"type": "text", "text": parts[-1]["text"] + separator + piece}
+            content.append(piece)
+        elif content and content[-1]["type"] == "text":
+            content[-1] = {"type": "text", "text": content[-1]["text"] + separator + piece}
         else:
-            parts.append({"type": "text", "text": piece})
-    if all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
-    return [part for part in parts if part["type"] != "text" or part["text"]]
+            content.append({"type": "text", "text": piece})
+    if all(part["type"] == "text" for part in content):
+        return "".join(part["text"] for part in content)
+    return [part for part in content if part["type"] != "text" or part["text"]]
 
 
 def joined_content(
@@ -212,8 +212,8 @@ def fields_of(part: Json) -> Json:
     in the form of any dialect: OpenAI's `image_url` and `input_image`, Anthropic's `image`."""
     if "source" in part:
         return fields_of_source(part["source"])
-    given = part.get("image_url", part.get("url", part.get("image")))
-    fields = dict(given) if isinstance(given, dict) else {"url": given}
+    image = part.get("image_url", part.get("url", part.get("image")))
+    fields = dict(image) if isinstance(image, dict) else {"url": image}
     return {
         "url": fields.get("url"),
         "file_id": part.get("file_id", fields.get("file_id")),

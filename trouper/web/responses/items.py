@@ -306,10 +306,10 @@ def messages_of(
     return tuple(messages)
 
 
-def _content(parts: Sequence[Json], role: str, path: str, images: ImageParts) -> str | list[Json]:
+def _content(content: Sequence[Json], role: str, path: str, images: ImageParts) -> str | list[Json]:
     return content_of(
         _piece(part, role, path if path.startswith(EARLIER) else f"{path}.{index}", images)
-        for index, part in enumerate(parts)
+        for index, part in enumerate(content)
     )
 
 
@@ -322,12 +322,12 @@ def _piece(part: Json, role: str, path: str, images: ImageParts) -> str | Json:
 
 
 def has_images(items: Iterable[Json]) -> bool:
-    return any(part.get("type") == "input_image" for item in items for part in _parts(item))
+    return any(part.get("type") == "input_image" for item in items for part in _content_of(item))
 
 
-def _parts(item: Json) -> list[Json]:
-    parts = item.get("content" if item["type"] == "message" else "output")
-    return parts if isinstance(parts, list) else []
+def _content_of(item: Json) -> list[Json]:
+    content = item.get("content" if item["type"] == "message" else "output")
+    return content if isinstance(content, list) else []
 
 
 def with_placeholders(items: Iterable[Json], roles: Collection[str]) -> tuple[Json, ...]:
@@ -342,7 +342,7 @@ def _with_placeholders(item: Json, roles: Collection[str]) -> Json:
     return item | {
         name: [
             input_text(PLACEHOLDER) if part.get("type") == "input_image" else part
-            for part in _parts(item)
+            for part in _content_of(item)
         ]
     }
 

@@ -218,9 +218,9 @@ def _insert_items(
     rows = list[tuple[str, str, str, bytes]]()
     urls: dict[str, str] = {}
     for item in items:
-        kept, found = stored_images.take_out(item)
+        kept, taken = stored_images.take_out(item)
         rows.append((response_id, owner, item["id"], msgspec.json.encode(kept)))
-        urls |= found
+        urls |= taken
     stored_images.insert(connection, response_id, owner, urls)
     connection.executemany(
         "INSERT INTO items (response, owner, id, item) VALUES (?, ?, ?, ?)", rows
@@ -255,8 +255,8 @@ def _count_bytes(connection: Connection, response_id: str) -> int:
         "ON images.owner = needed.owner AND images.digest = needed.digest"
     )
     selects = (TURNS + items, TURNS + images)
-    found = [connection.execute(select, (response_id,)).fetchone()[0] for select in selects]
-    return sum(size or 0 for size in found)
+    sizes = [connection.execute(select, (response_id,)).fetchone()[0] for select in selects]
+    return sum(size or 0 for size in sizes)
 
 
 def _read_conversation(connection: Connection, response_id: str) -> list[Json]:

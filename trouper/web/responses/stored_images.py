@@ -32,13 +32,13 @@ def take_out(item: Json) -> tuple[Json, dict[str, str]]:
 def _changed(item: Json, change: Callable[[str], str]) -> Json:
     """Return an item with other `image_url`s."""
     name = "content" if item.get("type") == "message" else "output"
-    parts = item.get(name)
-    if not isinstance(parts, list) or not any(map(_has_image, parts)):
+    content = item.get(name)
+    if not isinstance(content, list) or not any(map(_has_image, content)):
         return item
     return item | {
         name: [
             part | {"image_url": change(part["image_url"])} if _has_image(part) else part
-            for part in parts
+            for part in content
         ]
     }
 

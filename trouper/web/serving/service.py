@@ -115,7 +115,7 @@ class Service(CurrentRequest):
         self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
         self.read_upload: ReadUpload = no_uploads
-        self._said_unread: set[str] = set()
+        self._reported: set[str] = set()
         """Models of which the log says why images are not read."""
 
     @property
@@ -243,20 +243,20 @@ class Service(CurrentRequest):
     async def with_images(
         self, choices: Sequence[Generate], images: ImageParts
     ) -> tuple[Generate, ...]:
-        """Give choices of one conversation the images that `images` has found. Raises
+        """Give choices of one conversation the images that `images` has read. Raises
         `RequestFailed` (400, 404, 413, 429, 503)."""
-        if not images.found:
+        if not images.sources:
             return tuple(choices)
         prompt = await self.prompt_with_images(choices[0].prompt, images)
         return tuple(attrs.evolve(choice, prompt=prompt) for choice in choices)
 
     async def prompt_with_images(self, prompt: Prompt, images: ImageParts) -> Prompt:
         """As `with_images`."""
-        if not images.found or not isinstance(prompt, ChatPrompt):
+        if not images.sources or not isinstance(prompt, ChatPrompt):
             return prompt
         sources = [
-            await self._uploaded(found) if isinstance(found, UploadedImage) else found
-            for found in images.found
+            await self._uploaded(image) if isinstance(image, UploadedImage) else image
+            for image in images.sources
         ]
         return attrs.evolve(prompt, images=tuple(sources))
 
@@ -355,8 +355,8 @@ class Service(CurrentRequest):
                 message += f"; {why}" if why else ""
                 raise bad_request(message, "messages", "images_not_supported")
             self.read_past.skip(name)
-            if why and served.origin.model not in self._said_unread:
-                self._said_unread.add(served.origin.model)
+            if why and served.origin.model not in self._reported:
+                self._reported.add(served.origin.model)
                 log.warning("%s reads no images: %s", served.origin.model, why)
         self.note_ignored()
 
