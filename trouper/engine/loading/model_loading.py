@@ -128,8 +128,8 @@ def load(
         card = _without_generation(card)
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
-        parts = _rank(settings, group) | images.identity
-        content = _fingerprint(found, drafters, settings, parts, report=report, progress=progress)
+        extra = _rank(settings, group) | images.identity
+        content = _fingerprint(found, drafters, settings, extra, report=report, progress=progress)
         card = attrs.evolve(card, fingerprint=content)
     return EvaluatedModel(
         model=model,
@@ -223,12 +223,13 @@ def _fingerprint(
     found: checkpoint.Checkpoint,
     drafters: Drafters,
     settings: Settings,
-    parts: dict[str, str],
+    extra: dict[str, str],
     *,
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> str:
-    """`parts`: further facts that shape KV, by name."""
+    """`extra`: what else shapes KV, by name."""
+    parts = dict(extra)
     if not found.source.native:
         parts["architecture"] = found.source.identity
     if drafters.head.module is not None:

@@ -46,18 +46,18 @@ class ImageCheck:
     def fault(self) -> str:
         """Return the reason why rows with images cannot be served; "" for none."""
         try:
-            error, bound = self._error()
+            difference, bound = self._difference()
         except Exception as error:  # noqa: BLE001
             # Any architecture's code: whatever it raises is the finding.
             return f"a pass with an image fails: {line_of(error)}"
-        if error <= bound:
+        if difference <= bound:
             return ""
         return (
             "rows with images differ from a row alone: log-probabilities by "
-            f"{error:.2g} of the logits' spread, where rounding makes up to {bound:.2g}"
+            f"{difference:.2g} of the logits' spread, where rounding makes up to {bound:.2g}"
         )
 
-    def _error(self) -> tuple[float, float]:
+    def _difference(self) -> tuple[float, float]:
         """The error of a row in chunks and company, and its bound."""
         text, before, behind = random_texts((COMPANY, START, BEHIND), self.vocabulary, SEED)
         span = self.layout.span(START, ImageShape((1, 1), GRID), bytes(32))
