@@ -324,6 +324,7 @@ class Core:
         whose last token is scheduled here. Evictions are collected last, since all earlier steps
         may evict.
         """
+        self._budget.image_bytes = self._images.nbytes
         self._kv_memory.relieve_pressure()
         self._admission.yielding.yield_rows(now)
         self._reclaiming.reclaim_rows(now)

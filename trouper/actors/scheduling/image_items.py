@@ -155,7 +155,7 @@ class ImageItems:
 
     @property
     def nbytes(self) -> int:
-        return sum(item.nbytes for item in self._items.values())
+        return sum(item.nbytes for item in self._items.values()) if self._items else 0
 
     # -- what rows need --------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ class MemoryBudget:
     memory: Watch[MemoryStatus]
     adapters: Watch[AdapterStats]
     allocations: AllocationFailures
+    image_bytes: int = 0
+    """Of encoded images, which leave less to rows and cached blocks."""
     row_bytes_known: bool = attrs.field(init=False)
     # Inputs of `_lasting`, which change once in seconds, while each step reads the limit several
     # times.
@@ -103,9 +105,10 @@ class MemoryBudget:
         if not self.row_bytes_known:
             return None
         failed, pressure = self.allocations.bound_bytes, self.memory.latest.pressure_bound_bytes
-        if failed is None and not pressure:
-            return self._lasting_bytes
-        return min_known(self._lasting_bytes, failed, pressure or None)
+        limit = self._lasting_bytes
+        if failed is not None or pressure:
+            limit = min_known(limit, failed, pressure or None)
+        return None if limit is None else max(0, limit - self.image_bytes)
 
     @property
     def _lasting_bytes(self) -> int | None:
