@@ -15,15 +15,15 @@ from trouper.cli.terminal_text import can_be_sent
 Message: TypeAlias = dict[str, str]
 ROLES = ("system", "developer", "user", "assistant")
 STREAMED = "answers are always streamed"
+
+# Refused by /set, and why.
 FIXED = {
     "messages": "the messages are what was said; /system, /undo and /clear change them",
     "stream": STREAMED,
     "stream_options": STREAMED,
     "model": "`/model NAME` does that",
 }
-"""Refused by /set, and why"""
-COMMAND = re.compile(r"/[^/\s]*(\s|$)")
-"""A command is one word; `/usr/bin` is a question."""
+COMMAND = re.compile(r"/[^/\s]*(\s|$)")  # A command is one word; `/usr/bin` is a question.
 
 
 class CommandRefused(Exception):
@@ -47,12 +47,10 @@ class Conversation:
     """The last message is the assistant's, unless a question is open."""
 
     system: str = ""
-    model: str | None = None
-    """None: the server's default"""
+    model: str | None = None  # None: the server's default
     parameters: dict[str, Any] = attrs.field(factory=dict)
     messages: list[Message] = attrs.field(factory=list)
-    unanswered: str | None = None
-    """Not among the messages"""
+    unanswered: str | None = None  # Not among the messages
 
     def body(self) -> dict[str, Any]:
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []

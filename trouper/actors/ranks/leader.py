@@ -45,8 +45,9 @@ from trouper.protocol.wire import encode
 log = logging.getLogger("trouper.ranks")
 CONNECT_S = 60.0
 LOADING_S = 60.0
+
+# Maximum number of unread disk reports; more are dropped, and no request waits for those.
 DISK_REPORTS = 1024
-"""Maximum number of unread disk reports; more are dropped, and no request waits for those."""
 
 
 class Leader:

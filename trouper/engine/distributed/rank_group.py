@@ -23,8 +23,9 @@ BACKENDS = {
     "OMPI_COMM_WORLD_SIZE": "mpi",
     "PMI_SIZE": "mpi",
 }
+
+# Ranks of one host with different visible devices share no memory.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-"""Ranks of one host with different visible devices share no memory."""
 
 
 def backend_of(environment: Mapping[str, str]) -> str | None:

@@ -21,6 +21,8 @@ from trouper.storage.checkpoint_files import require_regular
 MODULES_FILE = "modules.json"
 WEIGHTS_FILE = "model.safetensors"
 PACKAGE = "sentence_transformers."
+
+# By torch's class names, with torch's default parameters.
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "Identity": lambda vector: vector,
     "Tanh": mx.tanh,
@@ -29,9 +31,7 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "SiLU": nn.silu,
     "Sigmoid": mx.sigmoid,
 }
-"""By torch's class names, with torch's default parameters."""
-NORM_EPS = 1e-5
-"""torch's LayerNorm."""
+NORM_EPS = 1e-5  # torch's LayerNorm.
 Step = Callable[[mx.array], mx.array]
 """From a vector (dim,) float32 to another."""
 

@@ -38,8 +38,7 @@ from trouper.protocol.model import NO_HEAD
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
-LAYER, NORM = "model.layers.0.", "model.norm."
-"""In a model of one layer."""
+LAYER, NORM = "model.layers.0.", "model.norm."  # In a model of one layer.
 EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
 
 
@@ -235,8 +234,7 @@ def _named(weights: Weights, *, hidden_first: bool) -> Weights:
 
 
 def _quantize(head: MtpHead, weights: Weights) -> None:
-    """Packing follows from the weights' shapes."""
-
+    # Packing follows from the weights' shapes.
     def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
             return False

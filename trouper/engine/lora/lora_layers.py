@@ -20,9 +20,9 @@ from trouper.engine.products.linear_layers import (
     replace_layers,
 )
 
+# Ranks are padded: GPU products read 16 bytes of a row, and a gathered float32 product of rank 5
+# crashed with a misaligned address on an H100 (MLX 0.32.4).
 RANK_STEP = 8
-"""Ranks are padded: GPU products read 16 bytes of a row, and a gathered float32 product of rank 5
-crashed with a misaligned address on an H100 (MLX 0.32.4)."""
 
 
 @attrs.frozen(eq=False)

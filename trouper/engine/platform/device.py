@@ -21,15 +21,16 @@ from trouper.system import heap
 from trouper.system.main_memory import main_memory_bytes
 
 PRESSURE, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
+
+# Of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h).
 LEVELS: Final[dict[int, MemoryPressure]] = {1: "normal", 2: "warning", 4: "critical"}
-"""Of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h)."""
+
+# `struct xsw_usage` (xnu, bsd/sys/sysctl.h): total, free and used bytes, page size, encryption.
 SWAP_USAGE: Final = struct.Struct("=QQQII")
-"""`struct xsw_usage` (xnu, bsd/sys/sysctl.h): total, free and used bytes, page size, encryption."""
-USAGE: Final = struct.Struct("=16s10Q")
-"""`struct rusage_info_v0` (xnu, bsd/sys/resource.h)."""
+USAGE: Final = struct.Struct("=16s10Q")  # `struct rusage_info_v0` (xnu, bsd/sys/resource.h).
+
+# Index of `ri_phys_footprint`: Activity Monitor's memory, with GPU buffers and compressed pages.
 FOOTPRINT: Final = 8
-"""Index of `ri_phys_footprint`: Activity Monitor's memory, with GPU buffers and compressed pages.
-"""
 MAX_BYTES: Final = 256
 
 Sysctl = Callable[[str], bytes]
@@ -78,10 +79,9 @@ def _usage() -> bytes:
 THIS_SYSTEM = KernelMemory(_sysctl, _usage)
 
 
+# Keys of `mx.device_info`: Metal's working set; CUDA's memory, by version.
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
-"""Keys of `mx.device_info`: Metal's working set; CUDA's memory, by version."""
-SPARE_PART = 16
-"""Denominator of the part of the working set for freed buffers."""
+SPARE_PART = 16  # Denominator of the part of the working set for freed buffers.
 WEIGHTS_PART = 0.7
 """Fraction of the device's memory for all models' weights; KV has the remainder."""
 FREE = "free_memory"
@@ -171,8 +171,9 @@ def bound_spare_buffers(nbytes: int | None) -> None:
 
 
 log = logging.getLogger("trouper.engine")
+
+# Of the recommended working set; rows, blocks and activations need the rest.
 WIRED_PART: Final = 0.9
-"""Of the recommended working set; rows, blocks and activations need the rest."""
 
 
 @attrs.define(eq=False)
