@@ -144,7 +144,6 @@ def self_check(
 
 
 def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
-    """Describe a result in one line."""
     off = "; ".join(f"{feature} off: {reason}" for feature, reason in capabilities.off.items())
     if check.mode == "off":
         return f"self-check: off, guessed from the model's caches{': ' if off else ''}{off}"

@@ -66,7 +66,6 @@ class HeadProposer:
         return self._rows.draft(sizes, self._agree, self._max_tokens + 1) if sizes else {}
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, before it is copied."""
         self._rows.complete(ends)
 
     def keep_up(self, feed: Callable[[], None]) -> None:

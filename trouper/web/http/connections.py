@@ -103,11 +103,10 @@ def network_of(address: str) -> str:
     return str(parsed.ipv4_mapped or parsed.exploded[:19])
 
 
+# Descriptors kept from connections, of a small limit a quarter: for files, a compiler's pipes, the
+# process that tries grammars, the SSD tier and links of ranks.
 SPARE = 32
-"""Descriptors kept from connections, of a small limit a quarter: for files, a compiler's pipes, the
-process that tries grammars, the SSD tier and links of ranks."""
-RESERVED = 8
-"""Connections beyond --max-connections, for health and refusals."""
+RESERVED = 8  # Connections beyond --max-connections, for health and refusals.
 FLAG = "--max-connections"
 
 

@@ -13,13 +13,16 @@ ENDPOINTS = (
     r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
 )
 BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
+
+# Anthropic's own batches, below /messages, differ from OpenAI's.
 BELOW_V1 = re.compile(
     rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages(?!/batches))(?:/v1)?)?/({ENDPOINTS})"
 )
-"""Anthropic's own batches, below /messages, differ from OpenAI's."""
 AT_ROOT = re.compile(
     r"(?:/v1)*(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
 )
+
+# Probes of SGLang's routers and launchers, and the path where Cohere's newer clients rerank.
 OTHERS = {
     "/health_generate": "/readyz",
     "/get_server_info": "/server_info",
@@ -27,7 +30,6 @@ OTHERS = {
     "/model_info": "/server_info",
     "/v2/rerank": "/v1/rerank",
 }
-"""Probes of SGLang's routers and launchers, and the path where Cohere's newer clients rerank."""
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
     r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"

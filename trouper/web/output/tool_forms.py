@@ -61,7 +61,7 @@ class ToolOffer:
         )
 
     def as_function(self, name: str) -> Json:
-        """Some templates require a description and parameters."""
+        # Some templates require a description and parameters.
         return {
             "type": "function",
             "function": {"name": name, "description": "", "parameters": NOTHING, **self.function},

@@ -16,10 +16,9 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Delta, joined
 from trouper.web.http.socket_writer import SocketWriter
 
+# Maximum number of deltas or events in one write: a client that pauses gets small pieces.
 MAX_EVENTS = 256
-"""Maximum number of deltas or events in one write: a client that pauses gets small pieces."""
-STREAMS_AT_ONCE = 64
-"""Number of streams after which other tasks run, the scheduler among them."""
+STREAMS_AT_ONCE = 64  # Number of streams after which other tasks run, the scheduler among them.
 
 
 class StepDelivery:
