@@ -131,7 +131,8 @@ def _weights(directory: Path, name: str, needed: str) -> dict[str, mx.array]:
             f"{name} has no {WEIGHTS_FILE}: save the model in that format, others are not read"
         )
     try:
-        weights = {key: array.astype(mx.float32) for key, array in mx.load(str(path)).items()}  # type: ignore[union-attr]
+        stored: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        weights = {key: array.astype(mx.float32) for key, array in stored.items()}
         mx.eval(weights)
     except (OSError, RuntimeError, ValueError) as error:
         raise NotSupported(f"{name}: {WEIGHTS_FILE} cannot be read: {error}") from error

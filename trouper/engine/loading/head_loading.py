@@ -221,14 +221,15 @@ def _named(weights: Weights, *, hidden_first: bool) -> Weights:
     """Name weights as `MtpHead`. `hidden_first`: the projection's halves of columns change places,
     also of packed weights and scales."""
     named: Weights = {}
-    for name, weight in weights.items():
+    for name, stored in weights.items():
         if name.startswith(NORM):
-            named["norm." + name.removeprefix(NORM)] = weight
+            named["norm." + name.removeprefix(NORM)] = stored
             continue
+        weight = stored
         part, _, leaf = name.removeprefix(LAYER).rpartition(".")
         if hidden_first and NAMES.get(part) == "projection":
             half = weight.shape[-1] // 2
-            weight = mx.concatenate([weight[..., half:], weight[..., :half]], axis=-1)  # noqa: PLW2901
+            weight = mx.concatenate([weight[..., half:], weight[..., :half]], axis=-1)
         named[f"{NAMES[part]}.{leaf}" if part in NAMES else f"layer.{part}.{leaf}"] = weight
     return named
 

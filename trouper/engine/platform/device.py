@@ -96,7 +96,8 @@ def rounds_factors() -> bool:
     """Whether float32 products round factors to TensorFloat-32, by a trial at a size for tensor
     cores: there 1 + 2**-13 is 1."""
     side = mx.full((128, 128), 1 + 2**-13)
-    return not is_cpu() and bool(mx.abs((side @ mx.eye(128))[0, 0] - 1).item() < 2**-14)  # type: ignore[operator]
+    difference = mx.abs((side @ mx.eye(128))[0, 0] - 1)
+    return not is_cpu() and bool(difference.item() < 2**-14)  # type: ignore[operator]
 
 
 def runs_ahead() -> bool:

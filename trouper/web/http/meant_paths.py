@@ -8,7 +8,8 @@ import re
 from trouper.protocol.problems import shortened
 
 ENDPOINTS = (
-    r"chat/completions|completions|embeddings|rerank|score|messages(?:/count_tokens)?|models(?:/.+)?"
+    r"chat/completions|completions|embeddings|rerank|score"
+    r"|messages(?:/count_tokens)?|models(?:/.+)?"
     r"|files(?:/[^/]+(?:/content)?)?|batches(?:/[^/]+(?:/cancel)?)?"
     r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
 )
@@ -16,10 +17,12 @@ BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
 
 # Anthropic's own batches, below /messages, differ from OpenAI's.
 BELOW_V1 = re.compile(
-    rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages(?!/batches))(?:/v1)?)?/({ENDPOINTS})"
+    rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages(?!/batches))(?:/v1)?)?"
+    rf"/({ENDPOINTS})"
 )
 AT_ROOT = re.compile(
-    r"(?:/v1)*(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
+    r"(?:/v1)*"
+    r"(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
 )
 
 # Probes of SGLang's routers and launchers, and the path where Cohere's newer clients rerank.
@@ -32,7 +35,8 @@ OTHERS = {
 }
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
-    r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
+    r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings"
+    r"|pull|push|create|copy|delete|blobs/.*)"
 )
 
 
