@@ -310,8 +310,6 @@ class SSDWriter:
 
 
 class UnreadableFiles:
-    """One unreadable file alone is set aside; several in a row mean a faulty disk."""
-
     def __init__(self) -> None:
         self._in_a_row = 0
         self._named: set[str] = set()

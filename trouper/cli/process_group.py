@@ -176,7 +176,7 @@ class ProcessSpec:
 
 class RankLauncher(Protocol):
     def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
-        """Return the processes of one start. Their files exist as long as the context."""
+        """Return the processes of one start, whose files exist as long as the context."""
 
     def code_in(self, line: str) -> int | None:
         """Return a rank's exit code, if this line reports one."""

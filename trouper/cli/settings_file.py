@@ -237,8 +237,8 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-# A working directory may be a stranger's. These would open the server, name secrets or files, send
-# prompts elsewhere, or let texts open turns.
+# A working directory may be a stranger's, whose settings would open the server, name secrets or
+# files, send prompts elsewhere, or let texts open turns.
 NEVER_HERE = frozenset(
     {
         *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# These move the cursor, retitle the window or write the clipboard.
+# Characters that move the cursor, retitle the window or write the clipboard.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 # Also ends of lines, and turns of the direction of writing

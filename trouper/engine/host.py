@@ -160,7 +160,7 @@ class MlxEngine:
         self._waiting: Waiting | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Ends when cancelled, after the current step: threads are never abandoned (F18)."""
+        """Ends when cancelled, after the current step (F18)."""
         self._token = trio.lowlevel.current_trio_token()
         self._thread = THREADS.take(f"engine of {self._settings.model or bundled_model.NAME}")
         task_status.started()

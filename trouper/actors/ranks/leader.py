@@ -178,8 +178,7 @@ class Leader:
     # -- plans ------------------------------------------------------------------------------------
 
     def tell(self, plan: Plan) -> None:
-        """Send a plan to every follower, in order. Never waits: a follower that does not read is
-        lost."""
+        """Send a plan to every follower, in order, without waiting."""
         if plan.load:  # Each rank has its own shard of it.
             plan = attrs.evolve(
                 plan, load=tuple(attrs.evolve(load, payload=()) for load in plan.load)

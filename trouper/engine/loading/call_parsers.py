@@ -178,8 +178,7 @@ def minicpm5_calls(text: str, tools: Any = None) -> Any:
 
 
 class _JsonWords(ast.NodeTransformer):
-    """JSON's words are names in Python."""
-
+    # JSON's words are names in Python.
     def visit_Name(self, node: ast.Name) -> ast.expr:
         words = {"true": True, "false": False, "null": None}
         return ast.copy_location(ast.Constant(words[node.id]), node) if node.id in words else node

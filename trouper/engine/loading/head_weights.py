@@ -87,7 +87,7 @@ class HeadWeights:
 
     weights: Weights = attrs.field(factory=dict)
     convolution: mx.array | None = None
-    """Of any layer."""
+    """Any layer's."""
     unknown: bool = False
 
 

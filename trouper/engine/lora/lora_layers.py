@@ -121,8 +121,8 @@ def dtype_of(layer: nn.Module) -> mx.Dtype:
 
 
 def put(model: nn.Module, stacks: Mapping[str, StackedAdapters | None]) -> None:
-    """Give layers these adapters, by the layers' paths, instead of those that they have; None: a
-    layer is one of the base again."""
+    """Give layers these adapters, by the layers' paths, instead of the present ones; None: a layer
+    is one of the base again."""
     paths, modules = dict[int, list[str]](), dict(model.named_modules())
     for path, module in modules.items():
         paths.setdefault(id(module), []).append(path)  # Several of a layer that parts share.
@@ -134,7 +134,6 @@ def put(model: nn.Module, stacks: Mapping[str, StackedAdapters | None]) -> None:
 
 
 def with_adapters(layer: nn.Module, made: StackedAdapters | None) -> nn.Module:
-    """Return the layer with these adapters instead of those that it has."""
     plain = next((base for base, kind in KINDS.items() if type(layer) is kind), type(layer))
     kind = plain if made is None else KINDS[plain]
     adapted: Any = layer if type(layer) is kind else convert(layer, kind)

@@ -22,7 +22,7 @@ from trouper.system.main_memory import main_memory_bytes
 
 PRESSURE, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
 
-# Of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h).
+# Levels of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h).
 LEVELS: Final[dict[int, MemoryPressure]] = {1: "normal", 2: "warning", 4: "critical"}
 
 # `struct xsw_usage` (xnu, bsd/sys/sysctl.h): total, free and used bytes, page size, encryption.
@@ -173,7 +173,7 @@ def bound_spare_buffers(nbytes: int | None) -> None:
 
 log = logging.getLogger("trouper.engine")
 
-# Of the recommended working set; rows, blocks and activations need the rest.
+# Share of the recommended working set; rows, blocks and activations need the rest.
 WIRED_PART: Final = 0.9
 
 

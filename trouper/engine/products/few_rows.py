@@ -42,7 +42,7 @@ class WeightFormat:
     """Parameters of a compiled kernel."""
 
     dtype: mx.Dtype
-    """Of rows, scales and results: bfloat16 or float16."""
+    """Rows, scales and results: bfloat16 or float16."""
     bits: int = 16
     """Bits of a weight: 4 or 8 packed; 16 for `dtype`."""
     group_size: int = 0

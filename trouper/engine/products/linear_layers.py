@@ -116,7 +116,6 @@ def unprepare(model: nn.Module) -> None:
 
 
 def convert(layer: nn.Module, kind: type[nn.Module]) -> nn.Module:
-    """Make a layer of another class from `layer`."""
     made: nn.Module = dict.__new__(kind)
     dict.update(made, layer)
     vars(made).update(vars(layer))

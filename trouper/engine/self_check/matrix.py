@@ -77,7 +77,7 @@ class Subject:
 
 @attrs.frozen
 class Failure:
-    """A failed scenario. reason: one line. raised: by an exception, so no second seed is tried."""
+    """reason: one line. raised: by an exception, so no second seed is tried."""
 
     reason: str
     raised: bool = False

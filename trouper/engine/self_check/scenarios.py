@@ -131,7 +131,7 @@ class ForcedRows:
         self.taken.append(Taken(forced.text, forced.fed - 1, tuple(forced.parts), logits))
 
     def leave(self, *rows: RowId) -> None:
-        """Drop rows. Their logits stay."""
+        """Drop rows, whose logits stay."""
         self.rows.drop(rows)
         for row in rows:
             del self._forced[row]

@@ -58,8 +58,8 @@ def results_file() -> Path:
 
 
 def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str = "") -> str:
-    """Make the key of a result. `digest`: of the checkpoint (`checkpoint.Checkpoint`).
-    `architecture`: identity of code that is not mlx-lm's."""
+    """`digest`: of the checkpoint (`checkpoint.Checkpoint`). `architecture`: identity of code that
+    is not mlx-lm's."""
     return namespace(
         {
             "model": f"{digest:016x}",

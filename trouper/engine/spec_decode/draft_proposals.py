@@ -124,8 +124,7 @@ class DraftProposals:
     def open(
         self, row: RowId, prompt: Sequence[int], restored: int = 0, *, ngrams: bool = True
     ) -> None:
-        """Add a row whose first `restored` tokens have KV. `ngrams`: whether to index the
-        prompt."""
+        """As `Proposer.open`. `ngrams`: whether to index the prompt."""
         for name, proposer in self._proposers.items():
             if ngrams or name != "ngram":
                 proposer.open(row, prompt, restored)
@@ -146,8 +145,7 @@ class DraftProposals:
     def drafts(
         self, requests: Mapping[RowId, int], names: Mapping[RowId, ProposerName] | None = None
     ) -> dict[RowId, list[int]]:
-        """Propose drafts. `requests`: maximum length for each row. `names`: the proposer of each
-        row, prompt lookup by default. Rows without a draft are left out."""
+        """As `Proposer.drafts`. `names`: the proposer of each row, prompt lookup by default."""
         self._feed_proposers()
         if self.given:
             return dict(self.given)

@@ -17,8 +17,7 @@ import trio
 from trouper.protocol.problems import SettingsInvalid
 from trouper.web.http.plain_http import StrictHttp
 
-AT_ONCE = 32
-"""Connections accepted per run of the event loop."""
+AT_ONCE = 32  # Connections accepted per run of the event loop.
 LONGEST_PROBE = 2**12
 PROBE = b"GET /livez HTTP/1.1\r\n"
 ALIVE = b'{"status":"alive"}'

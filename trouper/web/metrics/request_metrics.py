@@ -157,7 +157,7 @@ class ModelRequestCounts:
 
 
 class RequestCounts:
-    """Counts of all models. They survive unloading a model."""
+    """Counts of all models, which survive unloading a model."""
 
     def __init__(self) -> None:
         self._of: dict[str, ModelRequestCounts] = {}

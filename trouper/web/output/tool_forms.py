@@ -52,7 +52,7 @@ class ToolOffer:
     param: str = "tools"
     """Path of the parameters' schema in the request."""
     strict: bool = False
-    """Whether a keyword of the schema that cannot be followed is a fault."""
+    """As `Grammar.strict`."""
 
     def after(self, description: str) -> ToolOffer:
         texts = (description, self.function.get("description", ""))

@@ -64,8 +64,8 @@ class DirectStream:
     ) -> None:
         """`text`: formats the events of a delta of the answer, the only one; b"": none yet."""
         self._answer, self._text = answer, text
+        # The context of the stream's own task: log lines have the id of its request.
         self._context = copy_context()
-        """Of the stream's own task: log lines have the id of its request."""
         self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
         self._follows = False
         self._decodes = False
