@@ -24,9 +24,9 @@ from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.serving.state_database import StateDatabase
 
-# Threads for content; a batch, upload or download uses one at a time. Answers are formatted on
-# other threads: a file system that hangs (NFS, FUSE) leaves those free.
 AT_ONCE = 16
+"""Threads for content; a batch, upload or download uses one at a time. Answers are formatted on
+other threads: a file system that hangs (NFS, FUSE) leaves those free."""
 Purpose = Literal["batch", "batch_output"]
 PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output")
 T = TypeVar("T")
