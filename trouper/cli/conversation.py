@@ -50,7 +50,8 @@ class Conversation:
     model: str | None = None  # None: the server's default
     parameters: dict[str, Any] = attrs.field(factory=dict)
     messages: list[Message] = attrs.field(factory=list)
-    unanswered: str | None = None  # Not among the messages
+    unanswered: str | None = None
+    """Not among the messages"""
 
     def body(self) -> dict[str, Any]:
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
