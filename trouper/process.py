@@ -10,12 +10,13 @@ from trouper import workarounds
 from trouper.system import heap, temporary_directory
 from trouper.workarounds import mlx_lm_open_files, mlx_reference_blas
 
+# MLX caches 256 cuDNN kernels by shape and raises RuntimeError after 512 misses, which prompts soon
+# cause.
 THRASHING_CHECK = "MLX_ENABLE_CACHE_THRASHING_CHECK"
-"""MLX caches 256 cuDNN kernels by shape and raises RuntimeError after 512 misses, which prompts
-soon cause."""
+
+# Limits of a CUDA graph. MLX instantiates each new sequence of operations: short ones repeat
+# between layers, and cuts by bytes would shift as buffers grow (benchmarks/RESULTS.md).
 SMALL_GRAPHS = {"MLX_MAX_OPS_PER_BUFFER": "20", "MLX_MAX_MB_PER_BUFFER": "100000"}
-"""Limits of a CUDA graph. MLX instantiates each new sequence of operations: short ones repeat
-between layers, and cuts by bytes would shift as buffers grow (benchmarks/RESULTS.md)."""
 
 
 def prepare_cuda() -> None:

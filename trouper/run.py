@@ -27,8 +27,7 @@ from trouper.storage.model_scan import ModelScan, require_hub_cache
 if TYPE_CHECKING:
     from trouper.engine.host import MlxEngine
 
-FILES_ANSWER_S = 60.0
-"""For the headers of a model's files."""
+FILES_ANSWER_S = 60.0  # For the headers of a model's files.
 
 
 def mlx_engine() -> type[MlxEngine]:

@@ -125,7 +125,7 @@ class ProcessMemory:
     # again later and later: a long row may need the memory to its end.
 
     lowest_bytes: int = 0
-    """Least resident memory so far; 0: unknown."""
+    """Resident bytes; 0: unknown."""
     # Maximum number of rows since memory was last near the least.
     _busiest: int = 0
     # Resident memory at the last release.

@@ -60,11 +60,10 @@ from trouper.storage.stored_blocks import (
 log = logging.getLogger("trouper.writer")
 T = TypeVar("T")
 # About 3 % of one core.
+# Rest between two writes while rows decode, as a multiple of the last write's duration.
 REST = 30.0
-"""Rest between two writes while rows decode, as a multiple of the last write's duration."""
 BLOCKS_A_MESSAGE = 1000
-MAX_IN_A_ROW = 2
-"""Number of consecutive files that are set aside before the disk counts as faulty."""
+MAX_IN_A_ROW = 2  # Number of consecutive files that are set aside before the disk counts as faulty.
 
 
 async def write_to_disk(
@@ -311,8 +310,6 @@ class SSDWriter:
 
 
 class UnreadableFiles:
-    """One unreadable file alone is set aside; several in a row mean a faulty disk."""
-
     def __init__(self) -> None:
         self._in_a_row = 0
         self._named: set[str] = set()

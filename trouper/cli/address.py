@@ -42,6 +42,5 @@ def cannot_listen(host: str, port: int, error: OSError) -> CannotListenError:
 
 
 def url_to(host: str, port: int) -> str:
-    """Return the URL for clients of this machine."""
     address = EVERYWHERE.get(host, host)
     return f"http://{f'[{address}]' if ':' in address else address}:{port}"

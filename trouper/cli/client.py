@@ -28,8 +28,7 @@ from trouper.protocol.settings import ServerSettings
 Command = TypeVar("Command", bound=Callable[..., Any])
 Client = TypeVar("Client", httpx2.Client, httpx2.AsyncClient)
 CONNECT_S = 5.0
-SILENCE_S = 300.0
-"""Read timeout. A live server sends something sooner."""
+SILENCE_S = 300.0  # Read timeout. A live server sends something sooner.
 DEFAULT = ServerSettings()
 
 

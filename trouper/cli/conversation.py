@@ -19,15 +19,15 @@ Message: TypeAlias = dict[str, Any]
 PART_TYPES = ("text", "image_url")
 ROLES = ("system", "developer", "user", "assistant")
 STREAMED = "answers are always streamed"
+
+# Refused by /set, and why.
 FIXED = {
     "messages": "the messages are what was said; /system, /undo and /clear change them",
     "stream": STREAMED,
     "stream_options": STREAMED,
     "model": "`/model NAME` does that",
 }
-"""Refused by /set, and why"""
-COMMAND = re.compile(r"/[^/\s]*(\s|$)")
-"""A command is one word; `/usr/bin` is a question."""
+COMMAND = re.compile(r"/[^/\s]*(\s|$)")  # A command is one word; `/usr/bin` is a question.
 
 
 class CommandRefused(Exception):
@@ -51,8 +51,7 @@ class Conversation:
     """The last message is the assistant's, unless a question is open."""
 
     system: str = ""
-    model: str | None = None
-    """None: the server's default"""
+    model: str | None = None  # None: the server's default
     parameters: dict[str, Any] = attrs.field(factory=dict)
     messages: list[Message] = attrs.field(factory=list)
     unanswered: Content | None = None

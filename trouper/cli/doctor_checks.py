@@ -29,10 +29,8 @@ from trouper.storage.file_operations import Disk
 from trouper.web.http.connections import other_files
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
-SLOW_GFLOPS = 10.0
-"""The reference BLAS reaches 2 to 3, OpenBLAS more than 10 on an old core."""
-SLOW_READ = 200e6
-"""Bytes per second. A small model computes faster."""
+SLOW_GFLOPS = 10.0  # The reference BLAS reaches 2 to 3, OpenBLAS more than 10 on an old core.
+SLOW_READ = 200e6  # Bytes per second. A small model computes faster.
 PROBE_BYTES = 2**26
 PIECE_BYTES = 2**22
 SHORT_CONTEXT_TOKENS = 4096
@@ -211,7 +209,6 @@ def _draft_model(settings: Settings) -> Iterator[Finding]:
 
 
 def self_check(checked: CheckedSettings) -> Iterator[Finding]:
-    """Report the self-check of the last start."""
     for settings in checked.models:
         with suppress(ModelUnusable):  # `model` names the fault.
             yield _self_check(settings)
@@ -320,7 +317,7 @@ def keys(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def pages(checked: CheckedSettings) -> Iterator[Finding]:
-    """Without keys, any page that is opened on this machine may use the server."""
+    # Without keys, any page that is opened on this machine may use the server.
     server = checked.server
     keyed = bool(server.api_key or server.api_key_file)
     if not keyed and "*" in server.cors_origins:

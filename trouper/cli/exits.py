@@ -15,22 +15,15 @@ import click
 
 from trouper.cli.terminal_text import line_shown
 
-USAGE_ERROR = 2
-"""click's own code"""
-DEVICE_STUCK = 70
-"""EX_SOFTWARE: restart the process."""
-ENGINE_FAILED = 70
-"""EX_SOFTWARE: restart the process."""
-RANK_LOST = 75
-"""EX_TEMPFAIL: restart all ranks."""
-INTERRUPTED = 130
-"""Ctrl-C, as in shells"""
-DAMAGE_FOUND = 1
-"""Of `trouper cache verify`"""
+USAGE_ERROR = 2  # click's own code
+DEVICE_STUCK = 70  # EX_SOFTWARE: restart the process.
+ENGINE_FAILED = 70  # EX_SOFTWARE: restart the process.
+RANK_LOST = 75  # EX_TEMPFAIL: restart all ranks.
+INTERRUPTED = 130  # Ctrl-C, as in shells
+DAMAGE_FOUND = 1  # By `trouper cache verify`
 
 
 def refuse(message: str) -> NoReturn:
-    """Print one line, and exit."""
     _print_last(message)
     sys.exit(USAGE_ERROR)
 

@@ -73,7 +73,7 @@ def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
 
 
 def _completion(field: attrs.Attribute[Any]) -> Completion | None:
-    """The setting checks choices, whatever their source, so click does not."""
+    # The setting checks choices, whatever their source, so click does not.
     if choices := field.metadata.get("choices"):
         return lambda _context, _option, begun: [
             CompletionItem(str(choice)) for choice in choices if str(choice).startswith(begun)
@@ -213,8 +213,7 @@ def _served(name: str, tables: ModelTables) -> str:
 
 
 PREFIX = "TROUPER_"
-ALIKE = 0.85
-"""Less similar variables belong to other programs."""
+ALIKE = 0.85  # Less similar variables belong to other programs.
 
 
 def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -19,15 +19,13 @@ from rich.logging import RichHandler
 from trouper.cli.terminal_text import BREAKS
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
-LINES = 10_000
-"""More records are dropped, and counted."""
-FLUSH_TIMEOUT_S = 1.0
-"""Time at the end of the process"""
+LINES = 10_000  # More records are dropped, and counted.
+FLUSH_TIMEOUT_S = 1.0  # Time at the end of the process
 Write = Callable[[logging.LogRecord], None]
 
 
 def unbuffer_stderr() -> None:
-    """Python flushes a buffer at exit, and would wait for a thread that holds the lock."""
+    # Python flushes a buffer at exit, and would wait for a thread that holds the lock.
     try:
         raw = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
     except (
@@ -98,7 +96,7 @@ class BackgroundHandler(logging.Handler):
 
 
 def _settled(record: logging.LogRecord) -> logging.LogRecord:
-    """Format the text now: arguments may change before the write."""
+    # Arguments may change before the write.
     settled = copy.copy(record)
     settled.msg, settled.args = record.getMessage(), None
     return settled
@@ -140,7 +138,6 @@ def configure_logging(level: str, console: Console, form: Format = "auto") -> No
 
 
 def name_request(record: logging.LogRecord) -> bool:
-    """Add the request's id to the record."""
     named = getattr(record, REQUEST_ID, "") or CURRENT_REQUEST.get()
     setattr(record, REQUEST_ID, named)
     record.about = f" [{named}]" if named else ""

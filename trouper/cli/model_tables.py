@@ -20,6 +20,8 @@ from trouper.protocol.settings import Settings
 
 KEY = "models"
 OWN_KEYS = ("path", "aliases", "pinned", "ttl-s")
+
+# Models share the ranks, the device and the disk.
 OF_THE_PROCESS = {
     *(
         "model",
@@ -38,11 +40,10 @@ OF_THE_PROCESS = {
         "ssd_ttl_days",
     ),
 }
-"""Models share the ranks, the device and the disk."""
+
+# Models have equal shares, but for those whose tables have the setting.
 OWN_MEMORY = frozenset({"cache_memory", "kv_memory"})
-"""Models have equal shares, but for those whose tables have the setting."""
-DRAFT = "draft_model"
-"""The flag overrides no other model's."""
+DRAFT = "draft_model"  # The flag overrides no other model's.
 WILDCARDS = "*?["
 Convert = Callable[[click.Option, Any], Any]
 """Raises `ValueError` or `click.BadParameter`."""
@@ -51,14 +52,10 @@ Convert = Callable[[click.Option, Any], Any]
 @attrs.frozen
 class ModelTable:
     name: str
-    """str:"""
     path: str
-    """str:"""
-    aliases: tuple[str, ...]
-    """Further names, or patterns of names"""
+    aliases: tuple[str, ...]  # Further names, or patterns of names
     options: ModelOptions
-    values: Mapping[str, Any]
-    """By field"""
+    values: Mapping[str, Any]  # By field
 
     def names(self) -> Iterator[str]:
         """Entries of --served-model-name"""
@@ -114,13 +111,11 @@ class ModelTables:
         }
 
     def names(self, models: Sequence[str | None]) -> list[str]:
-        """Entries of --served-model-name"""
         return [
             name for table in map(self.of, models) if table is not None for name in table.names()
         ]
 
     def patterns(self, models: Sequence[str | None]) -> list[str]:
-        """Entries of --model-alias"""
         return [
             pattern
             for table in map(self.of, models)

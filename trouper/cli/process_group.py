@@ -23,10 +23,8 @@ import trio
 from trouper.cli.exits import USAGE_ERROR, echo_if_possible, insists, leaving_signals
 from trouper.system.lifeline import LAUNCHER, lifeline
 
-GRACE_S = 5.0
-"""Time for the other processes to end by themselves"""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Doubled each time until a group has lived for a while"""
+GRACE_S = 5.0  # Time for the other processes to end by themselves
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # Doubled each time until a group has lived for a while
 LIVED_S = 60.0
 LAST_LINES_S = 1.0
 
@@ -36,8 +34,7 @@ class Life:
     """The processes of one start."""
 
     processes: list[trio.Process] = attrs.field(factory=list)
-    codes: list[int] = attrs.field(factory=list)
-    """Exit codes, of processes and from the output"""
+    codes: list[int] = attrs.field(factory=list)  # Exit codes, of processes and from the output
     any_ended: trio.Event = attrs.field(factory=trio.Event)
 
     def signal(self, number: signal.Signals) -> None:
@@ -57,7 +54,6 @@ class Supervisor:
         self._leaving = trio.Event()
 
     async def run(self) -> int:
-        """Return the exit code."""
         with trio.open_signal_receiver(*leaving_signals()) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, signals)
@@ -103,7 +99,6 @@ class Supervisor:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _live(self) -> list[int]:
-        """Return all exit codes."""
         self._life = life = Life()
         with self._group.processes() as specs, lifeline() as end:
             try:
@@ -181,7 +176,7 @@ class ProcessSpec:
 
 class RankLauncher(Protocol):
     def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
-        """Return the processes of one start. Their files exist as long as the context."""
+        """Return the processes of one start, whose files exist as long as the context."""
 
     def code_in(self, line: str) -> int | None:
         """Return a rank's exit code, if this line reports one."""
@@ -265,7 +260,7 @@ class Hosts:
 
 
 def _free_ports(count: int) -> list[int]:
-    """All are bound at once, so none is returned twice."""
+    # All are bound at once, so none is returned twice.
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:

@@ -30,13 +30,10 @@ GROUP_VARIABLES = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
 )
-JOIN_S = 120
-"""Native code waits and holds the GIL, so SIGALRM keeps the limit."""
+JOIN_S = 120  # Native code waits and holds the GIL, so SIGALRM keeps the limit.
 SHORTEST_SECRET, LONGEST_SECRET = 16, 4096
-LAST_ERRORS_S = 0.7
-"""For the errors that clients get"""
-ORPHAN_S = 30.0
-"""For a drain after the launcher has died"""
+LAST_ERRORS_S = 0.7  # For the errors that clients get
+ORPHAN_S = 30.0  # For a drain after the launcher has died
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
@@ -164,7 +161,7 @@ def _end(follower: Follower, rank: int) -> None:
 
 
 async def _watch_signals(signals: AsyncIterator[int], follower: Follower) -> None:
-    """Ctrl-C reaches all ranks: rank 0 drains and lets the others end."""
+    # Ctrl-C reaches all ranks: rank 0 drains and lets the others end.
     reported = False
     async for number in signals:
         once_more = insists(number)

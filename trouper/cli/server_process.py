@@ -43,10 +43,8 @@ from trouper.web.observability.exchange import ExchangeObserver
 from trouper.web.server import serve_http
 from trouper.web.serving.tool_support import notice
 
-WIDE = 100
-"""Columns from which on the speed is shown"""
-FIXED_WIDTH = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")
-"""Columns beside the description"""
+WIDE = 100  # Columns from which on the speed is shown
+FIXED_WIDTH = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")  # Columns beside the description
 SPEED = len(" 100.0 MB/s")
 
 
@@ -108,12 +106,11 @@ class Speed(TransferSpeedColumn):
 
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
-LOADING_ENDS_S = 2.0
-"""A thread that reads weights cannot be interrupted, and loses nothing."""
-ENDS_S = 15.0
-"""After a drain; a thread may wait for a file system for ever."""
+LOADING_ENDS_S = 2.0  # A thread that reads weights cannot be interrupted, and loses nothing.
+ENDS_S = 15.0  # After a drain; a thread may wait for a file system for ever.
+
+# Threads with such names may run to the end.
 UNCONCERNED = ("MainThread", "Trio thread ", "idle engine thread", "trouper log", "launcher")
-"""Threads with such names may run to the end."""
 
 
 async def run(
@@ -167,7 +164,7 @@ async def run(
 
 
 def _freeze_heap() -> None:
-    """A full collection of the libraries' objects stops every stream for several steps."""
+    # A full collection of the libraries' objects stops every stream for several steps.
     gc.collect()
     gc.freeze()
 

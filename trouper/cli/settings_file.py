@@ -155,7 +155,7 @@ def _require_harmless(path: Path, values: Mapping[str, Any], tables: ModelTables
 
 
 def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
-    """One file is for all commands, so valid keys are those of `serve`."""
+    # One file is for all commands, so valid keys are those of `serve`.
     root, command = context.find_root(), context.command
     if isinstance(root.command, click.Group):
         command = root.command.get_command(root, "serve") or command
@@ -220,7 +220,7 @@ def _nearest(key: str, known: Mapping[str, click.Option]) -> str:
 
 
 def _as_given(option: click.Option, value: Any) -> Any:
-    """click would round the number 8000.5 to a port, but refuses the text."""
+    # click would round the number 8000.5 to a port, but refuses the text.
     if option.is_flag:
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, not {value!r}")
@@ -237,6 +237,8 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+# A working directory may be a stranger's, whose settings would open the server, name secrets or
+# files, send prompts elsewhere, or let texts open turns.
 NEVER_HERE = frozenset(
     {
         *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
@@ -244,8 +246,6 @@ NEVER_HERE = frozenset(
         *("rank_secret_file", "special_tokens_in_content"),
     }
 )
-"""A working directory may be a stranger's. These would open the server, name secrets or files,
-send prompts elsewhere, or let texts open turns."""
 LOOPBACK_HERE = frozenset({"host", "control_host"})
 NOT_TAKEN = "is not taken from the working directory"
 

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+# Characters that move the cursor, retitle the window or write the clipboard.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""These move the cursor, retitle the window or write the clipboard."""
+
+# Also ends of lines, and turns of the direction of writing
 BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Also ends of lines, and turns of the direction of writing"""
 
 
 def text_shown(text: str) -> str:
@@ -36,8 +37,7 @@ def data_shown(data: Any) -> Any:
             return data
 
 
-SURROGATE = re.compile("[\ud800-\udfff]")
-"""Python's form of bytes that are no UTF-8 (PEP 383)"""
+SURROGATE = re.compile("[\ud800-\udfff]")  # Python's form of bytes that are no UTF-8 (PEP 383)
 
 
 def text_of(typed: str) -> str:
@@ -53,8 +53,7 @@ def can_be_sent(value: Any) -> bool:
     return True
 
 
-NARROWEST_NAME = 16
-"""Width down to which names are folded"""
+NARROWEST_NAME = 16  # Width down to which names are folded
 UNBOUNDED = 100_000
 
 

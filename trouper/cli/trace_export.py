@@ -20,8 +20,7 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 PATH = "/v1/traces"
-LAST_SPANS_S = 3.0
-"""For spans that a collector has not taken"""
+LAST_SPANS_S = 3.0  # For spans that a collector has not taken
 
 
 @contextmanager
@@ -78,7 +77,7 @@ def _is_url(text: str) -> bool:
 
 
 def _is_enabled(endpoint: str | None) -> bool:
-    """OpenTelemetry's switches do not apply to the flag."""
+    # OpenTelemetry's switches do not apply to the flag.
     if endpoint:
         return True
     off = (

@@ -16,8 +16,7 @@ from trouper.cli.exits import INTERRUPTED, escape_unencodable, forget, refuse
 from trouper.cli.settings_file import file_read, written_key
 from trouper.protocol.problems import SettingsInvalid
 
-CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""click handles EPIPE."""
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # click handles EPIPE.
 
 
 class OneLineErrors(click.Group):

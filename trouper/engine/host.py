@@ -124,14 +124,14 @@ class EngineThreads:
             thread.end()
 
 
-THREADS = EngineThreads()
-"""MLX's threads belong to the process, not to an event loop."""
+THREADS = EngineThreads()  # MLX's threads belong to the process, not to an event loop.
 
 
 log = logging.getLogger("trouper.engine")
+
+# Exceptions that are raised unchanged. A panic in Rust (llguidance, tokenizers) is no `Exception`:
+# supervision would not see it, and the process would end.
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that are raised unchanged. A panic in Rust (llguidance, tokenizers) is no `Exception`:
-supervision would not see it, and the process would end."""
 SLOW_BLAS = (
     "MLX multiplies by the BLAS of its wheel, which is slow: pip install 'trouper[cpu]', and call "
     "trouper.prepare_process() before MLX is imported"
@@ -160,7 +160,7 @@ class MlxEngine:
         self._waiting: Waiting | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Ends when cancelled, after the current step: threads are never abandoned (F18)."""
+        """Ends when cancelled, after the current step (F18)."""
         self._token = trio.lowlevel.current_trio_token()
         self._thread = THREADS.take(f"engine of {self._settings.model or bundled_model.NAME}")
         task_status.started()
@@ -247,11 +247,9 @@ class MlxEngine:
         return await self._adapter_changes().plan(name, directory)
 
     async def load_adapter(self, name: str, directory: str) -> AdapterCard:
-        """Load while rows decode. Raises `ModelUnusable`."""
         return await self._adapter_changes().load(name, directory)
 
     async def unload_adapter(self, name: str) -> int:
-        """Waits until no row has the adapter. Returns the bytes of the others."""
         return await self._adapter_changes().unload(name)
 
     def _adapter_changes(self) -> AdaptersAtRunTime:

@@ -111,10 +111,10 @@ YIELD_S = 0.001
 """Seconds that the thread yields Python's lock after a first token."""
 Waiting = SimpleQueue[Plan | Wake | None]
 """None: the last. WAKE: other work waits."""
-WAITS = 0.05
-"""Fraction of a step. After longer waits the device is the bottleneck."""
+WAITS = 0.05  # Fraction of a step. After longer waits the device is the bottleneck.
+
+# Bytes of KV from which tokens are read first: a step that starts earlier copies buffers.
 LARGE_KV = 2**30
-"""Bytes of KV from which tokens are read first: a step that starts earlier copies buffers."""
 SURE = 8
 """Consecutive steps without a wait before early reading is tried."""
 PAUSE_STEPS = 200

@@ -15,14 +15,13 @@ from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
 log = logging.getLogger(__name__)
-PROMPTS = (40, 17, 90)
-"""Prompt lengths in tokens, unequal for masks."""
+PROMPTS = (40, 17, 90)  # Prompt lengths in tokens, unequal for masks.
 DRAWN = Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, seed=1)
-GROWING_STEPS = 70
-"""Decode steps until a row's buffers grow and the row changes banks."""
+GROWING_STEPS = 70  # Decode steps until a row's buffers grow and the row changes banks.
 MAX_PLANNED = 2**18
+
+# Longest prompt with prepared chunks: 32 of 2,048 tokens and 112 of 512, 40 ms each.
 MAX_PLANNED_PREFILL = 2**16
-"""Longest prompt with prepared chunks: 32 of 2,048 tokens and 112 of 512, 40 ms each."""
 
 
 def warm_up(

@@ -29,7 +29,7 @@ class Grammar:
     """Whether the model writes harmony: the grammar holds in the channel `final` only."""
     strict: bool = True
     """Whether a keyword of a schema that cannot be followed is a fault; else the keyword is
-    dropped. Of calls: for all of them, whatever each says."""
+    dropped. In a grammar of calls: for all of them, whatever each says."""
     compact: bool = False
     """Whether JSON has no blanks between its tokens."""
 

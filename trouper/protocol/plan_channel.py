@@ -39,7 +39,6 @@ class PlanReceiver(ClosesAtEnd):
 
     _channel: trio.MemoryReceiveChannel[Plan]
     put: Callable[[Plan], None] | None = attrs.field(default=None, init=False)
-    """Takes plans instead of the channel, if set."""
 
     def __aiter__(self) -> AsyncIterator[Plan]:
         return self._channel

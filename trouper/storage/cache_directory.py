@@ -140,7 +140,8 @@ def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         if owner_or_writers(path):
             return {}
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
+        values = dict[str, kind]  # type: ignore[valid-type]
+        return msgspec.json.decode(path.read_bytes(), type=values)
     return {}
 
 

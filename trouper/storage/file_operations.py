@@ -81,7 +81,6 @@ class Disk:
         return os.pread(fd, count, offset)
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> None:
-        """Write a few bytes in place."""
         if os.pwrite(fd, data, offset) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -58,7 +58,6 @@ class ModelFiles:
     architecture: str
     """The config's model_type."""
     context_length: int
-    """Maximum tokens of a sequence."""
     quantization: str
     """"4-bit", or the dtype."""
     stored_bytes: int

@@ -13,8 +13,7 @@ from pathlib import Path
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
-MMAP_THRESHOLD_MAX_BYTES = 32 * 2**20
-"""glibc's largest threshold (HEAP_MAX_SIZE / 2 on 64 bits)."""
+MMAP_THRESHOLD_MAX_BYTES = 32 * 2**20  # glibc's largest threshold (HEAP_MAX_SIZE / 2 on 64 bits).
 TRIM_THRESHOLD_BYTES = 512 * 2**20
 OPTIONS = (
     ("MALLOC_MMAP_THRESHOLD_", M_MMAP_THRESHOLD, MMAP_THRESHOLD_MAX_BYTES),

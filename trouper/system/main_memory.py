@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Files of cgroup version 2 and 1.
 CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Of cgroup version 2 and 1."""
 
 
 def main_memory_bytes() -> int:

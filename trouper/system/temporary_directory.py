@@ -26,12 +26,9 @@ TEMPORARY, PTX = "TMPDIR", "MLX_PTX_CACHE_DIR"
 FOLDER = "mlx"
 """MLX's own folder there."""
 LIBC = "CS_GNU_LIBC_VERSION"
-NOEXEC = getattr(os, "ST_NOEXEC", 0)
-"""Flag of file systems without executable code; not on macOS."""
-NOWHERE = Path("/")
-"""Only root can write here."""
-YOUNG_S = 60.0
-"""A younger kernel may still be written."""
+NOEXEC = getattr(os, "ST_NOEXEC", 0)  # Flag of file systems without executable code; not on macOS.
+NOWHERE = Path("/")  # Only root can write here.
+YOUNG_S = 60.0  # A younger kernel may still be written.
 
 
 def keep_private() -> None:
@@ -66,7 +63,7 @@ def _own_directory() -> Path:
 
 
 def _platform() -> str:
-    """Machines may share a home directory."""
+    # Machines may share a home directory.
     libc = os.confstr(LIBC) if LIBC in os.confstr_names else None
     return "-".join(filter(None, (sys.platform, os.uname().machine, libc))).replace(" ", "-")
 
@@ -89,7 +86,7 @@ def _reason(error: OSError | SettingsInvalid) -> str:
 
 
 def _remove_incomplete(own: Path) -> None:
-    """MLX would load truncated kernels for ever, and fail."""
+    # MLX would load truncated kernels for ever, and fail.
     for path in own.glob(f"{FOLDER}/*/cpu/*.so"):
         with suppress(OSError), path.open("rb") as file:
             info = os.fstat(file.fileno())

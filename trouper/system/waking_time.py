@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import trio.abc
 
-LOOK_S = 0.5
-"""The event loop's longest sleep between looks."""
+LOOK_S = 0.5  # The event loop's longest sleep between looks.
 MAX_GAP_S = 1.0
 """Between two looks; beyond, the process was stopped."""
 

@@ -83,8 +83,8 @@ async def serve_app(
     shutdown: trio.Event,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an app that mounts `create_app`'s. Of `settings`, only the address and the connection
-    limits count. The app gets no lifespan events."""
+    """Serve an app that mounts `create_app`'s. Only the address and the connection limits of
+    `settings` count. The app gets no lifespan events."""
     await _serve(app, await _listen(settings), settings, shutdown, task_status)
 
 

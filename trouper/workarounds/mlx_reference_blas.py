@@ -32,8 +32,9 @@ from trouper.workarounds import openblas_vector_products
 
 log = logging.getLogger("trouper")
 SGEMM = "cblas_sgemm"
+
+# All BLAS imports of libmlx.so. A forward pass never calls LAPACK.
 FUNCTIONS = (SGEMM, "cblas_dgemm", "cblas_cgemm")
-"""All BLAS imports of libmlx.so. A forward pass never calls LAPACK."""
 HEADER, SEGMENT, ENTRY, SYMBOL = "<16sHHIQQQIHHHHHH", "<IIQQQQQQ", "<QQ", "<IBBHQQ"
 ELF64_LITTLE = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
 SHARED_OBJECT, READ_WRITE, LARGEST_PAGE = 3, 6, 65536

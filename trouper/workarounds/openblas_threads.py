@@ -20,10 +20,8 @@ import attrs
 
 from trouper import workarounds
 
-SAMPLES, TRIAL = 7, 4
-"""Steps per median. A trial's first step wakes threads up and is ignored."""
-EQUAL = 1.03
-"""Maximum ratio of equal times. Fewer threads leave cores to the event loop."""
+SAMPLES, TRIAL = 7, 4  # Steps per median. A trial's first step wakes threads up and is ignored.
+EQUAL = 1.03  # Maximum ratio of equal times. Fewer threads leave cores to the event loop.
 BETTER = 0.95
 """Maximum ratio of times for more threads."""
 CHANGED = 1.25

@@ -56,10 +56,8 @@ from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
 # Plans without work need no collective, so rank 0 may be ahead.
-PLANS_AHEAD = 64
-"""Maximum number of plans that wait for a follower's engine."""
-LAST_WRITES_S = 2.0
-"""Maximum wait at the end for writes in flight; less than LEAVING_S."""
+PLANS_AHEAD = 64  # Maximum number of plans that wait for a follower's engine.
+LAST_WRITES_S = 2.0  # Maximum wait at the end for writes in flight; less than LEAVING_S.
 OUTBOX = 1024
 
 
@@ -236,7 +234,6 @@ class Follower:
         self._end("")  # The engine waits for a collective that rank 0 never began.
 
     async def _compile(self, message: Compile) -> None:
-        """Compile a grammar before the plan that admits its row."""
         # The result stays in the tokenizer's cache; after an eviction the engine's thread compiles
         # again.
         assert self._tokenizer is not None, "a grammar came before this rank was ready"

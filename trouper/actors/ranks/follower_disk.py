@@ -96,8 +96,7 @@ class FollowerDisk:
         return attrs.evolve(stats, shed_writes=stats.shed_writes + self._shed)
 
     async def run(self) -> None:
-        """Run until `close`, then carry out the orders before. Never raises: the rank goes on
-        without its disk."""
+        """Run until `close`, then carry out the orders before. Never raises."""
         self._order(Announce())
         async with trio.open_nursery() as background:
             background.start_soon(self._take_news)

@@ -45,8 +45,9 @@ from trouper.protocol.wire import encode
 log = logging.getLogger("trouper.ranks")
 CONNECT_S = 60.0
 LOADING_S = 60.0
+
+# Maximum number of unread disk reports; more are dropped, and no request waits for those.
 DISK_REPORTS = 1024
-"""Maximum number of unread disk reports; more are dropped, and no request waits for those."""
 
 
 class Leader:
@@ -177,8 +178,7 @@ class Leader:
     # -- plans ------------------------------------------------------------------------------------
 
     def tell(self, plan: Plan) -> None:
-        """Send a plan to every follower, in order. Never waits: a follower that does not read is
-        lost."""
+        """Send a plan to every follower, in order, without waiting."""
         if plan.load:  # Each rank has its own shard of it.
             plan = attrs.evolve(
                 plan, load=tuple(attrs.evolve(load, payload=()) for load in plan.load)

@@ -86,12 +86,10 @@ def nothing_read(ticket: int, *, must_settle: bool = False) -> Loaded:
 log = logging.getLogger("trouper.writer")
 ANSWER_S = 10.0
 """Time limit for a rank's answer, besides the transfer."""
-SLOWEST_BYTES_PER_S = 50e6
-"""Speed of the slowest disk that is worth a read."""
+SLOWEST_BYTES_PER_S = 50e6  # Speed of the slowest disk that is worth a read.
 PAUSE_S = 60.0
 """Time for which a silent rank is not asked again."""
-WRITTEN_S = 600.0
-"""Time limit for the answer to a write. Writers rest while rows decode."""
+WRITTEN_S = 600.0  # Time limit for the answer to a write: writers rest while rows decode.
 KNOWN_S = 5.0
 """Maximum wait at the start until all directories are read."""
 # Without this room followers would get a read only when that writer is idle.

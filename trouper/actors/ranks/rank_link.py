@@ -22,10 +22,8 @@ Role = Literal["leader", "follower"]
 OTHER: dict[Role, Role] = {"leader": "follower", "follower": "leader"}
 PROOF_BYTES = 32
 READ_BYTES = 2**16
-LAST_MESSAGES_S = 1.0
-"""Time for the last messages before a lost group ends."""
-LEAVING_S = 5.0
-"""Time limit for followers to end after their last plan."""
+LAST_MESSAGES_S = 1.0  # Time for the last messages before a lost group ends.
+LEAVING_S = 5.0  # Time limit for followers to end after their last plan.
 
 
 class LinkFailed(Exception):

@@ -1,5 +1,3 @@
-"""The client's end of one request."""
-
 from __future__ import annotations
 
 from collections import deque

@@ -85,8 +85,7 @@ def _stats(name: str, edge: Edge, opened: trio.MemorySendChannel[Any], peak: int
     )
 
 
-STUCK_FACTOR = 10
-"""Multiple of --stall-timeout-s after which the device counts as dead."""
+STUCK_FACTOR = 10  # Multiple of --stall-timeout-s after which the device counts as dead.
 
 Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "unloading", "failed", "lost"]
 Leaving = Literal["", "unloaded", "asleep"]

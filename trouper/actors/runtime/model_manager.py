@@ -67,14 +67,11 @@ log = logging.getLogger("trouper.models")
 LOOK_S = 1.0
 # Most files are opened and read in less than a second. A dead network mount, or a FIFO, hangs a
 # load, and nothing can interrupt the thread; its weights count as loaded, since the load may go on.
-SILENT_S = 15.0
-"""Time without progress after which others load beside this model."""
+SILENT_S = 15.0  # Time without progress after which others load beside this model.
 # Kernels of a large model take up to a minute to compile.
-STALLED_S = 120.0
-"""Time without progress after which requests for the model are refused."""
+STALLED_S = 120.0  # Time without progress after which requests for the model are refused.
 UNLOAD_S = 5.0
-RETRY_S = 60.0
-"""Time between attempts to load a faulty model, since each may unload another."""
+RETRY_S = 60.0  # Time between attempts to load a faulty model, since each may unload another.
 
 
 class LoadTurns:

@@ -93,8 +93,7 @@ class DiskThread:
 
 Lane = Literal["quick", "slow", "grammar", "long grammar"]
 Arguments = TypeVarTuple("Arguments")
-GRAMMAR_SHARE = 4
-"""Share of a lane that grammars of one client may have, as its denominator."""
+GRAMMAR_SHARE = 4  # Share of a lane that grammars of one client may have, as its denominator.
 
 
 @attrs.frozen

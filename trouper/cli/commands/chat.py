@@ -113,7 +113,7 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
 
 
 def _print(text: str) -> None:
-    """A full disk is one line; click handles a reader that is gone."""
+    # A full disk is one line; click handles a reader that is gone.
     try:
         click.echo(text, nl=False)
     except BrokenPipeError:

@@ -140,7 +140,7 @@ def _undo(agent: Agent) -> None:
 
 
 def _merge(agent: Agent, files: tuple[ConfigFile, ...], *, write: bool) -> None:
-    """All files are read before the first is written."""
+    # All files are read before the first is written.
     try:
         changes = [change_of(file) for file in files]
     except ConfigInvalid as invalid:
@@ -196,7 +196,6 @@ def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
 
 
 def _new_keys(names: Iterable[str]) -> dict[str, str]:
-    """Make and print missing keys."""
     made = {name: f"sk-{secrets.token_urlsafe(24)}" for name in names if not os.environ.get(name)}
     for name, key in made.items():
         click.echo(f"{name}={key}    # made for this run; its clients send it")
@@ -212,8 +211,7 @@ def _rewrite(agent: Agent, file: RunFile) -> None:
         refuse(f"{short(path)}: {error}")
 
 
-SIGNS = "{}$"
-"""Clients refer to variables and files by these signs."""
+SIGNS = "{}$"  # Clients refer to variables and files by these signs.
 
 
 @attrs.frozen
@@ -239,7 +237,7 @@ def find_model(where: Where, name: str | None) -> FoundModel:
 
 
 def _with_key_if_needed(where: Where) -> Where:
-    """No file should hold a needless key."""
+    # No file should hold a needless key.
     keyless = attrs.evolve(where, key=None)
     with keyless.client() as client:
         if client.get("/v1/models").status_code != httpx2.codes.UNAUTHORIZED:

@@ -25,8 +25,7 @@ from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
-FAILED = 1
-"""A finding would keep a server from running."""
+FAILED = 1  # A finding would keep a server from running.
 
 
 @click.command(short_help="Would it run here, and how well?")
@@ -79,7 +78,7 @@ def _finding_body(subject: str, finding: Finding) -> dict[str, str]:
 
 
 def examined(plan: CheckedSettings, checks: Mapping[str, Check]) -> Iterator[tuple[str, Finding]]:
-    """A check that raises is a finding, too."""
+    # A check that raises is a finding, too.
     for subject, check in checks.items():
         try:
             for finding in check(plan):

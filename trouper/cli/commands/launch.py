@@ -16,10 +16,8 @@ from trouper.cli.process_group import Hosts, LocalRanks, RankLauncher, Superviso
 from trouper.system import temporary_directory
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
-HOST = re.compile(r"[\w][\w.:%@-]*", re.ASCII)
-"""An option of ssh would begin with a dash."""
-ON_THIS_MACHINE = ("ring", "nccl")
-"""Backends whose ranks on one machine need only variables"""
+HOST = re.compile(r"[\w][\w.:%@-]*", re.ASCII)  # An option of ssh would begin with a dash.
+ON_THIS_MACHINE = ("ring", "nccl")  # Backends whose ranks on one machine need only variables
 
 
 @click.command(

@@ -29,7 +29,7 @@ from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cach
 def _require_directories(
     _: click.Context, __: click.Parameter, sources: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """An empty list would hide a misspelt name."""
+    # An empty list would hide a misspelt name.
     try:
         require_sources(sources)
         require_hub_cache(sources)

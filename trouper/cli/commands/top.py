@@ -53,8 +53,7 @@ COLOURS = {
     "failed": "red",
 }
 BAR_WIDTH = 30
-STATE_WIDTH = 12
-"""Room for an actor's state"""
+STATE_WIDTH = 12  # Room for an actor's state
 
 
 @attrs.define
@@ -66,7 +65,7 @@ class Rates:
     )
 
     def observe(self, stats: Mapping[str, Any], now: float) -> None:
-        """Add a poll. A counter that went back belongs to a restarted server."""
+        # A counter that went back belongs to a restarted server.
         counted = {name: int(stats[counter]) for name, counter in COUNTERS.items()}
         if self._at is not None and now > self._at:
             for name, count in counted.items():
@@ -154,7 +153,7 @@ def _stores(health: Health) -> Iterator[tuple[str, Text]]:
 
 
 def _kv(memory: Mapping[str, Any], cached: int) -> Iterator[tuple[str, Text]]:
-    """An earlier version of the server reports no banks."""
+    # An earlier version of the server reports no banks.
     if "kv_row_bytes" not in memory:
         return
     rows, limit, preemptions = (

@@ -23,8 +23,9 @@ BACKENDS = {
     "OMPI_COMM_WORLD_SIZE": "mpi",
     "PMI_SIZE": "mpi",
 }
+
+# Ranks of one host with different visible devices share no memory.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-"""Ranks of one host with different visible devices share no memory."""
 
 
 def backend_of(environment: Mapping[str, str]) -> str | None:
@@ -74,7 +75,8 @@ class RankGroup:
     def gather(self, number: int) -> list[int]:
         """Gather 63-bit numbers in order of ranks. Waits for all ranks."""
         numbers_by_rank = [number if rank == self.rank else 0 for rank in range(self.size)]
-        numbers: list[int] = self.sum(mx.array(numbers_by_rank, mx.int64)).tolist()  # type: ignore[assignment]
+        gathered = self.sum(mx.array(numbers_by_rank, mx.int64))
+        numbers: list[int] = gathered.tolist()  # type: ignore[assignment]
         return numbers
 
     def _sharers(self) -> int:

@@ -26,10 +26,8 @@ HEADS = {
 KV_HEADS = "num_key_value_heads"
 REPEATS_KV_HEADS = frozenset({"qwen3_5", "qwen3_5_moe"})
 """Model types whose `shard` copies KV heads for more ranks than heads."""
-MAX_RANKS = 64
-"""Ranks tried for the error message."""
-Make = Callable[[], nn.Module]
-"""`shard` works in place."""
+MAX_RANKS = 64  # Ranks tried for the error message.
+Make = Callable[[], nn.Module]  # `shard` works in place.
 
 
 def shard(

@@ -21,6 +21,8 @@ from trouper.storage.checkpoint_files import require_regular
 MODULES_FILE = "modules.json"
 WEIGHTS_FILE = "model.safetensors"
 PACKAGE = "sentence_transformers."
+
+# By torch's class names, with torch's default parameters.
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "Identity": lambda vector: vector,
     "Tanh": mx.tanh,
@@ -29,9 +31,7 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "SiLU": nn.silu,
     "Sigmoid": mx.sigmoid,
 }
-"""By torch's class names, with torch's default parameters."""
-NORM_EPS = 1e-5
-"""torch's LayerNorm."""
+NORM_EPS = 1e-5  # torch's LayerNorm.
 Step = Callable[[mx.array], mx.array]
 """From a vector (dim,) float32 to another."""
 
@@ -131,7 +131,8 @@ def _weights(directory: Path, name: str, needed: str) -> dict[str, mx.array]:
             f"{name} has no {WEIGHTS_FILE}: save the model in that format, others are not read"
         )
     try:
-        weights = {key: array.astype(mx.float32) for key, array in mx.load(str(path)).items()}  # type: ignore[union-attr]
+        stored: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
+        weights = {key: array.astype(mx.float32) for key, array in stored.items()}
         mx.eval(weights)
     except (OSError, RuntimeError, ValueError) as error:
         raise NotSupported(f"{name}: {WEIGHTS_FILE} cannot be read: {error}") from error

@@ -27,8 +27,7 @@ from trouper.protocol.plans import Pooling
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import read_json
 
-WINDOWED = "window_size"
-"""Attribute of a body with windowed layers."""
+WINDOWED = "window_size"  # Attribute of a body with windowed layers.
 NO_GENERATION = "each of its tokens attends to those behind it"
 
 
@@ -71,6 +70,8 @@ POOLINGS: dict[str, Pooling] = {
     "max": "max",
     "weightedmean": "weighted",
 }
+
+# Boolean switches of older files.
 SWITCHES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
@@ -79,7 +80,6 @@ SWITCHES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""Boolean switches of older files."""
 
 
 @attrs.frozen
@@ -137,7 +137,7 @@ def pooling_of(directory: Path) -> Pooling | None:
 
 
 def _names_of(config: dict[str, Any]) -> list[str]:
-    """One name or a list since 2026, before that a switch for each."""
+    # One name or a list since 2026, before that a switch for each.
     named = config.get("pooling_mode")
     if isinstance(named, str | list):
         return [named] if isinstance(named, str) else [str(name) for name in named]

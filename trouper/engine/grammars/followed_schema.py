@@ -16,6 +16,8 @@ from urllib.parse import unquote
 from trouper.engine.grammars.schema_faults import LIST_KEYS, NAMED, SINGLE, UNFOLLOWED, Steps
 
 Json = dict[str, Any]
+
+# Formats that llguidance follows. Others say what a text means.
 FORMATS = frozenset(
     {
         "date-time",
@@ -31,7 +33,9 @@ FORMATS = frozenset(
         "unknown",
     }
 )
-"""Formats that llguidance follows. Others say what a text means."""
+
+# Keywords that llguidance refuses, and their values that hold for everything: zod writes the second
+# with every record.
 NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -42,19 +46,15 @@ NOTHING: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},),
     "not": (False,),
 }
-"""Keywords that llguidance refuses, and their values that hold for everything: zod writes the
-second with every record."""
 ANYTHING: tuple[Any, ...] = (True, {})
 APPLICATORS = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "$dynamicRef"})
 NAMING = {"enum", "const", "type", "title", "description", "pattern"}
-DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
-"""pydantic's Decimal, which looks ahead."""
-PATTERNS = {DECIMAL: r"^[+-]?(\d+\.?\d*|\.\d+)$"}
-"""Patterns, and equal ones without a look ahead."""
-LOOKS = re.compile(r"\(\?<?[=!]")
-"""A look ahead or behind, which no automaton follows."""
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"  # pydantic's Decimal, which looks ahead.
+PATTERNS = {DECIMAL: r"^[+-]?(\d+\.?\d*|\.\d+)$"}  # Patterns, and equal ones without a look ahead.
+LOOKS = re.compile(r"\(\?<?[=!]")  # A look ahead or behind, which no automaton follows.
+
+# The lowest integer of 64 bits that a float has and llguidance can negate.
 LOWEST = -(2**63) + 1024
-"""The lowest integer of 64 bits that a float has and llguidance can negate."""
 HIGHEST_FLOAT = sys.float_info.max
 COUNTS = frozenset({"Length", "Items", "Properties"})
 LOWER = ("minimum", "exclusiveMinimum")
@@ -213,7 +213,7 @@ def _steps_of(reference: str) -> Steps:
 
 
 def _at(root: Any, steps: Steps) -> Any:
-    """Return the part of the schema at a path of keys; None: nothing."""
+    """None: nothing is there."""
     found = root
     for step in steps:
         found = found.get(step) if isinstance(found, dict) else None

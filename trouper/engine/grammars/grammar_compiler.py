@@ -44,37 +44,36 @@ from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.system import heap
 
 INDENT = 4
-MAX_INDENT = 40
-"""Number of blanks of a level of JSON, and of the deepest one, behind a line break."""
+MAX_INDENT = 40  # Number of blanks of a level of JSON, and of the deepest one, behind a line break.
+
+# An ambiguous Lark grammar makes masks slow: with 2000 items a third of a second each.
 LARK_LIMITS = LLParserLimits(max_items_in_row=300)
-"""An ambiguous Lark grammar makes masks slow: with 2000 items a third of a second each."""
-LIMITS = LLParserLimits()
-"""Limits for JSON schemas: an optional property takes four items."""
-MAX_CALL_BLANKS = 8
-"""Maximum number of blanks between the marker of a call and the object."""
+LIMITS = LLParserLimits()  # Limits for JSON schemas: an optional property takes four items.
+MAX_CALL_BLANKS = 8  # Maximum number of blanks between the marker of a call and the object.
+
+# Maximum number of characters between the marker of a call and the tool's name. DeepSeek's header
+# has 41.
 MAX_CALL_HEADER = 64
-"""Maximum number of characters between the marker of a call and the tool's name. DeepSeek's header
-has 41."""
 ANYTHING = "( <[*]> )*"
 ANY_OBJECT = '{"type": "object"}'
-FINAL = '"<|channel|>final<|message|>"'
-"""harmony's prefix of an answer."""
+FINAL = '"<|channel|>final<|message|>"'  # harmony's prefix of an answer.
+
+# Harmony's reasoning up to the next marker.
 THOUGHT = (
     'thought: THOUGHT\nTHOUGHT: "<|channel|>analysis<|message|>" /([^<]|<+[^<|])*<*/ '
     '"<|end|><|start|>assistant"'
 )
-"""Harmony's reasoning up to the next marker."""
 COMPILE_S = 10.0
-MIN_TRIAL_S = 1.0
-"""Minimum time to compile a schema of which all but the type was dropped."""
+MIN_TRIAL_S = 1.0  # Minimum time to compile a schema of which all but the type was dropped.
 UNLESS_STRICT = "; leave it out, or ask without strict, which drops and names it"
 SLOW_BYTES = 4 * 2**20
 """Bound of the cache of grammars that took too long to compile."""
 RECENT_BYTES = 32 * 2**20
 """Bound of the cache of unused compiled grammars."""
 BYTES_PER_CHARACTER = 500
+
+# Minimum size of a regular expression, which grows while rows use it: `(.*a.{300}b)+` to 70 MB.
 REGEX_BYTES = 2 * 2**20
-"""Minimum size of a regular expression, which grows while rows use it: `(.*a.{300}b)+` to 70 MB."""
 
 
 Key = tuple[Hashable, ...]
@@ -117,8 +116,6 @@ class CompiledGrammar:
 
 @attrs.frozen
 class GrammarFault:
-    """Why a grammar cannot be followed."""
-
     reason: str
     location: Location = ROOT
 
@@ -188,7 +185,6 @@ class Grammars:
         return None if found is None else self._kept(grammar, found)
 
     def _kept(self, grammar: Grammar, found: CompiledGrammar | GrammarFault) -> FollowedGrammar:
-        """Raises `RequestFailed` (400)."""
         if isinstance(found, GrammarFault):
             raise cannot_be_followed(grammar, found)
         self._live[_key(grammar)] = self._live[_key(found.grammar)] = found
@@ -199,7 +195,6 @@ class Grammars:
         )
 
     def _add(self, grammar: Grammar, timeout_s: float) -> FollowedGrammar:
-        """Raises `RequestFailed`."""
         key = _key(grammar)
         try:
             found = self._compile(grammar, timeout_s)
@@ -215,7 +210,6 @@ class Grammars:
         return self._kept(grammar, found)
 
     def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | GrammarFault:
-        """Raises `TrialFailedError`, `TrialUnavailableError`."""
         dropped: tuple[Location, ...] = ()
         try:
             grammar, dropped = self._followable(grammar, timeout_s)
@@ -284,7 +278,6 @@ class Grammars:
         raise GrammarFaultError(reason, location or document.location)
 
     def _fault(self, grammar: Grammar, timeout_s: float) -> str:
-        """Return the fault, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
         try:
             text = self._text(grammar)
         except (ValueError, RecursionError) as error:
@@ -455,7 +448,6 @@ def _blanks(schema: Any, *, compact: bool) -> dict[str, Any]:
 
 
 def cannot_be_followed(grammar: Grammar, fault: GrammarFault) -> RequestFailed:
-    """Make the error of a faulty grammar."""
     where, tool = fault.location.path(grammar), fault.location.tool
     of_tool = f" (tool {tool!r})" if tool else ""
     return bad_request(

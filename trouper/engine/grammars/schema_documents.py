@@ -40,7 +40,7 @@ ROOT = Location()
 class SchemaDocument:
     schema: Any
     strict: bool
-    """Whether a keyword that cannot be followed is a fault; else the keyword is dropped."""
+    """As `Grammar.strict`."""
     location: Location = ROOT
     dropped: tuple[Location, ...] = ()
 

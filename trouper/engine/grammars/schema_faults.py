@@ -12,15 +12,17 @@ import attrs
 Steps = tuple[str, ...]
 """The way to a part of a schema: keys, and indexes as text."""
 IsWrong = Callable[[Any], bool]
-MAX_TRIALS = 500
-"""Bound of trials. A larger schema gets a path near its root."""
+MAX_TRIALS = 500  # Bound of trials. A larger schema gets a path near its root.
+
+# Keys of named schemas. Definitions come first, since parts that refer to a faulty one fail, too.
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
-"""Keys of named schemas. Definitions come first, since parts that refer to a faulty one fail,
-too."""
+
+# Bound of an object's optional properties: each takes four of the parser's 2,000 items.
 MAX_OPTIONAL = 490
-"""Bound of an object's optional properties: each takes four of the parser's 2,000 items."""
 LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("additionalProperties", "additionalItems", "items", "not")
+
+# Keywords that llguidance refuses.
 UNFOLLOWED = (
     "uniqueItems",
     "contains",
@@ -41,7 +43,6 @@ UNFOLLOWED = (
     "$recursiveRef",
     "$recursiveAnchor",
 )
-"""Keywords that llguidance refuses."""
 DROPPABLE = (
     *UNFOLLOWED,
     "pattern",
@@ -77,8 +78,7 @@ CONTENTS = frozenset(
     {"properties", "patternProperties", "additionalProperties", "items", "prefixItems"}
 )
 OWN = {*TESTED, *SINGLE, "title", "description", "$schema"}
-MAX_DROPPED = 40
-"""Bound of keywords that are found by trials and dropped."""
+MAX_DROPPED = 40  # Bound of keywords that are found by trials and dropped.
 
 
 @attrs.frozen

@@ -28,10 +28,8 @@ AGAIN_S = 30.0
 """Time after which a failed start is repeated."""
 SLOW_KEPT_S = 600.0
 """Time for which a slow grammar is refused."""
-SMALL = 8192
-"""Characters of a grammar that overflows no stack."""
-AT_ONCE = 4
-"""Maximum number of processes: as many as threads of `worker_threads.py`."""
+SMALL = 8192  # Characters of a grammar that overflows no stack.
+AT_ONCE = 4  # Maximum number of processes: as many as threads of `worker_threads.py`.
 KEPT = 2
 """Number of idle processes that are kept."""
 
@@ -168,7 +166,6 @@ class TrialProcess:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Raises OSError."""
     if not sys.executable:
         raise OSError("this program has no Python of its own")
     return subprocess.Popen(  # noqa: S603 - our own script
@@ -187,7 +184,6 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout_s: float) -> Any:
-    """Raises OSError, EOFError, TimeoutError."""
     assert process.stdin is not None
     data = json.dumps(message).encode()
     remaining = memoryview(LENGTH.pack(len(data)) + data)

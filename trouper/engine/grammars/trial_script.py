@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<I")
+
+# A quarter of a server thread's stack: a grammar that fits here fits there.
 STACK_BYTES = 2 * 2**20
-"""A quarter of a server thread's stack: a grammar that fits here fits there."""
 MEMORY_BYTES = 4 * 2**30
-LONGEST = 16
-"""Maximum length in bytes of tried tokens."""
-NICER = 5
-"""Increment of the nice value."""
-OPENINGS = (b"{", b'"', b"[")
-"""First tokens to try: an object's properties expand after the brace."""
+LONGEST = 16  # Maximum length in bytes of tried tokens.
+NICER = 5  # Increment of the nice value.
+OPENINGS = (b"{", b'"', b"[")  # First tokens to try: an object's properties expand after the brace.
 
 
 class TrialVocabulary:

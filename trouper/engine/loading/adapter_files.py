@@ -28,11 +28,13 @@ PEFT_NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
 MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
+
+# PEFT's `init_lora_weights` for plain LoRA; other initializations, such as PiSSA, change the
+# model's own weights.
 PLAIN_INITS = {"True", "False", "None", "gaussian", "eva", "orthogonal", "mica", "lora_ga"}
-"""PEFT's `init_lora_weights` for plain LoRA; other initializations, such as PiSSA, change the
-model's own weights."""
-EXPERT = re.compile(r"\.experts\b")
-"""mlx-lm joins the experts of a layer."""
+EXPERT = re.compile(r"\.experts\b")  # mlx-lm joins the experts of a layer.
+
+# Products other than x A B for each token and layer.
 NOT_PLAIN = (
     "alora_invocation_tokens",
     "trainable_token_indices",
@@ -41,15 +43,12 @@ NOT_PLAIN = (
     "use_bdlora",
     "arrow_config",
 )
-"""Products other than x A B for each token and layer."""
 FUSE = (
     "merge it into a model of its own; one that mlx-lm wrote can also be served with --adapter-path"
 )
 LONGEST_CONFIG_BYTES = 2**20
-LONGEST_HEADER_BYTES = 2**22
-"""Some 20,000 matrices, whose header is read while rows decode."""
-MATRICES_A_LAYER = 4
-"""More than two: some models share layers."""
+LONGEST_HEADER_BYTES = 2**22  # Some 20,000 matrices, whose header is read while rows decode.
+MATRICES_A_LAYER = 4  # More than two: some models share layers.
 LONGEST_NAME = 512
 
 

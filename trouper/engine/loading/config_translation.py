@@ -15,8 +15,9 @@ Config = Mapping[str, Any]
 PACKAGES = ("mlx_lm.models", "mlx_vlm.models")
 FULL_ATTENTION = ("full_attention", "global_attention", "attention")
 SLIDING_ATTENTION = ("sliding_attention", "local_attention", "chunked_attention")
+
+# Bases of layers with a window: Gemma 3, ModernBERT.
 SLIDING_BASES = ("rope_local_base_freq", "local_rope_theta")
-"""Bases of layers with a window: Gemma 3, ModernBERT."""
 FULL_BASES = ("rope_theta", "global_rope_theta")
 PATTERN = "sliding_window_pattern"
 PERIODIC = ("gemma3_text", "cohere2")

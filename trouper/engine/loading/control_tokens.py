@@ -21,17 +21,15 @@ from trouper.engine.loading.output_format_detection import OutputFormat
 from trouper.protocol.output_formats import ANSWERING, HARMONY, THINKING
 
 BREAK = "\ud800"
-ESCAPED_BREAK = r"\ud800"
-"""As `tojson(ensure_ascii=True)` and Python's `repr` write it."""
-LONGEST = 80
-"""Characters of a control token; the expressions nest as deeply."""
+ESCAPED_BREAK = r"\ud800"  # As `tojson(ensure_ascii=True)` and Python's `repr` write it.
+LONGEST = 80  # Characters of a control token; the expressions nest as deeply.
 EDGE = re.compile(r"[^\w\s]")
 CORE = re.compile(r"\w.*\w|\w", re.DOTALL)
 MARKER_BEGINNINGS = ("<|", "<｜")
+
+# Punctuation that a template joins with a value.
 JOINED = re.compile(r"""([^\w\s'"{]{1,4})(?:['"]\s*[~+]|\{\{)""")
-"""Punctuation that a template joins with a value."""
-NAMED = re.compile(r"""['".](\w++)""")
-"""A word that a template compares or looks up."""
+NAMED = re.compile(r"""['".](\w++)""")  # A word that a template compares or looks up.
 OPEN = r"\Z"
 Trie = dict[str, Any]
 
@@ -181,7 +179,7 @@ def _has_edges(text: str) -> bool:
 
 
 def _is_marker(text: str, source: str, markers: frozenset[str]) -> bool:
-    """Added tokens may be ordinary text, such as HTML's tags, which stay tokens."""
+    # Added tokens may be ordinary text, such as HTML's tags, which stay tokens.
     return _has_edges(text) and (
         text in source
         or text.startswith(MARKER_BEGINNINGS)
@@ -202,7 +200,7 @@ def _kept(formats: Iterable[OutputFormat], source: str) -> re.Pattern[str] | Non
 
 
 def _continuing(texts: Iterable[str], source: str) -> re.Pattern[str] | None:
-    """A word that the template itself knows, such as `function`, is none."""
+    # A word that the template itself knows, such as `function`, is none.
     begun, named = set(JOINED.findall(source)), set(NAMED.findall(source))
     endings: dict[str, int] = {}
     for text in filter(_has_edges, texts):

@@ -29,9 +29,9 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage.context import context_length
 
+# Maximum share of tokens in one tokenizer alone: special tokens and padding stay below; a smaller
+# vocabulary would draft wrong tokens.
 MAX_UNKNOWN = 0.01
-"""Maximum share of tokens in one tokenizer alone: special tokens and padding stay below; a smaller
-vocabulary would draft wrong tokens."""
 
 
 @attrs.frozen(eq=False)

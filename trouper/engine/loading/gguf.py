@@ -27,8 +27,7 @@ LAYER_NAMES = {
     "ffn_norm": "post_attention_layernorm",
 }
 OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-SPECIAL = 3
-"""llama.cpp's LLAMA_TOKEN_TYPE_CONTROL."""
+SPECIAL = 3  # llama.cpp's LLAMA_TOKEN_TYPE_CONTROL.
 
 
 def convert(source: Path, target: Path) -> None:
@@ -96,7 +95,7 @@ def _token_id(metadata: Metadata, kind: str) -> int:
 
 
 def _ends(metadata: Metadata) -> list[int]:
-    """GGUF does not name the end-of-text token."""
+    # GGUF does not name the end-of-text token.
     text_ends = [
         i
         for i, token in enumerate(metadata["tokenizer.ggml.tokens"][:64])

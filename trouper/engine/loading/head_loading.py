@@ -38,8 +38,7 @@ from trouper.protocol.model import NO_HEAD
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
-LAYER, NORM = "model.layers.0.", "model.norm."
-"""In a model of one layer."""
+LAYER, NORM = "model.layers.0.", "model.norm."  # In a model of one layer.
 EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
 
 
@@ -222,21 +221,21 @@ def _named(weights: Weights, *, hidden_first: bool) -> Weights:
     """Name weights as `MtpHead`. `hidden_first`: the projection's halves of columns change places,
     also of packed weights and scales."""
     named: Weights = {}
-    for name, weight in weights.items():
+    for name, stored in weights.items():
         if name.startswith(NORM):
-            named["norm." + name.removeprefix(NORM)] = weight
+            named["norm." + name.removeprefix(NORM)] = stored
             continue
+        weight = stored
         part, _, leaf = name.removeprefix(LAYER).rpartition(".")
         if hidden_first and NAMES.get(part) == "projection":
             half = weight.shape[-1] // 2
-            weight = mx.concatenate([weight[..., half:], weight[..., :half]], axis=-1)  # noqa: PLW2901
+            weight = mx.concatenate([weight[..., half:], weight[..., :half]], axis=-1)
         named[f"{NAMES[part]}.{leaf}" if part in NAMES else f"layer.{part}.{leaf}"] = weight
     return named
 
 
 def _quantize(head: MtpHead, weights: Weights) -> None:
-    """Packing follows from the weights' shapes."""
-
+    # Packing follows from the weights' shapes.
     def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
             return False

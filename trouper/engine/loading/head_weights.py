@@ -36,17 +36,18 @@ NAMES = {
     "final_layernorm": "norm",
 }
 """The head's parts in checkpoints (Qwen, DeepSeek and GLM, MiMo), and in `MtpHead`."""
+
+# The model's own, copied (DeepSeek-V3's README_WEIGHTS.md).
 SHARED = ("shared_head.head.", "embed_tokens.", "lm_head.")
-"""The model's own, copied (DeepSeek-V3's README_WEIGHTS.md)."""
 QWEN = re.compile(
     r"(?:model\.)?(?:language_model\.)?(?:model\.)?mtp\.(?:layers\.(?P<layer>\d+)\.)?(?P<name>.+)"
 )
 DEEPSEEK = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?P<name>.+)")
 MIMO = re.compile(r"model\.mtp_layers\.(?P<layer>\d+)\.(?P<name>.+)")
-UNKNOWN = re.compile(r"(^|\.)mtp(_layers)?\.")
-"""In checkpoints of most other families."""
+UNKNOWN = re.compile(r"(^|\.)mtp(_layers)?\.")  # In checkpoints of most other families.
+
+# By this weight's form mlx-lm recognises a converted checkpoint of Qwen3.5.
 CONVOLUTION = "conv1d.weight"
-"""By this weight's form mlx-lm recognises a converted checkpoint of Qwen3.5."""
 
 
 @attrs.frozen
@@ -86,7 +87,7 @@ class HeadWeights:
 
     weights: Weights = attrs.field(factory=dict)
     convolution: mx.array | None = None
-    """Of any layer."""
+    """Any layer's."""
     unknown: bool = False
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from trouper.protocol.model import InfillTokens
 
+# Tokens before prefix, suffix and answer. Without the last the answer continues the prefix, which
+# follows the suffix.
 FAMILIES: tuple[tuple[str, str, str | None], ...] = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, Qwen3-Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, StarCoder2, Granite Code
@@ -16,10 +18,10 @@ FAMILIES: tuple[tuple[str, str, str | None], ...] = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
     ("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
-"""Tokens before prefix, suffix and answer. Without the last the answer continues the prefix, which
-follows the suffix."""
 FILES = ("<|file_sep|>", "<file_sep>", "<|file_separator|>")
 REPOSITORIES = ("<|repo_name|>", "<reponame>", "<repo_name>")
+
+# End tokens, as in llama.cpp: another file or padding follows the middle.
 ENDS = (
     *FILES,
     *REPOSITORIES,
@@ -30,7 +32,6 @@ ENDS = (
     "<EOT>",
     "<|endoftext|>",
 )
-"""End tokens, as in llama.cpp: another file or padding follows the middle."""
 
 
 def infill_tokens_of(vocabulary: Mapping[str, int]) -> InfillTokens | None:

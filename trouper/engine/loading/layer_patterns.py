@@ -10,11 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+# Sets have no dot, and repeat only before one.
 PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.|(?:\\d|\[[\w-]+\])(?:\+(?=\\?\.))?)*\$?")
-"""Sets have no dot, and repeat only before one."""
 DOT = re.compile(r"\\?\.")
-MAX_PATTERNS = 100
-"""Each pattern other than a plain name is tried for each layer."""
+MAX_PATTERNS = 100  # Each pattern other than a plain name is tried for each layer.
 
 
 class LayerPatterns:

@@ -12,8 +12,7 @@ from trouper.protocol.paths import exists, is_directory, is_file
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import header_of, read_json, section
 
-MAX_RANK = 4096
-"""mlx-lm allocates matrices of the config's rank."""
+MAX_RANK = 4096  # mlx-lm allocates matrices of the config's rank.
 FILES = ("adapter_config.json", "adapters.safetensors")
 
 

@@ -21,8 +21,7 @@ from trouper.engine.loading.config_translation import translate
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import quantized_by, read_json, unnamed_files
 
-PREFIX = "model."
-"""transformers omits the prefix without a head."""
+PREFIX = "model."  # transformers omits the prefix without a head.
 HEAD, TIED = "lm_head.", "tie_word_embeddings"
 NO_OUTPUT_HEAD = "its files have no output head (lm_head)"
 MAX_NAMED = 3
@@ -74,7 +73,7 @@ class Opening:
 
     @property
     def _lacks_head(self) -> bool:
-        """Embeddings need no output head."""
+        # Embeddings need no output head.
         extra, missing = self._compare()
         return bool(missing) and not extra and all(HEAD in name for name in missing)
 
@@ -83,7 +82,7 @@ class Opening:
         return self._weights - parameters, parameters - self._weights
 
     def _get_model_classes(self, config: dict[str, Any]) -> tuple[Any, Any]:
-        """The first class is a function."""
+        # The first class is a function.
         kind, arguments = self._get_classes(config)
 
         def make(args: Any) -> nn.Module:

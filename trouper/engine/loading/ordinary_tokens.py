@@ -91,7 +91,7 @@ class OrdinaryEncoder:
     def _without_controls(
         self, pieces: Sequence[str], encode: Callable[[str], list[int]]
     ) -> list[int]:
-        """A vocabulary may hold a control token's text itself: its characters are encoded then."""
+        # A vocabulary may hold a control token's text itself: its characters are encoded then.
         cache: dict[str, list[int]] = {}
         ids: list[int] = []
         for piece in pieces:

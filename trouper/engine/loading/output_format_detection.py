@@ -91,6 +91,8 @@ RENDERED = {
     "llama3_json": r'\{"name": ?"probe_tool", ?"parameters": ?\{"path"',
     "xlam": r'\[\s*\{"name": ?"probe_tool", ?"arguments": ?\{"path"',
 }
+
+# For templates that render no call, such as SmolLM3's for `tools`.
 IN_SOURCE = {
     HARMONY: "<|channel|>",
     "k2_horizon": "<ifm|tool_call>",
@@ -111,7 +113,8 @@ IN_SOURCE = {
     "olmo3": "<function_calls>",
     "hermes": "<tool_call>",
 }
-"""For templates that render no call, such as SmolLM3's for `tools`."""
+
+# For vocabularies that have further markers, and for answers with markers of their own.
 REASONING_IN_SOURCE = {
     **{
         name: THINKING[name]
@@ -129,7 +132,6 @@ REASONING_IN_SOURCE = {
     "ernie45": ("</think>", "<response>", "</response>"),
     "hunyuan_a13b": ("</think>", "<answer>", "</answer>"),
 }
-"""For vocabularies that have further markers, and for answers with markers of their own."""
 
 
 @attrs.frozen

@@ -43,7 +43,7 @@ def _plain(quantized: nn.Module, layer: nn.Module) -> nn.Module:
 
 
 def _weight(layer: nn.Module) -> mx.array:
-    """Scales in float32 lose no precision."""
+    # Scales in float32 lose no precision.
     scales, biases = layer.scales, layer.get("biases")
     if mx.issubdtype(scales.dtype, mx.floating):
         scales = scales.astype(mx.float32)

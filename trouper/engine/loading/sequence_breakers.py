@@ -12,8 +12,7 @@ from trouper.protocol.problems import bad_request
 
 MAX_SEQUENCES = 16384
 MAX_SEQUENCE = 20
-NOTHING = -1
-"""Last byte of a token without bytes."""
+NOTHING = -1  # Last byte of a token without bytes.
 Encode = Callable[[str], Sequence[int]]
 
 

@@ -54,7 +54,7 @@ def _decoder(tokenizer: TokenizerWrapper, vocab: Mapping[str, int]) -> Callable[
 
 
 def _kinds(tokenizer: TokenizerWrapper) -> Iterator[str]:
-    """Only the decoder is serialized: 50,000 tokens of vocabulary take 0.1 s."""
+    # Only the decoder is serialized: 50,000 tokens of vocabulary take 0.1 s.
     backend = getattr(tokenizer, "backend_tokenizer", None)
     written = getattr(backend, "decoder", None)
     decoder: dict[str, Any] | None = (
@@ -91,7 +91,7 @@ def sentencepiece(piece: str) -> bytes:
 
 
 def _as_followed(tokenizer: TokenizerWrapper) -> Callable[[str], bytes]:
-    """WordPiece joins `##ing` and separates others by a space."""
+    # WordPiece joins `##ing` and separates others by a space.
     anchor = tokenizer.encode(ANCHOR, add_special_tokens=False)
     before = tokenizer.decode(anchor)
 

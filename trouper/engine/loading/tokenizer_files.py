@@ -33,18 +33,17 @@ NAMED_PARSER = "named_tool_parser"
 SAMPLE = 'The  cat\'s 12345 mats:\n\n\tnaïve café, 東京 🙂! {"a": [1, 2.50]}'
 HINTS = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
 SWITCH, EFFORT = "enable_thinking", "reasoning_effort"
+
+# Values for off and on: DeepSeek V3.1, Granite, Kimi and Hermes 4; Cohere's North; MiniMax M3;
+# Seed-OSS, whose budget of -1 has no end.
 OTHER_SWITCHES: Mapping[str, tuple[Any, Any]] = {
     "thinking": (False, True),
     "reasoning": (False, True),
     "thinking_mode": ("disabled", "enabled"),
     "thinking_budget": (0, -1),
 }
-"""Values for off and on: DeepSeek V3.1, Granite, Kimi and Hermes 4; Cohere's North; MiniMax M3;
-Seed-OSS, whose budget of -1 has no end."""
-EFFORTS = {"minimal": "low", "xhigh": "max"}
-"""Kimi K3's names, in `thinking_effort`."""
-GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
-"""A tag of transformers' own."""
+EFFORTS = {"minimal": "low", "xhigh": "max"}  # Kimi K3's names, in `thinking_effort`.
+GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")  # A tag of transformers' own.
 
 
 def open_tokenizer(directory: Path) -> TokenizerWrapper:
@@ -113,7 +112,7 @@ def _has_module(package: str, name: object) -> bool:
 
 
 def _processor_template(directory: Path) -> dict[str, str]:
-    """Older vision checkpoints have the chat template in a processor's file."""
+    # Older vision checkpoints have the chat template in a processor's file.
     file, own = directory / "chat_template.json", directory / CONFIG
     if not file.exists() or (directory / "chat_template.jinja").exists():
         return {}

@@ -34,11 +34,9 @@ FILES = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
-CPU_S = 10
-"""CPU seconds; models take one at most."""
+CPU_S = 10  # CPU seconds; models take one at most.
 WAIT_S = 120.0
-LONGEST_BYTES = 2**27
-"""Tokenizers of 260,000 tokens have 35 MB."""
+LONGEST_BYTES = 2**27  # Tokenizers of 260,000 tokens have 35 MB.
 MAX_REMEMBERED = 200
 TIME_SIGNALS = (signal.SIGXCPU, signal.SIGKILL)
 

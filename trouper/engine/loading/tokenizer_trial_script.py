@@ -20,10 +20,10 @@ from typing import Any
 MEMORY_BYTES = 2 * 2**30
 FAULT = "fault: "
 TOKENIZER, TEMPLATE, END = "tokenizer.json", "chat template", "end"
-MAX_ADDED = 2**16
-"""Added tokens cost transformers 50 us each. Models have up to 6,000."""
+MAX_ADDED = 2**16  # Added tokens cost transformers 50 us each. Models have up to 6,000.
+
+# Most backtracking expressions backtrack on texts of few characters.
 TEXTS = tuple(text * 64 for text in ("a", " ", "1", "!", "\n", "é", "a b ", " \n", "aA1!"))
-"""Most backtracking expressions backtrack on texts of few characters."""
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def tell(line: str) -> None:
 
 
 def try_tokenizer(path: Path) -> None:
-    """The server reports a tokenizer that cannot be loaded."""
+    # The server reports a tokenizer that cannot be loaded.
     from tokenizers import Tokenizer
 
     try:

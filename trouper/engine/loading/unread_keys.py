@@ -313,13 +313,15 @@ MAY_MATTER = re.compile(
 CHANGES_WEIGHTS = re.compile(
     r"activation|rotat|hadamard|scale|scaling|smooth|clip|outlier|kv_cache"
 )
+
+# Keys of a cache that is unused here, and of layers as they are stored.
 OF_QUANTIZATION = frozenset(("kv_cache_scheme", "ignored_layers", "modules_to_not_convert"))
-"""Keys of a cache that is unused here, and of layers as they are stored."""
+
+# Read, by the translation too, or without effect on text alone.
 OF_ROPE = """
     type rope_type rope_theta partial_rotary_factor rotary_pct original_max_position_embeddings
     truncate mrope_section mrope_interleaved factor
 """
-"""Read, by the translation too, or without effect on text alone."""
 OF_ANSWERS = """
     temperature top_p top_k min_p typical_p epsilon_cutoff eta_cutoff repetition_penalty
     presence_penalty frequency_penalty encoder_repetition_penalty no_repeat_ngram_size
@@ -348,23 +350,26 @@ OF_TRANSFORMERS = """
     scale_attn_weights scale_attn_by_inverse_layer_idx reorder_and_upcast_attn moe_router_dtype
     attention_softmax_in_fp32 fused_rms_norm use_flash_attn flash_attention rms_norm_fused
 """
+
+# Loading refuses unread weights.
 OF_WEIGHTS = """
     attention_bias attention_out_bias attn_bias use_qk_norm qk_norm qk_layernorm use_qkv_bias bias
     qkv_bias mlp_bias use_bias sandwich_norm post_norm use_post_norm tie_word_embeddings
 """
-"""Loading refuses unread weights."""
+
+# By the context, by `config_translation`, by `embeddings.pooling`, and above.
 READ_HERE = """
     max_position_embeddings original_max_position_embeddings max_sequence_length n_positions
     rope_parameters global_rope_theta local_rope_theta rope_local_base_freq
     use_bidirectional_attention is_causal use_sliding_window max_window_layers
 """
-"""By the context, by `config_translation`, by `embeddings.pooling`, and above."""
+
+# Repeated by another key, or by shapes of weights.
 DUPLICATES = """
     num_attention_heads num_key_value_heads head_dim attn_head_dim attention_head_dim layer_types
     sliding_window_pattern rms_norm_eps norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon
     num_experts_per_tok n_group topk_group position_embedding_size rope_ratio mm_token_type
 """
-"""Repeated by another key, or by shapes of weights."""
 HARMLESS = frozenset(
     word
     for text in (TRAINING, OF_TRANSFORMERS, OF_WEIGHTS, READ_HERE, DUPLICATES)

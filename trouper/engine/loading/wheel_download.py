@@ -14,8 +14,7 @@ from pathlib import Path
 import attrs
 
 PIP = "pip"
-RAW_PROGRESS = (24, 1)
-"""First pip with the option."""
+RAW_PROGRESS = (24, 1)  # First pip with the option.
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 COMPLAINTS = ("ERROR: ", "WARNING: ")
 

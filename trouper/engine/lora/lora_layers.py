@@ -20,9 +20,9 @@ from trouper.engine.products.linear_layers import (
     replace_layers,
 )
 
+# Ranks are padded: GPU products read 16 bytes of a row, and a gathered float32 product of rank 5
+# crashed with a misaligned address on an H100 (MLX 0.32.4).
 RANK_STEP = 8
-"""Ranks are padded: GPU products read 16 bytes of a row, and a gathered float32 product of rank 5
-crashed with a misaligned address on an H100 (MLX 0.32.4)."""
 
 
 @attrs.frozen(eq=False)
@@ -121,8 +121,8 @@ def dtype_of(layer: nn.Module) -> mx.Dtype:
 
 
 def put(model: nn.Module, stacks: Mapping[str, StackedAdapters | None]) -> None:
-    """Give layers these adapters, by the layers' paths, instead of those that they have; None: a
-    layer is one of the base again."""
+    """Give layers these adapters, by the layers' paths, instead of the present ones; None: a layer
+    is one of the base again."""
     paths, modules = dict[int, list[str]](), dict(model.named_modules())
     for path, module in modules.items():
         paths.setdefault(id(module), []).append(path)  # Several of a layer that parts share.
@@ -134,7 +134,6 @@ def put(model: nn.Module, stacks: Mapping[str, StackedAdapters | None]) -> None:
 
 
 def with_adapters(layer: nn.Module, made: StackedAdapters | None) -> nn.Module:
-    """Return the layer with these adapters instead of those that it has."""
     plain = next((base for base, kind in KINDS.items() if type(layer) is kind), type(layer))
     kind = plain if made is None else KINDS[plain]
     adapted: Any = layer if type(layer) is kind else convert(layer, kind)

@@ -3,10 +3,6 @@
 A layer adds x A B, with A (inputs, rank) and B (rank, outputs) of the row's adapter; index 0 has
 zeros. Rows of one adapter share two products. Mixed rows have `mx.gather_mm`, like Punica and
 S-LoRA, which reads matrices in place.
-
-CUDA copies each row's matrices instead: MLX's gathered product of more than 64 float32 vectors
-exceeds a block's shared memory, and drafting rows of recurrent models went on from wrong states,
-cause unknown (H100, MLX 0.32.4; tests/engine/test_adapters.py, qwen3_5).
 """
 
 from __future__ import annotations
@@ -59,7 +55,7 @@ class RowAdapters:
         return mx.array(self._rows.astype(np.uint32))
 
     def traced(self, indices: mx.array) -> RowAdapters:
-        """Adapters of a traced pass with `indices` as input."""
+        """`indices`: an input of the traced pass."""
         found = RowAdapters(self._current, self._rows, gathered=True)
         found.__dict__["indices"] = indices
         return found
@@ -81,6 +77,10 @@ class RowAdapters:
             indices = mx.repeat(indices, x.shape[0] // len(self._rows))
         rows = x.reshape(x.shape[0], -1, x.shape[-1])
         if device.runs_cuda_kernels():
+            # Copies each row's matrices: MLX's gathered product of more than 64 float32 vectors
+            # exceeds a block's shared memory, and with it drafting rows of recurrent models went on
+            # from wrong states, cause unknown (H100, MLX 0.32.4; tests/engine/test_adapters.py,
+            # qwen3_5).
             product = rows @ a[indices] @ b[indices]
         else:
             product = mx.gather_mm(

@@ -21,15 +21,16 @@ from trouper.system import heap
 from trouper.system.main_memory import main_memory_bytes
 
 PRESSURE, SWAP = "kern.memorystatus_vm_pressure_level", "vm.swapusage"
+
+# Levels of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h).
 LEVELS: Final[dict[int, MemoryPressure]] = {1: "normal", 2: "warning", 4: "critical"}
-"""Of `PRESSURE` (xnu, osfmk/vm/vm_pageout.h)."""
+
+# `struct xsw_usage` (xnu, bsd/sys/sysctl.h): total, free and used bytes, page size, encryption.
 SWAP_USAGE: Final = struct.Struct("=QQQII")
-"""`struct xsw_usage` (xnu, bsd/sys/sysctl.h): total, free and used bytes, page size, encryption."""
-USAGE: Final = struct.Struct("=16s10Q")
-"""`struct rusage_info_v0` (xnu, bsd/sys/resource.h)."""
+USAGE: Final = struct.Struct("=16s10Q")  # `struct rusage_info_v0` (xnu, bsd/sys/resource.h).
+
+# Index of `ri_phys_footprint`: Activity Monitor's memory, with GPU buffers and compressed pages.
 FOOTPRINT: Final = 8
-"""Index of `ri_phys_footprint`: Activity Monitor's memory, with GPU buffers and compressed pages.
-"""
 MAX_BYTES: Final = 256
 
 Sysctl = Callable[[str], bytes]
@@ -78,10 +79,9 @@ def _usage() -> bytes:
 THIS_SYSTEM = KernelMemory(_sysctl, _usage)
 
 
+# Keys of `mx.device_info`: Metal's working set; CUDA's memory, by version.
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
-"""Keys of `mx.device_info`: Metal's working set; CUDA's memory, by version."""
-SPARE_PART = 16
-"""Denominator of the part of the working set for freed buffers."""
+SPARE_PART = 16  # Denominator of the part of the working set for freed buffers.
 WEIGHTS_PART = 0.7
 """Fraction of the device's memory for all models' weights; KV has the remainder."""
 FREE = "free_memory"
@@ -96,7 +96,8 @@ def rounds_factors() -> bool:
     """Whether float32 products round factors to TensorFloat-32, by a trial at a size for tensor
     cores: there 1 + 2**-13 is 1."""
     side = mx.full((128, 128), 1 + 2**-13)
-    return not is_cpu() and bool(mx.abs((side @ mx.eye(128))[0, 0] - 1).item() < 2**-14)  # type: ignore[operator]
+    difference = mx.abs((side @ mx.eye(128))[0, 0] - 1)
+    return not is_cpu() and bool(difference.item() < 2**-14)  # type: ignore[operator]
 
 
 def runs_ahead() -> bool:
@@ -171,8 +172,9 @@ def bound_spare_buffers(nbytes: int | None) -> None:
 
 
 log = logging.getLogger("trouper.engine")
+
+# Share of the recommended working set; rows, blocks and activations need the rest.
 WIRED_PART: Final = 0.9
-"""Of the recommended working set; rows, blocks and activations need the rest."""
 
 
 @attrs.define(eq=False)

@@ -8,8 +8,9 @@ from contextlib import suppress
 from trouper.protocol.problems import is_shortage, printable
 
 LONGEST = 300
+
+# In texts of failed allocations of MLX, CUDA, Python and Metal.
 OUT_OF_MEMORY = ("unable to allocate", "out of memory", "memoryerror", "insufficient memory")
-"""In texts of failed allocations of MLX, CUDA, Python and Metal."""
 
 
 def first_line_of(error: Exception) -> str:

@@ -27,17 +27,14 @@ SOURCE = """
         x, w, scales, biases, bias, outs, starts, rows, x_shape[x_ndim - 1], w_shape[0],
         bias_shape[0] == w_shape[0]);
 """
-WARPS, TILE = 8, 8
-"""Warps of a block, rows of a tile."""
+WARPS, TILE = 8, 8  # Warps of a block, rows of a tile.
 BLOCK_OUTPUTS = 16
-MAX_TILES = 4
-"""Maximum number of tiles of a block."""
+MAX_TILES = 4  # Maximum number of tiles of a block.
+
+# Sizes of the trial: tiles, blocks and turns of warps are partial.
 TRIED_ROWS, TRIED_OUTPUTS, TRIED_INPUTS = 13, 40, 1152
-"""Sizes of the trial: tiles, blocks and turns of warps are partial."""
-TRIED_SIZES = (16, 16, 8)
-"""Outputs of several matrices in the trial."""
-TRIED_ERROR = 0.05
-"""Results are about 1, in bfloat16 within 0.02."""
+TRIED_SIZES = (16, 16, 8)  # Outputs of several matrices in the trial.
+TRIED_ERROR = 0.05  # Results are about 1, in bfloat16 within 0.02.
 
 
 @attrs.frozen
@@ -45,7 +42,7 @@ class WeightFormat:
     """Parameters of a compiled kernel."""
 
     dtype: mx.Dtype
-    """Of rows, scales and results: bfloat16 or float16."""
+    """Rows, scales and results: bfloat16 or float16."""
     bits: int = 16
     """Bits of a weight: 4 or 8 packed; 16 for `dtype`."""
     group_size: int = 0

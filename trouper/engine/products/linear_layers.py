@@ -25,23 +25,27 @@ from trouper.workarounds import mlx_lm_separate_layers
 
 DTYPES = (mx.bfloat16, mx.float16)
 PACKED_BITS = (4, 8)
+
+# Maximum of packed rows for our kernel, and minimum for unpacking weights (docs/performance.md).
+# MLX compiles kernels for up to 16, up to 32 and more rows at first use; only the last precedes
+# requests.
 MAX_PACKED_ROWS, MIN_UNPACKED_ROWS = 32, 192
-"""Maximum of packed rows for our kernel, and minimum for unpacking weights (docs/performance.md).
-MLX compiles kernels for up to 16, up to 32 and more rows at first use; only the last precedes
-requests."""
+
+# Denominator of the memory for an unpacked matrix. MLX has up to ten CUDA graphs in flight, each
+# with one or two.
 UNPACKED_PART = 128
-"""Denominator of the memory for an unpacked matrix. MLX has up to ten CUDA graphs in flight, each
-with one or two."""
+
+# Maximum of rows times bytes of plain weights: cuBLAS is worth its launch beyond
+# (benchmarks/RESULTS.md).
 MAX_BYTES = 2**29
-"""Maximum of rows times bytes of plain weights: cuBLAS is worth its launch beyond
-(benchmarks/RESULTS.md)."""
+
+# Maximum of rows for two matrices at once by MLX: activations read such results more slowly.
 MAX_SPLIT_ROWS = 512
-"""Maximum of rows for two matrices at once by MLX: activations read such results more slowly."""
-HELD = "transposed weights"
-"""Key in a layer's `__dict__` of its weights and their view."""
+HELD = "transposed weights"  # Key in a layer's `__dict__` of its weights and their view.
+
+# Up to this size of a matrix our kernel has at least these rows: launching dominates
+# (benchmarks/RESULTS.md).
 SMALL_BYTES, SMALL_ROWS = 2**23, 320
-"""Up to this size of a matrix our kernel has at least these rows: launching dominates
-(benchmarks/RESULTS.md)."""
 Method = Callable[[mx.array], mx.array]
 
 
@@ -112,7 +116,6 @@ def unprepare(model: nn.Module) -> None:
 
 
 def convert(layer: nn.Module, kind: type[nn.Module]) -> nn.Module:
-    """Make a layer of another class from `layer`."""
     made: nn.Module = dict.__new__(kind)
     dict.update(made, layer)
     vars(made).update(vars(layer))

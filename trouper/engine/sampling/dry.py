@@ -79,10 +79,10 @@ def tokens_after_break(
     return after
 
 
-LARGEST_EXPONENT = 88.7228
-"""llama.cpp's bound of a penalty: the logarithm of the largest float32."""
+LARGEST_EXPONENT = 88.7228  # llama.cpp's bound of a penalty: the logarithm of the largest float32.
+
+# Largest penalty: with an infinite one a row without any other token would draw nothing.
 LARGEST = 1e30
-"""Largest penalty: with an infinite one a row without any other token would draw nothing."""
 LONGEST_MATCH = 1024
 """Maximum length of a match."""
 ANY, NEVER = -2, -3

@@ -152,7 +152,6 @@ class ProcessedRows:
             self._tokens.append(indices(tokens[positions]), there & kept[positions])
 
     def unstack(self) -> None:
-        """Write the tokens back to their rows."""
         if self._tokens is not None:
             self._tokens.unstack()
 

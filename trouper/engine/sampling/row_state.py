@@ -59,7 +59,6 @@ class ThinkingRule:
         return len(draft)
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
-        """Masks before each draft token, and after the last."""
         lookahead = copy(self)
         masks = [lookahead.allowed(drawn)]
         for index, token in enumerate(draft, 1):

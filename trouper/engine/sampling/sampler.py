@@ -41,8 +41,7 @@ GROUP = 32
 MASK = 0xFFFFFFFF
 COIN = 0xFFFFFFFF
 """Token id, which no token has, under which a row draws whether XTC applies."""
-SMALLEST = 2.0**-126
-"""The smallest normal float32. Some GPUs flush smaller values to 0."""
+SMALLEST = 2.0**-126  # The smallest normal float32. Some GPUs flush smaller values to 0.
 
 
 def weights_of(scaled: mx.array, keep: mx.array) -> mx.array:

@@ -44,7 +44,7 @@ CANNOT_SHRINK, WRONG_ALONE = 1 << len(FEATURES), 2 << len(FEATURES)
 
 @attrs.frozen
 class CheckOutcome:
-    """Result of a check. capabilities: of rows. checked: the models that were run, for the log."""
+    """`capabilities`: of rows. `checked`: the models that were run, for the log."""
 
     capabilities: Capabilities
     checked: str
@@ -52,8 +52,8 @@ class CheckOutcome:
 
 @attrs.frozen(eq=False)
 class Check:
-    """The check of one model. advance: called after each scenario. Passes contain collectives, so
-    all ranks agree on every decision."""
+    """`advance`: called after each scenario. Passes contain collectives, so all ranks agree on
+    every decision."""
 
     model: nn.Module
     config: Mapping[str, Any]

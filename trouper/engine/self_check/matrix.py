@@ -35,9 +35,9 @@ from trouper.engine.self_check.scenarios import (
 from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.plans import RowId
 
+# Seeds of weights and texts. A scenario fails if both fail: a router may be undecided within
+# rounding.
 SEEDS = (1, 2)
-"""Seeds of weights and texts. A scenario fails if both fail: a router may be undecided within
-rounding."""
 
 
 @attrs.frozen
@@ -77,7 +77,7 @@ class Subject:
 
 @attrs.frozen
 class Failure:
-    """A failed scenario. reason: one line. raised: by an exception, so no second seed is tried."""
+    """reason: one line. raised: by an exception, so no second seed is tried."""
 
     reason: str
     raised: bool = False
@@ -88,7 +88,6 @@ Agree = Callable[[Failure | None], Failure | None]
 
 
 def alone(failure: Failure | None) -> Failure | None:
-    """Return the failure unchanged."""
     return failure
 
 

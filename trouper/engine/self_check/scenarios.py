@@ -131,13 +131,12 @@ class ForcedRows:
         self.taken.append(Taken(forced.text, forced.fed - 1, tuple(forced.parts), logits))
 
     def leave(self, *rows: RowId) -> None:
-        """Drop rows. Their logits stay."""
+        """Drop rows, whose logits stay."""
         self.rows.drop(rows)
         for row in rows:
             del self._forced[row]
 
     def error(self, reference: Reference) -> float:
-        """Compute the error of all logits against the reference."""
         expected = [
             reference.logits(sample.text, self._longest(sample))[sample.position]
             for sample in self.taken
@@ -172,8 +171,7 @@ LENGTHS = (31, 24, 15, 8)
 PROMPTS = (21, 13, 5, 1)
 """Number of prompt tokens of each text, of which the last is decoded."""
 SINGLES = 3
-SLACK = Drafting(tokens=2).slack
-"""Rings of a shrunk model wrap within the texts."""
+SLACK = Drafting(tokens=2).slack  # Rings of a shrunk model wrap within the texts.
 
 
 FIRST_BANK = 4

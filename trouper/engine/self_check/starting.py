@@ -58,8 +58,8 @@ def results_file() -> Path:
 
 
 def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str = "") -> str:
-    """Make the key of a result. `digest`: of the checkpoint (`checkpoint.Checkpoint`).
-    `architecture`: identity of code that is not mlx-lm's."""
+    """`digest`: of the checkpoint (`checkpoint.Checkpoint`). `architecture`: identity of code that
+    is not mlx-lm's."""
     return namespace(
         {
             "model": f"{digest:016x}",
@@ -144,7 +144,6 @@ def self_check(
 
 
 def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
-    """Describe a result in one line."""
     off = "; ".join(f"{feature} off: {reason}" for feature, reason in capabilities.off.items())
     if check.mode == "off":
         return f"self-check: off, guessed from the model's caches{': ' if off else ''}{off}"

@@ -29,14 +29,16 @@ from trouper.engine.self_check.shrinking import (
 MAX_LAYERS = 24
 MAX_VALUES = 30_000_000
 """Bound of a tiny model's parameters."""
+
+# Factors of initial matrices, so that attention and experts matter beside the residual stream.
 GAINS = (3.0, 8.0)
-"""Factors of initial matrices, so that attention and experts matter beside the residual stream."""
 FULL_VOCABULARY = 10**9
 AUDIBLE, FLOORS = 1e-2, 2
 """Minimum change of the logits with one token of the context: an error, and a multiple of the
 bound's floor."""
+
+# Ranges of decay parameters: with the initial ones a recurrent state forgets within two tokens.
 SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
-"""Ranges of decay parameters: with the initial ones a recurrent state forgets within two tokens."""
 Signature = frozenset[tuple[str, ...]]
 
 

@@ -66,7 +66,6 @@ class HeadProposer:
         return self._rows.draft(sizes, self._agree, self._max_tokens + 1) if sizes else {}
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute the KV of each row's first `ends[row]` tokens, before it is copied."""
         self._rows.complete(ends)
 
     def keep_up(self, feed: Callable[[], None]) -> None:
@@ -125,8 +124,7 @@ class DraftProposals:
     def open(
         self, row: RowId, prompt: Sequence[int], restored: int = 0, *, ngrams: bool = True
     ) -> None:
-        """Add a row whose first `restored` tokens have KV. `ngrams`: whether to index the
-        prompt."""
+        """As `Proposer.open`. `ngrams`: whether to index the prompt."""
         for name, proposer in self._proposers.items():
             if ngrams or name != "ngram":
                 proposer.open(row, prompt, restored)
@@ -147,8 +145,7 @@ class DraftProposals:
     def drafts(
         self, requests: Mapping[RowId, int], names: Mapping[RowId, ProposerName] | None = None
     ) -> dict[RowId, list[int]]:
-        """Propose drafts. `requests`: maximum length for each row. `names`: the proposer of each
-        row, prompt lookup by default. Rows without a draft are left out."""
+        """As `Proposer.drafts`. `names`: the proposer of each row, prompt lookup by default."""
         self._feed_proposers()
         if self.given:
             return dict(self.given)

@@ -134,8 +134,9 @@ UPLOAD_FORM: Json = {
 
 
 MAX_PAGE, DEFAULT_PAGE = 100, 20
+
+# Unfinished batches of a key; each has tasks and an index of requests in memory.
 MAX_UNFINISHED = 1000
-"""Unfinished batches of a key; each has tasks and an index of requests in memory."""
 PAGE_QUERY: Json = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
     "after": TEXT,

@@ -27,11 +27,11 @@ ROOM_S = 0.5
 RETRY_AFTER_S = 5
 RETRY_S = 5.0
 """Interval at which an unusable directory is opened again."""
+
+# Files of a key, each with a description in memory. A batch counts as the two files that the batch
+# may leave.
 MAX_FILES = 10_000
-"""Files of a key, each with a description in memory. A batch counts as the two files that the batch
-may leave."""
-MAX_ENDED = 1000
-"""Ended batches of a key in memory. The oldest are forgotten, and the files stay."""
+MAX_ENDED = 1000  # Ended batches of a key in memory. The oldest are forgotten, and the files stay.
 
 
 @attrs.frozen
@@ -55,7 +55,7 @@ def too_large(message: str, code: str, param: str) -> RequestFailed:
 
 
 def _unavailable(message: str) -> RequestFailed:
-    """The client can repeat the request later."""
+    # The client can repeat the request later.
     return RequestFailed(
         Problem(
             503, message, "server_error", None, "batches_unavailable", retry_after_s=RETRY_AFTER_S

@@ -108,7 +108,7 @@ class Batch:
             self.answer_bytes += len(answer.output)
 
     def forget_answers(self) -> None:
-        """Free the numbers: 50,000 take megabytes, and the state has the counts."""
+        # Free the numbers: 50,000 take megabytes, and the state has the counts.
         self.answered, self.failed, self.answer_bytes = set(), 0, 0
 
     def counted(self) -> BatchState:
@@ -209,7 +209,6 @@ class BatchTable:
         return await self._write(batch, work)
 
     async def begin_work(self, batch: Batch, number: int) -> None:
-        """Record that a model begins to work for the attempt."""
         await self._write(batch, partial(begin_work, batch_id=batch.spec.id, number=number))
 
     async def return_attempt(self, batch: Batch, number: int) -> None:

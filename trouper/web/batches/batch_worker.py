@@ -47,10 +47,12 @@ MAX_ATTEMPTS = 3
 """Unfinished runs of a request for which a model began to work."""
 MAX_UNBEGUN = 9
 """Unfinished runs of a request, with or without a model at work."""
+
+# A 500 means that the engine crashed, and the attempt counts. A 503 means shutdown.
 CRASHED = "engine_stopped"
-"""A 500 means that the engine crashed, and the attempt counts. A 503 means shutdown."""
+
+# The attempt counts. The response after the last attempt is the answer.
 NO_MEMORY = "out_of_memory"
-"""The attempt counts. The response after the last attempt is the answer."""
 MIN_ROOM = 1024
 """Bytes of free disk that a request needs, besides the answer."""
 AGAIN_S, MAX_AGAIN_S = 0.5, 30.0
@@ -332,8 +334,7 @@ class BatchWorker:
     # -- the end ----------------------------------------------------------------------------------
 
     async def _finish(self, batch: Batch, lines: InputLines) -> None:
-        """Write the files, then the batch's end. A restart amid the writing writes the same
-        again."""
+        """Write the files, then the batch's end."""
         if batch.status == "in_progress":
             await self._table.enter(batch, "finalizing", now())
         status = "cancelled" if batch.status == "cancelling" else "completed"

@@ -24,13 +24,13 @@ BatchEndpoint = Literal[
 ENDPOINTS: tuple[BatchEndpoint, ...] = get_args(BatchEndpoint)
 MAX_LINES = 50_000
 """Requests of a batch, as in OpenAI's API."""
+
+# Lines of a file, blank ones included: a file of blank lines would take minutes.
 MAX_FILE_LINES = 20 * MAX_LINES
-"""Lines of a file, blank ones included: a file of blank lines would take minutes."""
 MAX_ERRORS = 100
 """Errors after which validation ends."""
 MAX_ID_CHARS = 512
-FAULT_PATH = " - at `$"
-"""Separates msgspec's message from the path."""
+FAULT_PATH = " - at `$"  # Separates msgspec's message from the path.
 
 
 class Ways(msgspec.Struct):

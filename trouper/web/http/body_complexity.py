@@ -10,23 +10,21 @@ import numpy as np
 
 from trouper.protocol.problems import bad_request
 
+# Arrays and objects of a body: twice those of 10,000 messages of ten parts.
 MAX_CONTAINERS = 200_000
-"""Arrays and objects of a body: twice those of 10,000 messages of ten parts."""
-MAX_VALUES = 1_200_000
-"""Values of a body. An array of tokens may have 2^20."""
+MAX_VALUES = 1_200_000  # Values of a body. An array of tokens may have 2^20.
+
+# Bytes of an array or object, and of a value or name: twice the worst measured (`{"": {}}`, strings
+# of one emoji), as parsers copy values.
 CONTAINER_BYTES, VALUE_BYTES = 192, 128
-"""Bytes of an array or object, and of a value or name: twice the worst measured (`{"": {}}`,
-strings of one emoji), as parsers copy values."""
 SHORT = 2**14
-SHORT_FACTOR = 64
-"""Bytes of memory per byte of a short body, at most; `{"":{}},` takes as much."""
-LONG = 2**17
-"""Bytes of a body beyond which strings are parsed instead of only counted."""
+SHORT_FACTOR = 64  # Bytes of memory per byte of a short body, at most; `{"":{}},` takes as much.
+LONG = 2**17  # Bytes of a body beyond which strings are parsed instead of only counted.
+
+# A four-byte character: every character of the string then takes four bytes.
 WIDE = re.compile(rb"[\xf0-\xff]|\\u[dD][89abAB]")
-"""A four-byte character: every character of the string then takes four bytes."""
 OPENS, PARTS, QUOTE = b"[{", b",:", ord('"')
-PIECE = 2**20
-"""Bytes looked at without a pause: no stream waits longer for the GIL."""
+PIECE = 2**20  # Bytes looked at without a pause: no stream waits longer for the GIL.
 ESCAPE_BYTES = 6
 
 

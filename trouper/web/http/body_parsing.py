@@ -19,7 +19,8 @@ from trouper.web.http.leniency import ReadPast
 NAME = "lone_surrogate"
 REPLACEMENT = rb"\ufffd"
 ESCAPE = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|"
+    rb"(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
     re.DOTALL,
 )
 """A surrogate pair, half of a pair (the group), or another escape."""

@@ -18,11 +18,11 @@ from trouper.protocol.settings import ServerSettings
 from trouper.system.main_memory import main_memory_bytes
 
 FLAG = "--request-memory"
-LITTLE = 2**20
-"""Bytes of a small request: a conversation of 300,000 characters."""
+LITTLE = 2**20  # Bytes of a small request: a conversation of 300,000 characters.
+
+# Default: a fraction of main memory (denominator), at most `MAX_DEFAULT`, with room for `BODIES` of
+# the largest bodies.
 MAX_DEFAULT, MEMORY_PART, BODIES = 10**9, 16, 8
-"""Default: a fraction of main memory (denominator), at most `MAX_DEFAULT`, with room for `BODIES`
-of the largest bodies."""
 RETRY_S = 1
 STEP = 2**16
 """Bytes taken per growth of an answer."""

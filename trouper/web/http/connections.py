@@ -17,8 +17,7 @@ import trio
 from trouper.protocol.problems import SettingsInvalid
 from trouper.web.http.plain_http import StrictHttp
 
-AT_ONCE = 32
-"""Connections accepted per run of the event loop."""
+AT_ONCE = 32  # Connections accepted per run of the event loop.
 LONGEST_PROBE = 2**12
 PROBE = b"GET /livez HTTP/1.1\r\n"
 ALIVE = b'{"status":"alive"}'
@@ -103,11 +102,10 @@ def network_of(address: str) -> str:
     return str(parsed.ipv4_mapped or parsed.exploded[:19])
 
 
+# Descriptors kept from connections, of a small limit a quarter: for files, a compiler's pipes, the
+# process that tries grammars, the SSD tier and links of ranks.
 SPARE = 32
-"""Descriptors kept from connections, of a small limit a quarter: for files, a compiler's pipes, the
-process that tries grammars, the SSD tier and links of ranks."""
-RESERVED = 8
-"""Connections beyond --max-connections, for health and refusals."""
+RESERVED = 8  # Connections beyond --max-connections, for health and refusals.
 FLAG = "--max-connections"
 
 

@@ -24,12 +24,11 @@ def _zstd() -> Any:
 
 zstd = _zstd()
 
-MAX_FRAMES = 16
-"""Compressed streams per body; each copies the rest."""
-FIRST_PIECE, PIECE = 2**16, 2**20
-"""Bytes decompressed at a time: a bomb ends where memory does."""
+MAX_FRAMES = 16  # Compressed streams per body; each copies the rest.
+FIRST_PIECE, PIECE = 2**16, 2**20  # Bytes decompressed at a time: a bomb ends where memory does.
+
+# Largest zstd window in bits (32 MiB): a frame's head makes the decoder allocate the window.
 MAX_WINDOW_LOG = 25
-"""Largest zstd window in bits (32 MiB): a frame's head makes the decoder allocate the window."""
 FAULTS: tuple[type[Exception], ...] = (
     (zlib.error, EOFError) if zstd is None else (zlib.error, EOFError, zstd.ZstdError)
 )

@@ -14,8 +14,7 @@ from trouper.web.http.request_schema import DIMENSIONS, LENGTH, MODEL, TOKEN, de
 
 HUGE = UNBOUNDED
 MAX_MESSAGES = 10_000
-MAX_TOKENS = 2**20
-"""Token ids of a prompt: beyond any context, few enough to check one by one."""
+MAX_TOKENS = 2**20  # Token ids of a prompt: beyond any context, few enough to check one by one.
 
 
 def explain_priority(value: Any, path: str) -> None:
@@ -31,9 +30,10 @@ Dimensions = Annotated[int, described(DIMENSIONS)]
 Count = Annotated[int, Meta(ge=0, le=HUGE)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Filled = Annotated[str, Meta(min_length=1)]
+
+# Length of a stop string. Matching costs the length squared: 20,000 characters would stop all
+# streams for seconds.
 MAX_STOP = 512
-"""Length of a stop string. Matching costs the length squared: 20,000 characters would stop all
-streams for seconds."""
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 Salt = Annotated[str, Meta(max_length=1024)]
 """Requests with different salts share no cached prompt."""

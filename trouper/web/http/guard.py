@@ -26,10 +26,8 @@ from trouper.web.http.socket_writer import SocketWriter
 
 log = logging.getLogger("trouper.web")
 MAX_RECEIVE = 2**16
-MAX_PIPELINED = 16
-"""Reads that may wait behind a response; more is a flood."""
-LINGER_S = 5.0
-"""Time for which a refused client may go on sending."""
+MAX_PIPELINED = 16  # Reads that may wait behind a response; more is a flood.
+LINGER_S = 5.0  # Time for which a refused client may go on sending.
 
 
 class Connection:

@@ -11,9 +11,9 @@ from quart import Response
 
 from trouper.protocol.problems import Problem
 
+# Long answers are formatted one at a time: the event loop and the engine's thread wait for Python's
+# lock for 5 ms at each turn, once for each thread that computes in Python.
 LONG_ANSWERS = trio.CapacityLimiter(1)
-"""Long answers are formatted one at a time: the event loop and the engine's thread wait for
-Python's lock for 5 ms at each turn, once for each thread that computes in Python."""
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 

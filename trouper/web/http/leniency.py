@@ -15,8 +15,9 @@ Json = dict[str, Any]
 Skip = Callable[[str], None]
 Adapt = Callable[[Json, Skip], Json]
 """Converts an object to the form of a class, which refuses values of a wrong type."""
+
+# Objects whose fields are parameters too: of clients that do not unpack them, and of Ollama's.
 CONTAINERS = ("extra_body", "options")
-"""Objects whose fields are parameters too: of clients that do not unpack them, and of Ollama's."""
 MAX_NAMES = 32
 MAX_CHARS = 80
 EMPTY = "(empty)"

@@ -19,8 +19,7 @@ SHARE = 0.1
 """One tenant's part of the event loop's time beside others."""
 BURST_S = 0.05
 MAX_DEBT_S = 0.5
-MIN_WAIT_S = 0.001
-"""Shortest wait: a clock may not advance by less."""
+MIN_WAIT_S = 0.001  # Shortest wait: a clock may not advance by less.
 WEIGHT = 0.2
 """Weight of the last request in the next one's expected time."""
 

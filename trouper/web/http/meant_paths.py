@@ -8,18 +8,24 @@ import re
 from trouper.protocol.problems import shortened
 
 ENDPOINTS = (
-    r"chat/completions|completions|embeddings|rerank|score|messages(?:/count_tokens)?|models(?:/.+)?"
+    r"chat/completions|completions|embeddings|rerank|score"
+    r"|messages(?:/count_tokens)?|models(?:/.+)?"
     r"|files(?:/[^/]+(?:/content)?)?|batches(?:/[^/]+(?:/cancel)?)?"
     r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
 )
 BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
+
+# Anthropic's own batches, below /messages, differ from OpenAI's.
 BELOW_V1 = re.compile(
-    rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages(?!/batches))(?:/v1)?)?/({ENDPOINTS})"
+    rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages(?!/batches))(?:/v1)?)?"
+    rf"/({ENDPOINTS})"
 )
-"""Anthropic's own batches, below /messages, differ from OpenAI's."""
 AT_ROOT = re.compile(
-    r"(?:/v1)*(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
+    r"(?:/v1)*"
+    r"(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
 )
+
+# Probes of SGLang's routers and launchers, and the path where Cohere's newer clients rerank.
 OTHERS = {
     "/health_generate": "/readyz",
     "/get_server_info": "/server_info",
@@ -27,10 +33,10 @@ OTHERS = {
     "/model_info": "/server_info",
     "/v2/rerank": "/v1/rerank",
 }
-"""Probes of SGLang's routers and launchers, and the path where Cohere's newer clients rerank."""
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
-    r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
+    r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings"
+    r"|pull|push|create|copy|delete|blobs/.*)"
 )
 
 

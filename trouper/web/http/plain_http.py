@@ -21,13 +21,13 @@ from trouper.web.http.socket_writer import SocketWriter
 
 CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 FOLDED = re.compile(rb"\n[ \t]")
-MAX_JOINED = 2**16
-"""Bytes of a body beyond which the body is not joined to the head."""
+MAX_JOINED = 2**16  # Bytes of a body beyond which the body is not joined to the head.
 STEPS_OF_A_BODY = 8
 """Runs of the event loop for reading a small body's rest before a response."""
 REFUSALS = {431: "the head of the request is too large"}
+
+# A supervisor's paths: answered beyond --max-connections, and without a turn.
 HEALTH_PATHS = ("/livez", "/readyz")
-"""A supervisor's paths: answered beyond --max-connections, and without a turn."""
 WRITER = "trouper.writer"
 """Key of the connection's `SocketWriter` in a request's state, if the app may write directly."""
 STREAM_ID = 1

@@ -11,8 +11,9 @@ from trouper.web.http.request_body import Report
 from trouper.web.http.request_schema import FLAG, TEXT, Json, array, full, nullable
 
 ORDERS = ("asc", "desc")
+
+# Names without which a list would be another page.
 PAGES = frozenset({"before", "before_id", "after_id", "ending_before", "offset", "page", "cursor"})
-"""Names without which a list would be another page."""
 
 
 class Query:

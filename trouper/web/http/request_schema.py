@@ -62,8 +62,8 @@ def titled(name: str, schema: Json) -> Json:
 
 
 def with_properties(properties: Json, *required: str, **more: Any) -> Json:
-    """Return the schema of an object with these properties. There is room for those of later
-    versions, so that clients that are generated today outlive an update of the server."""
+    """Return the schema of an object with these properties and room for later ones, so that
+    generated clients outlive an update of the server."""
     needed = {"required": list(required)} if required else {}
     return {
         "type": "object",

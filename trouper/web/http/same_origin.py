@@ -23,12 +23,13 @@ from trouper.protocol.problems import Problem
 from trouper.protocol.settings import ServerSettings
 
 JSON = re.compile(r"application/(?:[\w.!#$&^-]+\+)?json", re.IGNORECASE | re.ASCII)
+
+# The only endpoint that takes a form. A browser without either header could at most store a file.
 FORM, UPLOADS = "multipart/form-data", "/v1/files"
-"""The only endpoint that takes a form. A browser without either header could at most store a
-file."""
 CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+# Values of Sec-Fetch-Site. Other ports of this machine are same-site, but another origin.
 CROSSES = frozenset({"cross-site", "same-site"})
-"""Values of Sec-Fetch-Site. Other ports of this machine are same-site, but another origin."""
 LONGEST_SHOWN = 100
 
 
@@ -127,7 +128,7 @@ def _origin(head: Head, policy: Policy) -> Problem | None:
 
 
 def _same_origin(origin: str, head: Head) -> bool:
-    """Sec-Fetch-Site comes first: behind a proxy that rewrites Host, Origin and Host differ."""
+    # Sec-Fetch-Site comes first: behind a proxy that rewrites Host, Origin and Host differ.
     parsed, host = Origin.parse(origin), Host.parse(head.host or "")
     if parsed is None:
         return False

@@ -74,8 +74,8 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
 """By the router's path. /health is open, but shows details only to keys with `observability`."""
 
 
+# Endpoints with `inference` that ask no model yet: no limit counts them.
 UNLIMITED = frozenset({"/v1/batches"})
-"""Endpoints with `inference` that ask no model yet: no limit counts them."""
 
 
 def asks_model(path: str) -> bool:

@@ -138,9 +138,9 @@ class Metrics(Collector):
         self._responses[method, path, str(status)] += 1
 
     async def exposed(self) -> bytes:
-        """Format all metrics in Prometheus' text format: in OpenMetrics the client library turns
-        `vllm:` into `vllm_` for scrapers that do not ask for UTF-8 names. Streams go on between two
-        metrics."""
+        """Format all metrics in Prometheus' text format. Streams go on between two metrics."""
+        # In OpenMetrics the client library turns `vllm:` into `vllm_` for scrapers that do not ask
+        # for UTF-8 names.
         parts = []
         for family in self.collect():
             parts.append(generate_latest(FamilyCollector((family,))))

@@ -399,4 +399,4 @@ REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
         lambda counts: counts.disk_tokens,
     ),
 )
-"""Counted from the request log: they survive unloading a model."""
+"""Counted from the request log."""

@@ -111,6 +111,8 @@ def _after(begin: float, end: float | None) -> float | None:
     return None if end is None else end - begin
 
 
+# Problems that are counted from the start: the first value of a new series is no increase to
+# `rate()`.
 EXPECTED = (
     ("refused", "queue_full"),
     ("refused", "grammar_queue_full"),
@@ -124,8 +126,6 @@ EXPECTED = (
     ("error", "request_crashes_engine"),
     ("refused", "request_crashes_engine"),
 )
-"""Problems that are counted from the start: the first value of a new series is no increase to
-`rate()`."""
 
 
 @attrs.define
@@ -157,7 +157,7 @@ class ModelRequestCounts:
 
 
 class RequestCounts:
-    """Counts of all models. They survive unloading a model."""
+    """Counts of all models, which survive unloading a model."""
 
     def __init__(self) -> None:
         self._of: dict[str, ModelRequestCounts] = {}

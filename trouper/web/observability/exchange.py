@@ -16,10 +16,10 @@ from trouper.protocol.requests import Generate
 from trouper.web.http.endpoints import PATH_PARAMETER
 
 log = logging.getLogger("trouper.web")
-MAX_CHARS = 512
-"""Bound of a client's text."""
+MAX_CHARS = 512  # Bound of a client's text.
+
+# Paths of probes and scrapes, which would bury the other requests.
 UNTRACED = frozenset({"/health", "/livez", "/readyz", "/metrics"})
-"""Paths of probes and scrapes, which would bury the other requests."""
 
 
 @attrs.define(eq=False, kw_only=True)

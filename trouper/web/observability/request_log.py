@@ -74,8 +74,9 @@ class RequestLog:
 
 HEADER = "X-Trouper-Ignored"
 """Header of a response that names what its request was read past."""
+
+# Number of names that are counted each: clients choose them. Further names count as `OTHER`.
 MAX_SERIES = 200
-"""Number of names that are counted each: clients choose them. Further names count as `OTHER`."""
 OTHER = "other"
 MEANINGS = {
     "repaired": "a call that was not quite as its format has it was repaired",

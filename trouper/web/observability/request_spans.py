@@ -29,14 +29,14 @@ GENERATING = {
     "/v1/completions": "text_completion",
     "/infill": "text_completion",
 }
+
+# `gen_ai.operation.name` by route. The conventions name no operation for reranking.
 OPERATIONS = GENERATING | {
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
     "/v1/score": "rerank",
 }
-"""`gen_ai.operation.name` by route. The conventions name no operation for reranking."""
-MAX_CHOICES = 16
-"""Choices with spans of their own; more are in the operation's counts alone."""
+MAX_CHOICES = 16  # Choices with spans of their own; more are in the operation's counts alone.
 DISCONNECTED = "client_disconnected"
 
 

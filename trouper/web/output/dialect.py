@@ -81,5 +81,4 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-COMMENT = b": keep-alive\n\n"
-"""A comment: an event without data would crash some clients."""
+COMMENT = b": keep-alive\n\n"  # A comment: an event without data would crash some clients.

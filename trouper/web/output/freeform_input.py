@@ -12,7 +12,8 @@ SPACE = " \t\r\n"
 HEAD = '{"' + INPUT + '":"'
 GAPS = frozenset(("", "{", '{"' + INPUT + '"', '{"' + INPUT + '":'))
 UNITS = re.compile(
-    r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*'
+    r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
 )
 """Characters and complete escapes of a JSON string."""
 

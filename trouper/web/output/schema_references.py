@@ -37,8 +37,7 @@ SINGLE = frozenset(
 )
 LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 IDENTIFIERS = ("$id", "$anchor")
-PLAIN = "!$&'()*+,;=:@"
-"""RFC 3986, 3.5."""
+PLAIN = "!$&'()*+,;=:@"  # RFC 3986, 3.5.
 
 
 class ReferenceUnknown(ValueError):
@@ -72,7 +71,7 @@ class _Document:
         self._anchors: dict[tuple[str, str], Pointer] = {}
 
     def resolved(self) -> Json:
-        """A target may lie below an unknown keyword, as in `#/components/schemas/Node`."""
+        # A target may lie below an unknown keyword, as in `#/components/schemas/Node`.
         self._explore(_Schema(self._root, (), ""))
         targets: dict[int, Pointer] = {}
         done: set[int] = set()

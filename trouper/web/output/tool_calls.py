@@ -35,7 +35,7 @@ class Tools:
     """Names of tools that the prompt describes only where the conversation names one, which keeps
     the prompt's prefix."""
     offers: Mapping[str, ToolOffer] = attrs.field(factory=dict)
-    """What clients offered, by the model's names."""
+    """Offers of clients, by the model's names."""
 
     @classmethod
     def of(cls, offers: Sequence[ToolOffer], *, several: bool = True) -> Tools:

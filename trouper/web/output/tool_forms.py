@@ -52,7 +52,7 @@ class ToolOffer:
     param: str = "tools"
     """Path of the parameters' schema in the request."""
     strict: bool = False
-    """Whether a keyword of the schema that cannot be followed is a fault."""
+    """As `Grammar.strict`."""
 
     def after(self, description: str) -> ToolOffer:
         texts = (description, self.function.get("description", ""))
@@ -61,7 +61,7 @@ class ToolOffer:
         )
 
     def as_function(self, name: str) -> Json:
-        """Some templates require a description and parameters."""
+        # Some templates require a description and parameters.
         return {
             "type": "function",
             "function": {"name": name, "description": "", "parameters": NOTHING, **self.function},

@@ -39,16 +39,16 @@ from trouper.web.serving.running_requests import RunningRequest
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
-LARGE_BODY = 2**17
-"""Bytes of a body beyond which parsing leaves the event loop."""
-LARGE_AT_ONCE = 1
-"""Large bodies parsed at a time: parsing holds the GIL."""
+LARGE_BODY = 2**17  # Bytes of a body beyond which parsing leaves the event loop.
+LARGE_AT_ONCE = 1  # Large bodies parsed at a time: parsing holds the GIL.
 HUGE_BODY = 2**20
+
+# Bytes held for requests with small bodies, such as those for scores, after which memory goes back
+# to the system.
 HUGE_HOLDING = 2**24
-"""Bytes held for requests with small bodies, such as those for scores, after which memory goes back
-to the system."""
+
+# Delay between a huge request and the return of memory; one call serves several requests.
 GIVE_BACK_AFTER_S = 0.5
-"""Delay between a huge request and the return of memory; one call serves several requests."""
 BATCH_OWNER = "trouper.batch_owner"
 """ASGI state key of a batch line: the identity of the batch's API key. Clients cannot set the
 state."""
@@ -108,8 +108,8 @@ class RequestScope:
         )
 
 
+# Read some forty times a request; Quart's `request` takes ten times as long.
 SCOPE: ContextVar[RequestScope] = ContextVar("SCOPE")
-"""Read some forty times a request; Quart's `request` takes ten times as long."""
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from trouper.protocol.names import aliased, aliases_in_use
 from trouper.protocol.problems import adapter_not_found, bad_request, quoted
 
 log = logging.getLogger("trouper.web")
-MAX_LOGGED = 100
-"""Unknown names whose first use is logged; clients choose the names."""
+MAX_LOGGED = 100  # Unknown names whose first use is logged; clients choose the names.
 
 
 class ModelAliases:

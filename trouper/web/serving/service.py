@@ -55,8 +55,7 @@ from trouper.web.streaming.response_streams import (
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
-TOKEN_BYTES = 40
-"""Bytes of a waiting prompt's token: an integer and a tuple's slot."""
+TOKEN_BYTES = 40  # Bytes of a waiting prompt's token: an integer and a tuple's slot.
 TOKENIZED_BYTES = 64
 
 

@@ -30,8 +30,7 @@ from trouper.protocol.private_files import FILE_MODE, make_private
 FORMAT = 1
 """The database's `user_version`. Newer formats are refused."""
 NAME = "state.sqlite"
-MAX_TOGETHER = 256
-"""Jobs per commit."""
+MAX_TOGETHER = 256  # Jobs per commit.
 CLOSE_S = 1.0
 """Time for the last jobs at the server's end."""
 SCHEMA = """
@@ -145,7 +144,7 @@ class StateDatabase:
         return self.opened.is_set()
 
     async def _exists(self) -> bool:
-        """Look on a thread: a file system that hangs must not stop the event loop."""
+        # Look on a thread: a file system that hangs must not stop the event loop.
         return self.directory is None or await run_on_thread(
             partial(exists, self.directory), self._looking
         )
@@ -238,7 +237,7 @@ class StateDatabase:
         return connection
 
     def _lock(self, directory: Path) -> None:
-        """The system releases the lock however the process ends."""
+        # The system releases the lock however the process ends.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         self._lock_fd = os.open(directory / "lock", flags, FILE_MODE)
         try:

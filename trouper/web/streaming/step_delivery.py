@@ -16,10 +16,9 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Delta, joined
 from trouper.web.http.socket_writer import SocketWriter
 
+# Maximum number of deltas or events in one write: a client that pauses gets small pieces.
 MAX_EVENTS = 256
-"""Maximum number of deltas or events in one write: a client that pauses gets small pieces."""
-STREAMS_AT_ONCE = 64
-"""Number of streams after which other tasks run, the scheduler among them."""
+STREAMS_AT_ONCE = 64  # Number of streams after which other tasks run, the scheduler among them.
 
 
 class StepDelivery:
@@ -65,8 +64,8 @@ class DirectStream:
     ) -> None:
         """`text`: formats the events of a delta of the answer, the only one; b"": none yet."""
         self._answer, self._text = answer, text
+        # The context of the stream's own task: log lines have the id of its request.
         self._context = copy_context()
-        """Of the stream's own task: log lines have the id of its request."""
         self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
         self._follows = False
         self._decodes = False

@@ -68,7 +68,7 @@ def _call(source: TextSource, sink: CallSink, name: str) -> Steps[str | None]:
 
 
 def _content(source: TextSource, sink: CallSink) -> Steps[str | None]:
-    """Whitespace in front of a call is no content."""
+    # Whitespace in front of a call is no content.
     space: list[str] = []
     while True:
         source.keep()

@@ -21,7 +21,8 @@ from trouper.web.output.formats.json_calls import (
 from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
 
 DEEPSEEK_HEADER = re.compile(
-    r"(?:function)?\s*+(?:<｜tool▁sep｜>\s*+)?([^\s<]++)\s*+(?:<｜tool▁sep｜>\s*+)?(?:```(?:json)?\s*+)?"
+    r"(?:function)?\s*+(?:<｜tool▁sep｜>\s*+)?([^\s<]++)\s*+"
+    r"(?:<｜tool▁sep｜>\s*+)?(?:```(?:json)?\s*+)?"
 )
 MISTRAL_HEADER = re.compile(
     r"\s*+(?:\[TOOL_CALLS\]\s*+)?([^\s\[\]]++)\s*+(?:\[CALL_ID\][^\[\]]*+)?(?:\[ARGS\]\s*+)?"

@@ -20,8 +20,7 @@ KINDS = (
     (list, "array"),
     (dict, "object"),
 )
-LONGEST_LITERAL = 10_000
-"""Characters that Python's parser reads in 30 ms."""
+LONGEST_LITERAL = 10_000  # Characters that Python's parser reads in 30 ms.
 DEPTH = 8
 WORDS = {
     "true": ("boolean", "true"),

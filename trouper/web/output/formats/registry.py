@@ -86,8 +86,9 @@ DSML = _invokes("｜DSML｜", "<｜DSML｜function_calls>", "</｜DSML｜functio
 DSML_4 = attrs.evolve(
     DSML, section_start="<｜DSML｜tool_calls>", section_end="</｜DSML｜tool_calls>"
 )
+
+# The space in front of each name is DeepSeek's.
 DSML_41 = _invokes("｜DSML｜ ", "<｜DSML｜ calls>", "</｜DSML｜ calls>")
-"""The space in front of each name is DeepSeek's."""
 GCML = _invokes("｜GCML｜", "<｜GCML｜tool_calls>", "</｜GCML｜tool_calls>")
 DOTS = attrs.evolve(
     MINIMAX, section_start="<dots_function_call>", section_end="</dots_function_call>"
@@ -122,7 +123,7 @@ TOOL_CALL = Ends(QWEN3_CODER.section_end, start=QWEN3_CODER.section_start)
 
 
 def _tool_call_section(source: TextSource, sink: CallSink) -> Steps[bool]:
-    """Models mix up objects and Qwen3-Coder's tags."""
+    # Models mix up objects and Qwen3-Coder's tags.
     yield from source.skip()
     if (yield from source.peek()) == QWEN3_CODER.call[0][0]:
         return (yield from tagged_section(source, sink, QWEN3_CODER))
@@ -133,7 +134,7 @@ K2_OBJECT = Ends(K2.call_end, (K2.section_end,), K2.call[0])
 
 
 def _k2_section(source: TextSource, sink: CallSink) -> Steps[bool]:
-    """A template's `tool_call_format` makes calls objects or tags."""
+    # A template's `tool_call_format` makes calls objects or tags.
     before = sink.calls
     while True:
         yield from source.skip()
