@@ -295,8 +295,10 @@ def _context_by_loading(client: httpx2.Client, model: str) -> int:
 
 
 def _reads_images(client: httpx2.Client, model: str) -> bool:
-    """Of a loaded model."""
-    answer = client.get(f"/v1/models/{model}").raise_for_status()
+    """Whether a loaded model takes images. Older servers do not say."""
+    answer = client.get(f"/v1/models/{model}")
+    if answer.is_error:
+        return False
     with read_as_trouper(client):
         return "image" in answer.json().get("input_modalities", ())
 
