@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,15 @@ PIXTRAL_VISION: Config = {
     "rope_theta": 10000.0,
     "hidden_act": "silu",
 }
+MISTRAL: Config = {
+    "model_type": "mistral3",
+    "vision_config": PIXTRAL_VISION,
+    "image_token_index": IMAGE,
+    "spatial_merge_size": 2,
+    "vision_feature_layer": -1,
+    "projector_hidden_act": "gelu",
+    "multimodal_projector_bias": False,
+}
 FAMILIES: dict[str, Config] = {
     "qwen3_vl": {
         "model_type": "qwen3_vl",
@@ -136,15 +145,40 @@ FAMILIES: dict[str, Config] = {
         },
         **TOKENS,
     },
-    "mistral3": {
-        "model_type": "mistral3",
-        "text_config": {**TEXT, "model_type": "mistral"},
-        "vision_config": PIXTRAL_VISION,
-        "image_token_index": IMAGE,
-        "spatial_merge_size": 2,
-        "vision_feature_layer": -1,
-        "projector_hidden_act": "gelu",
-        "multimodal_projector_bias": False,
+    "qwen3_5_moe": {
+        "model_type": "qwen3_5_moe",
+        "text_config": {
+            **TEXT,
+            **GATED,
+            **EXPERTS,
+            "model_type": "qwen3_5_moe_text",
+            "shared_expert_intermediate_size": 32,
+        },
+        "vision_config": {
+            **QWEN_VISION,
+            "model_type": "qwen3_5_moe",
+            "deepstack_visual_indexes": [],
+        },
+        **TOKENS,
+    },
+    "mistral3": {**MISTRAL, "text_config": {**TEXT, "model_type": "mistral"}},
+    "ministral3": {
+        **MISTRAL,
+        "text_config": {
+            **TEXT,
+            "model_type": "ministral3",
+            "rope_parameters": {
+                "type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "llama_4_scaling_beta": 0.1,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
     },
     "pixtral": {
         "model_type": "pixtral",
@@ -270,7 +304,7 @@ def write_checkpoint(directory: Path, config: Config, weights: dict[str, mx.arra
 
 def reference_model(config: Mapping[str, Any], seed: int) -> nn.Module:
     # A recurrence magnifies roundings: with larger matrices mlx-lm and mlx-vlm differ by 4e-4.
-    gain = GAIN_OF_RECURRENT if config["model_type"] == "qwen3_5" else GAIN
+    gain = GAIN_OF_RECURRENT if config["model_type"].startswith("qwen3_5") else GAIN
     utils = importlib.import_module("mlx_vlm.utils")
     config = json.loads(json.dumps(config))
     module, _ = utils.get_model_and_args(dict(config))
@@ -321,6 +355,10 @@ def text_model(directory: Path) -> tuple[nn.Module, Config]:
     model, config = opened(directory)
     evaluate(model, directory, lambda _done, _total: None)
     return model, config
+
+
+Models = Callable[[str], VisionModel]
+"""The fixture `vision_model`."""
 
 
 def picture(height: int, width: int, seed: int) -> Pixels:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import attrs
 import numpy as np
 import pytest
 
-from tests.engine.vision.families import FAMILIES, VOCABULARY, VisionModel
+from tests.engine.vision.families import FAMILIES, VOCABULARY, Models, VisionModel
 from trouper.engine.kv import row_images
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.row_images import RowImages, positions_of
@@ -16,11 +14,9 @@ from trouper.engine.passes.media_pass import MediaPass
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.protocol.capabilities import EVERYTHING
 
-Models = Callable[[str], VisionModel]
-
 
 def check_of(model: VisionModel, kv: KvFormat = PLAIN) -> ImageCheck:
-    together = "" if model.name != "qwen3_5" else "recurrent"
+    together = "recurrent" if model.name.startswith("qwen3_5") else ""
     return ImageCheck(
         model=model.model,
         layout=model.layout,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from safetensors.numpy import load_file
 from tests.engine.vision.families import (
     FAMILIES,
     TOKEN_IDS,
-    VisionModel,
+    Models,
     picture,
     preprocessor_of,
     save,
@@ -34,7 +33,6 @@ from trouper.engine.vision.tower import Tower
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.settings import Settings
 
-Models = Callable[[str], VisionModel]
 PICTURE = picture(16, 24, 1)
 
 

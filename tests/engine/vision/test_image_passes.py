@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
 import pytest
 
-from tests.engine.vision.families import FAMILIES, Numbers, VisionModel, picture, text
+from tests.engine.vision.families import FAMILIES, Models, Numbers, VisionModel, picture, text
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.row_images import RowImages
 from trouper.engine.kv.rows import rows_for
@@ -19,7 +19,6 @@ from trouper.engine.vision.tower import Tower
 from trouper.protocol.media import MediaSpan, Pixels
 from trouper.protocol.plans import RowId
 
-Models = Callable[[str], VisionModel]
 PICTURES = picture(16, 24, 1), picture(24, 16, 2)
 MIXED = (text(5, 1), PICTURES[0], text(4, 2), PICTURES[1], text(6, 3))
 CLOSE = 1e-4

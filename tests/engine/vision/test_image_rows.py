@@ -17,6 +17,7 @@ from tests.engine.vision.driver import ImageDriver, ImageRequest
 from tests.engine.vision.families import (
     FAMILIES,
     VOCABULARY,
+    Models,
     VisionModel,
     picture,
     text,
@@ -29,7 +30,6 @@ from trouper.engine.step import StepEngine
 from trouper.protocol.media import ItemId, MediaSpan, Pixels
 from trouper.protocol.plans import BlockId, Encode, Plan, Restore, RowId, Store
 
-Models = Callable[[str], VisionModel]
 TOKENS = 6
 SMALL_BANKS = attrs.evolve(EXACT, first_bank=8, shared_tokens=32)
 one_of_each_kind = pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from tests.engine.vision.families import (
     PREPROCESSOR,
     QWEN_SIZE,
-    VisionModel,
+    Models,
     picture,
     text,
 )
@@ -24,7 +23,6 @@ from trouper.engine.vision.layouts import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.protocol.media import Pixels
 
-Models = Callable[[str], VisionModel]
 MEAN, DEVIATION = PREPROCESSOR["image_mean"], PREPROCESSOR["image_std"]
 SIZES = [(16, 24), (8, 8), (64, 40)]
 

@@ -14,7 +14,8 @@ from trouper.engine.vision.tower import Rotation
 
 FUSED_DIMS = (64, 80, 128)
 """Sizes of heads for which Metal has a fused kernel, without scores in memory."""
-MAX_SCORE_BYTES = 2**28
+MAX_SCORE_BYTES = 2**25
+"""Of one product. MLX has some twenty in flight on a CPU."""
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
