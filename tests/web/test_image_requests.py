@@ -393,9 +393,7 @@ async def test_what_a_model_reads_is_listed() -> None:
         _, _, health = await exchange(served, get("/health"))
     body = json.loads(listed)
     assert body["input_modalities"] == body["architecture"]["input_modalities"] == ["text", "image"]
-    assert body["capabilities"] == ["completion", "multimodal"]
     assert json.loads(health)["images"] == {"roles": ["tool", "user"], "reason": ""}
     async with serving() as served:
         _, _, listed = await exchange(served, get("/v1/models/fake"))
     assert json.loads(listed)["input_modalities"] == ["text"]
-    assert json.loads(listed)["capabilities"] == ["completion"]
