@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,7 +13,9 @@ import trio
 
 from tests.fake_images import SeeingEngine, png_file, shown
 from tests.fakes import ints
+from tests.web.batching import ended, output, request, started
 from tests.web.serving import Served, ask, exchange, get, pace, post, serving
+from tests.web.test_batches import using
 from trouper.web.http.image_source import MAX_IMAGES
 from trouper.web.openai.other_servers import PLACEHOLDER
 
@@ -196,8 +199,7 @@ async def test_a_response_continues_a_conversation_with_images() -> None:
         assert second[: len(first)] == first
         counted = await ask(served, continued, "/v1/responses/input_tokens")
         assert counted == (200, {"object": "response.input_tokens", "input_tokens": len(second)})
-        request = f"GET /v1/responses/{made['id']}/input_items HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        _, _, data = await exchange(served, request.encode())
+        _, _, data = await exchange(served, get(f"/v1/responses/{made['id']}/input_items"))
     [item] = json.loads(data)["data"]
     assert [part.get("image_url") for part in item["content"]] == [None, url(SMALL), url(SMALL)]
 
@@ -219,6 +221,7 @@ REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, part_of(CHAT, url="data:image/png;base64,secret!"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:image/png;base64,AAA=AAAA"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:image/png;base64,AAA"), "image_damaged"),
+    (CHAT, part_of(CHAT, url="data:image/png;base64,AA !AAAA"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:image/png;base64,"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:image/png,AAAA"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:" + "a" * 999), "image_damaged"),
@@ -293,8 +296,8 @@ async def test_roles_without_images_have_placeholders() -> None:
     _, body = RESULTS[0]
     instruction = {"role": "system", "content": [in_chat(WIDE)]}
     async with serving(engine) as served:
-        request = post(CHAT, {"messages": [instruction, *body["messages"]], "max_tokens": 2})
-        status, headers, _ = await exchange(served, request)
+        sent = post(CHAT, {"messages": [instruction, *body["messages"]], "max_tokens": 2})
+        status, headers, _ = await exchange(served, sent)
         assert (status, headers["x-trouper-ignored"]) == (200, "image_url")
         assert prompts(served) == [
             tokens(f"<system>{PLACEHOLDER}<user>see<assistant><tool>{PLACEHOLDER}")
@@ -307,8 +310,7 @@ async def test_stored_placeholders_of_instructions() -> None:
     body["input"].insert(0, instruction)
     async with serving(seeing()) as served:
         _, made = await ask(served, body, RESPONSES)
-        request = f"GET /v1/responses/{made['id']}/input_items HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        _, _, data = await exchange(served, request.encode())
+        _, _, data = await exchange(served, get(f"/v1/responses/{made['id']}/input_items"))
     user, developer = json.loads(data)["data"]
     assert developer["content"] == [{"type": "input_text", "text": PLACEHOLDER}]
     assert user["content"][0]["image_url"] == url(SMALL)
@@ -355,6 +357,19 @@ async def test_an_uploaded_image() -> None:
         assert (status, answer["error"]["type"]) == (404, "not_found_error")
 
 
+async def test_a_batch_with_images(tmp_path: Path) -> None:
+    def use(client: openai.OpenAI) -> None:
+        lines = [request("good", asking(CHAT, SMALL)), request("bad", asking(CHAT, b"no image"))]
+        batch = ended(client, started(client, lines, CHAT))
+        assert output(client, batch.output_file_id).keys() == {"good"}
+        [line] = output(client, batch.error_file_id).values()
+        assert line["response"]["body"]["error"]["param"] == "messages.0.content.0"
+
+    async with serving(seeing(), batch_dir=tmp_path) as served:
+        await using(served, use)
+        assert prompts(served) == [tokens("<user>", IN_SMALL)]
+
+
 async def test_without_files_an_upload_is_refused() -> None:
     async with serving(seeing(), no_batches=True) as served:
         body = asking(CHAT, SMALL)
@@ -371,8 +386,8 @@ async def test_images_in_the_forms_of_other_dialects() -> None:
             status, answer = await ask(served, body, CHAT)
             assert status == 200, answer
         for part in [in_chat(SMALL), *content[1:]]:
-            request = {"input": [{"role": "user", "content": [part]}], "max_output_tokens": 2}
-            status, answer = await ask(served, request, RESPONSES)
+            body = {"input": [{"role": "user", "content": [part]}], "max_output_tokens": 2}
+            status, answer = await ask(served, body, RESPONSES)
             assert status == 200, answer
         assert {*prompts(served)} == {tokens("<user>", IN_SMALL)}
 
@@ -393,9 +408,7 @@ async def test_what_a_model_reads_is_listed() -> None:
         _, _, health = await exchange(served, get("/health"))
     body = json.loads(listed)
     assert body["input_modalities"] == body["architecture"]["input_modalities"] == ["text", "image"]
-    assert body["capabilities"] == ["completion", "multimodal"]
     assert json.loads(health)["images"] == {"roles": ["tool", "user"], "reason": ""}
     async with serving() as served:
         _, _, listed = await exchange(served, get("/v1/models/fake"))
     assert json.loads(listed)["input_modalities"] == ["text"]
-    assert json.loads(listed)["capabilities"] == ["completion"]

@@ -47,8 +47,8 @@ def insert_images(
     starts = [*_marker_starts(tokens, marker)]
     if len(starts) != len(sources):
         raise bad_request(
-            f"the chat template has places for {len(starts)} of the {len(sources)} images; leave "
-            "out those of other messages than the user's",
+            f"the chat template has {len(starts)} places for {len(sources)} images; send images in "
+            "messages of the user alone",
             "messages",
             "image_template_mismatch",
         )

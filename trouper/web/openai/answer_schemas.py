@@ -141,7 +141,6 @@ SOMETIMES: Json = {
     "tool_calls": FLAG,
     "input_modalities": INPUTS,
     "architecture": full({"input_modalities": INPUTS, "output_modalities": array(TEXT)}),
-    "capabilities": array({"enum": ["completion", "multimodal"]}),
     "weights_bytes": COUNT,
     "kind": {"enum": ["generator", "embedder"]},
     "quantization": TEXT,

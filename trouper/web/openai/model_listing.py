@@ -60,12 +60,12 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
 
 
 def _modalities(card: ModelCard) -> dict[str, Any]:
-    """What a model reads, in the words of OpenRouter's clients and of llama.cpp's."""
+    """Format what a model reads, in OpenRouter's words. llama.cpp's `capabilities` would break
+    Anthropic's clients, for which the field is an object."""
     inputs = ["text"] if card.images is None else ["text", "image"]
     return {
         "input_modalities": inputs,
         "architecture": {"input_modalities": inputs, "output_modalities": ["text"]},
-        "capabilities": ["completion"] if card.images is None else ["completion", "multimodal"],
     }
 
 

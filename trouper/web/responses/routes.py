@@ -17,7 +17,7 @@ from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.image_source import ImageParts
-from trouper.web.http.json_response import as_json
+from trouper.web.http.json_response import as_json, formatted
 from trouper.web.http.query_parameters import ORDERS, Query, page_body
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.call_or_answer import with_calls
@@ -263,7 +263,10 @@ class Responses:
         for item_id in references_of(parsed.input or ()):
             item = None if item_id in found else await self.store.item(item_id)
             if item is not None:
-                self._service.hold(PROMPT_FACTOR * len(msgspec.json.encode(item)))
+                if has_images([item]):
+                    self._service.takes_long()
+                data = await self._service.run_off_loop(msgspec.json.encode, item)
+                self._service.hold(PROMPT_FACTOR * len(data))
                 found[item_id] = item
         return found
 
@@ -441,6 +444,5 @@ class Responses:
         kept = await self._running(response_id) or await self.store.get(response_id)
         items = kept.input if order == "asc" else kept.input[::-1]
         ids = [item["id"] for item in items]
-        return as_json(
-            page_body(ids, query.given("after"), limit, items.__getitem__, "item_not_found")
-        )
+        page = page_body(ids, query.given("after"), limit, items.__getitem__, "item_not_found")
+        return await formatted(lambda: page, is_long=has_images(items))

@@ -348,9 +348,8 @@ class Service(CurrentRequest):
         why = served.runtime.model.no_images
         for name in ignored_parts(generates):
             if self.settings.strict:
-                message = (
-                    f"content of type {name} is not read: the model reads text only (--strict)"
-                )
+                reader = "this role" if self.image_roles(served) else "the model"
+                message = f"content of type {name} is not read: {reader} reads text only (--strict)"
                 message += f"; {why}" if why else ""
                 raise bad_request(message, "messages", "images_not_supported")
             self.read_past.skip(name)
