@@ -18,6 +18,8 @@ SIDES = {
 }
 """The cells (column, row) of three times three that have a name."""
 CELLS = [(column, row) for row in range(3) for column in range(3)]
+WIDTHS = (128, 160, 192)
+"""Sides of pictures, in pixels."""
 NTH = ("first", "second", "third")
 WHATS = SHAPES + DIGITS
 
@@ -305,3 +307,24 @@ def conversation(
         content = drawn.choice(SYSTEMS) if drawn.random() < 0.6 else _filler(drawn)
         messages = [{"role": "system", "content": content}, *messages]
     return messages, scenes
+
+
+def fresh(seed: int, images: int) -> tuple[list[Message], list[Scene], str]:
+    """Messages up to a random one of the answers, their scenes, and the answer."""
+    drawn = Random(f"fresh {seed}")
+    sizes = [(drawn.choice(WIDTHS), drawn.choice(WIDTHS)) for _ in range(images)]
+    messages, scenes = conversation(drawn, sizes)
+    ends = [
+        at
+        for at, message in enumerate(messages)
+        if message["role"] == "assistant" and message["content"]
+    ]
+    end = drawn.choice(ends)
+    asked = messages[:end]
+    shown = sum(
+        part["type"] == "image"
+        for message in asked
+        if not isinstance(message["content"], str)
+        for part in message["content"]
+    )
+    return asked, scenes[:shown], messages[end]["content"]
