@@ -11,7 +11,6 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import mlx.core as mx
@@ -22,9 +21,8 @@ from tokenizers import Tokenizer
 
 from tests.pictures import Picture
 from tests.vision_model.files import DIRECTORY, END_OF_MESSAGE, IMAGE_PAD, Renderer
-from tests.vision_model.questions import Message, Scene, conversation, draw
+from tests.vision_model.questions import Message, draw, fresh
 
-SIDES = (128, 160, 192)
 TOKEN, PATCH = 32, 16
 
 
@@ -74,27 +72,6 @@ def patches_of(picture: Picture) -> Any:
     split = values.reshape(rows, 2, PATCH, columns, 2, PATCH, 3).transpose(0, 3, 1, 4, 6, 2, 5)
     frames = np.repeat(split[:, :, :, :, :, None], 2, axis=5)
     return frames.reshape(rows * columns * 4, -1)
-
-
-def fresh(seed: int, images: int) -> tuple[list[Message], list[Scene], str]:
-    """Messages up to a random one of the answers, their scenes, and the answer."""
-    drawn = Random(f"fresh {seed}")
-    sizes = [(drawn.choice(SIDES), drawn.choice(SIDES)) for _ in range(images)]
-    messages, scenes = conversation(drawn, sizes)
-    ends = [
-        at
-        for at, message in enumerate(messages)
-        if message["role"] == "assistant" and message["content"]
-    ]
-    end = drawn.choice(ends)
-    asked = messages[:end]
-    shown = sum(
-        part["type"] == "image"
-        for message in asked
-        if not isinstance(message["content"], str)
-        for part in message["content"]
-    )
-    return asked, scenes[:shown], messages[end]["content"]
 
 
 def main(directory: Path, questions: int) -> None:

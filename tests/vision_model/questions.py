@@ -17,6 +17,9 @@ SIDES = {
     (1, 2): "at the bottom",
 }
 """The cells (column, row) of three times three that have a name."""
+CELLS = [(column, row) for row in range(3) for column in range(3)]
+WIDTHS = (128, 160, 192)
+"""Sides of pictures, in pixels."""
 NTH = ("first", "second", "third")
 WHATS = SHAPES + DIGITS
 
@@ -71,7 +74,9 @@ def make_scene(drawn: Random, width: int, height: int, counts: Sequence[int] = A
 
 def _random_scene(drawn: Random, width: int, height: int, count: int) -> Scene:
     """Things in different cells, on grey."""
-    cells = [(index % 3, index // 3) for index in drawn.sample(range(9), count)]
+    cells = [*drawn.sample(list(SIDES), 1), *drawn.sample(CELLS, count)]
+    first = 0 if drawn.random() < 0.6 else 1
+    cells = list(dict.fromkeys(cells[first:]))[:count]
     pool = SHAPES if drawn.random() < 0.6 else WHATS
     alike = count > 1 and drawn.random() < 0.4
     things: list[Thing] = []
@@ -157,9 +162,10 @@ def _number(count: int) -> str:
 
 
 def pick(drawn: Random, found: Sequence[Question]) -> Question:
-    """One of them, each kind as often as another."""
+    """One of them: first a kind, then a question of it."""
     kinds = sorted({question.kind for question in found})
-    kind = drawn.choice(kinds)
+    weights = [2 if kind == "where" else 1 for kind in kinds]  # It is learnt last.
+    [kind] = drawn.choices(kinds, weights)
     question = drawn.choice([each for each in found if each.kind == kind])
     spelling = "color" if drawn.random() < 0.5 else "colour"
     return attrs.evolve(question, text=question.text.replace("{color}", spelling))
@@ -261,7 +267,7 @@ def _together(drawn: Random, scenes: Sequence[Scene]) -> list[Message]:
 def ask_several(drawn: Random, scenes: Sequence[Scene]) -> Question:
     if len(scenes) == 1:
         return pick(drawn, questions_of(scenes[0]))
-    which = ask_which(drawn, scenes) if drawn.random() < 0.4 else None
+    which = ask_which(drawn, scenes) if drawn.random() < 0.5 else None
     return which or ask_about(drawn, scenes, drawn.randrange(len(scenes)))
 
 
@@ -301,3 +307,24 @@ def conversation(
         content = drawn.choice(SYSTEMS) if drawn.random() < 0.6 else _filler(drawn)
         messages = [{"role": "system", "content": content}, *messages]
     return messages, scenes
+
+
+def fresh(seed: int, images: int) -> tuple[list[Message], list[Scene], str]:
+    """Messages up to a random one of the answers, their scenes, and the answer."""
+    drawn = Random(f"fresh {seed}")
+    sizes = [(drawn.choice(WIDTHS), drawn.choice(WIDTHS)) for _ in range(images)]
+    messages, scenes = conversation(drawn, sizes)
+    ends = [
+        at
+        for at, message in enumerate(messages)
+        if message["role"] == "assistant" and message["content"]
+    ]
+    end = drawn.choice(ends)
+    asked = messages[:end]
+    shown = sum(
+        part["type"] == "image"
+        for message in asked
+        if not isinstance(message["content"], str)
+        for part in message["content"]
+    )
+    return asked, scenes[:shown], messages[end]["content"]

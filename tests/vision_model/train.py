@@ -41,13 +41,12 @@ from tests.vision_model.files import (
     VISION,
     Renderer,
 )
-from tests.vision_model.questions import WHATS, Scene, conversation
+from tests.vision_model.questions import WHATS, WIDTHS, Scene, conversation
 
 Ints = NDArray[np.int64]
 Batch = dict[str, Any]
 SIZE = 256
 """Conversations in a batch."""
-SIDES = (128, 160, 192)
 MIXES = (1, 9, 9, 6)
 """Numbers of mixes of sizes, by the number of images."""
 TEXT_TOKENS = 104
@@ -118,7 +117,7 @@ class BatchMaker:
         drawn = Random(number)
         [images] = drawn.choices(range(4), (3, 37, 40, 20))
         mix = Random(f"{images} images, {drawn.randrange(MIXES[images])}")
-        sizes = [(mix.choice(SIDES), mix.choice(SIDES)) for _ in range(images)]
+        sizes = [(mix.choice(WIDTHS), mix.choice(WIDTHS)) for _ in range(images)]
         length = TEXT_TOKENS + sum(width * height // TOKEN**2 for width, height in sizes)
         samples = [self._sample(drawn, sizes, length) for _ in range(SIZE)]
         ids = np.full((SIZE, length), END_OF_TEXT, np.int64)

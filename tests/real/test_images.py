@@ -1,0 +1,198 @@
+"""The model that sees (examples/shapes) answers by content, through every API, over real sockets.
+
+Its own accuracy is that of `tests/vision_model/accuracy.py`. A wrong place, order or digest of an
+image is a wrong answer here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from tests.pictures import Picture, one
+from tests.vision_model.asking import (
+    CHAT,
+    MESSAGES,
+    PATHS,
+    RESPONSES,
+    Said,
+    read_answer,
+    read_stream,
+    request,
+)
+from tests.vision_model.files import DIRECTORY
+from tests.vision_model.questions import IMAGE, NO_IMAGE, Message, draw, fresh, text_of
+from tests.web.serving import Served, ask, exchange, get, post
+from trouper import Runtime, ServerSettings, Settings, run_runtime
+from trouper.engine.host import MlxEngine
+from trouper.web.server import serve_http
+
+QUESTIONS = 200 if os.environ.get("TROUPER_LONG_TESTS") else 20
+AT_A_TIME = 6
+RED, BLUE = one("circle", "red"), one("circle", "blue")
+GREEN, SEVEN = one("cross", "green", 160, 128), one("7", "yellow", 128, 192)
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[Served]:
+    shutdown = trio.Event()
+    usual: dict[str, Any] = {"no_ssd": True, "gather_ms": 0, "block_size": 16}
+    chosen = Settings(model=str(DIRECTORY), **(usual | settings))
+    async with trio.open_nursery() as nursery:
+        runtime: Runtime = await nursery.start(
+            partial(run_runtime, chosen, engine=MlxEngine(chosen))
+        )
+        [url] = await nursery.start(
+            partial(serve_http, runtime, ServerSettings(port=0, no_batches=True), shutdown=shutdown)
+        )
+        yield Served(int(url.rsplit(":", 1)[1]), runtime, None, shutdown)  # type: ignore[arg-type]
+        await runtime.drain(5)
+        shutdown.set()
+
+
+def user(*parts: str | Message) -> Message:
+    content = [text_of(part) if isinstance(part, str) else part for part in parts]
+    return {"role": "user", "content": content}
+
+
+def tool(*parts: str | Message) -> list[Message]:
+    """A call, and its result."""
+    call = {"function": {"name": "view_image", "arguments": {"path": "/tmp/a.png"}}}
+    result = {**user(*parts), "role": "tool"}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
+
+
+async def said(served: Served, path: str, messages: Sequence[Message], *pictures: Picture) -> Said:
+    status, body = await ask(served, request(path, messages, pictures), path)
+    assert status == 200, body
+    return read_answer(path, body)
+
+
+async def streamed(
+    served: Served, path: str, messages: Sequence[Message], *pictures: Picture
+) -> str:
+    body = request(path, messages, pictures) | {"stream": True}
+    status, _, data = await exchange(served, post(path, body))
+    assert status == 200, data
+    return read_stream(path, data)
+
+
+async def counted(served: Served) -> dict[str, int]:
+    """How many images were decoded and encoded."""
+    _, _, data = await exchange(served, get("/metrics"))
+    names = ("trouper_images_decoded_total", "trouper_images_encoded_total")
+    lines = [line.split() for line in data.decode().splitlines() if line.startswith(names)]
+    return {line[0].split("_")[2]: int(float(line[1])) for line in lines}
+
+
+ONE = [user(IMAGE, "What color is the circle?")]
+TWO = [user(IMAGE, IMAGE, "What color is the circle in the second image?")]
+WHICH = [user(IMAGE, IMAGE, "Which image shows the red circle?")]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_answers_are_about_the_images(path: str) -> None:
+    async with serving() as served:
+        for ask_one in (streamed, lambda *asked: _text(said(*asked))):
+            assert await ask_one(served, path, ONE, RED) == "It is red."
+            assert await ask_one(served, path, ONE, BLUE) == "It is blue."
+            assert await ask_one(served, path, TWO, RED, BLUE) == "It is blue."
+            assert await ask_one(served, path, TWO, BLUE, RED) == "It is red."
+            assert await ask_one(served, path, WHICH, RED, BLUE) == "It is the first."
+            assert await ask_one(served, path, WHICH, BLUE, RED) == "It is the second."
+
+
+async def _text(answer: Any) -> str:
+    return str((await answer).text)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_tools_image_is_seen(path: str) -> None:
+    question = user("What shape is it?")
+    async with serving() as served:
+        for picture, answer in ((GREEN, "It is a cross."), (RED, "It is a circle.")):
+            messages = [question, *tool(IMAGE)]
+            assert (await said(served, path, messages, picture)).text == answer
+            assert await streamed(served, path, messages, picture) == answer
+        later = [question, *tool(IMAGE), {"role": "assistant", "content": "It is a cross."}]
+        later.append(user("What color is it?"))
+        assert (await said(served, path, later, GREEN)).text == "It is green."
+
+
+async def test_hits_answer_from_the_same_images() -> None:
+    """Images of equal size and other content: a hit by place alone would answer wrongly."""
+    async with serving() as served:
+        first = await said(served, CHAT, TWO, RED, BLUE)
+        again = await said(served, MESSAGES, TWO, RED, BLUE)
+        assert (first.text, again.text) == ("It is blue.", "It is blue.")
+        assert again.cached_tokens >= again.prompt_tokens - 16
+        encoded = await counted(served)
+        assert encoded == {"decoded": 2, "encoded": 2}
+        other = await said(served, RESPONSES, TWO, RED, GREEN)
+        assert other.cached_tokens < again.cached_tokens
+        swapped = await said(served, CHAT, TWO, BLUE, RED)
+        assert (swapped.text, swapped.cached_tokens < 9) == ("It is red.", True)
+        # A word more behind the images: they are restored, not encoded.
+        told = [*TWO, {"role": "assistant", "content": "It is blue."}, user("Thanks!")]
+        told[-1] = user("What color is the circle in the first image?")
+        before = await counted(served)
+        assert (await said(served, CHAT, told, RED, BLUE)).text == "It is red."
+        assert await counted(served) == before
+
+
+async def test_no_image_is_seen_where_there_is_none() -> None:
+    async with serving() as served:
+        assert (await said(served, CHAT, [user("What color is the circle?")])).text == NO_IMAGE
+        marker = "<|vision_start|><|image_pad|><|vision_end|>"
+        answer = await said(served, CHAT, [user(f"{marker}What color is the circle?")])
+    assert answer.text not in {f"It is {color}." for color in ("red", "blue", "green")}
+
+
+async def test_rows_in_company_see_their_own_images() -> None:
+    """Text rows beside them, and images of several sizes."""
+    asked: list[tuple[list[Message], list[Picture], str]] = [
+        (ONE, [RED], "It is red."),
+        (ONE, [BLUE], "It is blue."),
+        ([user("What color is the circle?")], [], NO_IMAGE),
+        ([user(IMAGE, "Which digit do you see?")], [SEVEN], "It is a 7."),
+        ([user(IMAGE, "What shape is it?")], [GREEN], "It is a cross."),
+        (TWO, [BLUE, RED], "It is red."),
+        (WHICH, [BLUE, RED], "It is the second."),
+    ]
+    async with serving() as served:
+        for _ in range(2):
+            answers: dict[int, str] = {}
+
+            async def answer(at: int) -> None:
+                messages, pictures, _ = asked[at]
+                said_now = await said(served, PATHS[at % 3], messages, *pictures)
+                answers[at] = said_now.text  # noqa: B023 - awaited within the turn
+
+            async with trio.open_nursery() as nursery:
+                for at in range(len(asked)):
+                    nursery.start_soon(answer, at)
+            assert [answers[at] for at in range(len(asked))] == [right for *_, right in asked]
+
+
+async def test_fresh_questions() -> None:
+    """Each through one API, whole or streamed, some at a time."""
+    limiter, wrong = trio.CapacityLimiter(AT_A_TIME), list[str]()
+
+    async def answer(served: Served, seed: int) -> None:
+        messages, scenes, right = fresh(seed, images=seed % 3 + 1)
+        how = (served, PATHS[seed % 3], messages, *map(draw, scenes))
+        async with limiter:
+            text = await streamed(*how) if seed % 2 else (await said(*how)).text
+        if text != right:
+            wrong.append(f"question {seed}: {text!r} where {right!r} is right")
+
+    async with serving() as served, trio.open_nursery() as nursery:
+        for seed in range(QUESTIONS):
+            nursery.start_soon(answer, served, seed)
+    assert not wrong
