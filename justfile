@@ -105,6 +105,10 @@ bench-connections *flags: _setup
 bench-first-token *flags: _setup
     @.venv/bin/python -m benchmarks.first_token "$@"
 
+# Streams beside an image, and the encoder beside mlx-vlm's; `just bench-images encoder --shape 8b`
+bench-images *flags: _setup
+    @.venv/bin/python -m benchmarks.images "$@"
+
 # 100 pairs to rerank in one request, one by one, and by the model alone
 bench-rerank *flags: _setup
     @.venv/bin/python -m benchmarks.rerank "$@"

@@ -1,0 +1,203 @@
+"""`just bench-images [stall|encoder]`: images beside streams, and the encoder beside mlx-vlm's.
+
+stall: streams decode while an image of `--tokens` tokens is decoded, encoded and prefilled; their
+longest gaps in that time, and in as long a time without an image.
+encoder: seconds of one image in Qwen3-VL's encoder with random weights, whole and in slices of one
+layer, beside mlx-vlm's encoder on the same pixels; in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import urllib.request
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from benchmarks import load, servers
+from tests.pictures import data_url, screenshot
+from trouper_lab.load import Stream
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 96, "depth": 4, "num_heads": 4, "intermediate_size": 192},
+    "2b": {"hidden_size": 1024, "depth": 24, "num_heads": 16, "intermediate_size": 4096},
+    "8b": {"hidden_size": 1152, "depth": 27, "num_heads": 16, "intermediate_size": 4304},
+}
+"""Qwen3-VL's encoders, by the size of the text model."""
+SETTLE_S = 2.0
+
+
+# -- streams beside an image ---------------------------------------------------------------------
+
+
+def ask_about_image(port: int, seed: int, tokens: int) -> tuple[float, int]:
+    """Seconds and prompt tokens of a question about a new square image of so many tokens."""
+    side = 32 * int(tokens**0.5)
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(screenshot(seed, side, side))}},
+        {"type": "text", "text": "What is it?"},
+    ]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", data, {"Content-Type": "application/json"}
+    )
+    began = time.perf_counter()
+    with urllib.request.urlopen(request) as answer:
+        usage = json.load(answer)["usage"]
+    return time.perf_counter() - began, int(usage["prompt_tokens"])
+
+
+def longest_gap(streams: list[Stream], begin: float, end: float) -> float:
+    gaps = [
+        later - earlier
+        for one in streams
+        for earlier, later in zip(one.times, one.times[1:], strict=False)
+        if later > begin and earlier < end
+    ]
+    return max(gaps, default=0.0)
+
+
+async def stall(port: int, count: int, tokens: int, seed: int) -> dict[str, float]:
+    streams = [Stream() for _ in range(count)]
+    async with trio.open_nursery() as nursery:
+        for index, one in enumerate(streams):
+            words = load.prompt(100 * seed + index, 8)
+            nursery.start_soon(
+                partial(load.stream, port, words, 8000, one, ignore_eos=True, speculation="off")
+            )
+        while not all(len(one.times) > 3 for one in streams):
+            await trio.sleep(0.05)
+        await trio.sleep(SETTLE_S)
+        began = time.perf_counter()
+        took_s, prompt_tokens = await trio.to_thread.run_sync(ask_about_image, port, seed, tokens)
+        ended = time.perf_counter()
+        await trio.sleep(took_s + SETTLE_S)
+        nursery.cancel_scope.cancel()
+    return {
+        "prompt_tokens": prompt_tokens,
+        "answer_s": took_s,
+        "longest_gap_s": longest_gap(streams, began, ended),
+        "without_image_s": longest_gap(streams, ended + SETTLE_S, ended + SETTLE_S + took_s),
+    }
+
+
+def play_stall(flags: argparse.Namespace) -> list[dict[str, float]]:
+    options = ("--decode-stall-ms", str(flags.stall_ms), "--max-image-tokens", str(flags.tokens))
+    made = []
+    with servers.trouper(Path(flags.model), *options) as server:
+        for seed in range(flags.rounds):
+            run = partial(stall, server.port, flags.streams, flags.tokens, seed)
+            made.append(trio.run(run))
+            print({name: round(value, 3) for name, value in made[-1].items()}, flush=True)
+    return made
+
+
+# -- the encoder beside mlx-vlm's ----------------------------------------------------------------
+
+
+def vision_config(shape: str) -> dict[str, Any]:
+    depth = SHAPES[shape]["depth"]
+    return SHAPES[shape] | {
+        "model_type": "qwen3_vl",
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "in_channels": 3,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 4096,
+        "deepstack_visual_indexes": [depth // 4, depth // 2, 3 * depth // 4],
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+
+
+def play_encoder(flags: argparse.Namespace) -> list[dict[str, float]]:
+    import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
+
+    # isort: split
+    import mlx.core as mx
+    import numpy as np
+    from mlx_vlm.models.qwen3_vl.config import VisionConfig
+    from mlx_vlm.models.qwen3_vl.vision import VisionModel
+
+    from trouper.engine.vision.encoder import Encoding
+    from trouper.engine.vision.layouts import PatchRules
+    from trouper.engine.vision.patches import patches_of
+    from trouper.engine.vision.qwen_tower import QwenTower
+    from trouper.protocol.media import Pixels
+
+    config = vision_config(flags.shape)
+    rules = PatchRules(
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+        rescale=1 / 255,
+        patch_size=16,
+        merge_size=2,
+        temporal_patch_size=2,
+    )
+    ours = QwenTower({"model_type": "qwen3_vl", "vision_config": config}, rules)
+    theirs = VisionModel(VisionConfig.from_dict(config))
+    dtype = getattr(mx, flags.dtype)
+    for tower in (ours, theirs):
+        tower.set_dtype(dtype)
+        mx.eval(tower.parameters())
+    side = 32 * int(flags.tokens**0.5)
+    rgb = np.random.RandomState(0).randint(0, 256, (side, side, 3)).astype(np.uint8)
+    pixels = Pixels(side, side, rgb.tobytes())
+    patches = mx.array(patches_of(pixels, rules)).astype(dtype)
+    grid = mx.array([(1, side // 16, side // 16)])
+
+    def whole() -> None:
+        assert Encoding.begin(ours, pixels).advance(ours.num_layers) is not None
+
+    def sliced() -> None:
+        encoding = Encoding.begin(ours, pixels)
+        while encoding.advance(1) is None:
+            pass
+
+    def upstream() -> None:
+        mx.eval(theirs(patches, grid))
+
+    ways = {"whole": whole, "slices": sliced, "mlx_vlm": upstream}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    peaks: dict[str, float] = {}
+    for _ in range(flags.rounds + 1):
+        for name, way in ways.items():
+            mx.reset_peak_memory()
+            began = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - began)
+            peaks[name] = mx.get_peak_memory() / 1e6
+    tokens = (side // 32) ** 2
+    made: dict[str, float] = {"tokens": tokens}
+    for name, times in seconds.items():
+        made[f"{name}_ms_per_1000"] = statistics.median(times[1:]) * 1e6 / tokens
+        made[f"{name}_peak_mb"] = peaks[name]
+    print({name: round(value, 2) for name, value in made.items()})
+    return [made]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="just bench-images", description=__doc__)
+    parser.add_argument("part", choices=("stall", "encoder"), nargs="?", default="stall")
+    parser.add_argument("--model", default="examples/shapes")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=4096, help="of the image")
+    parser.add_argument("--stall-ms", type=float, default=300.0)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="tiny")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    flags = parser.parse_args()
+    made = play_stall(flags) if flags.part == "stall" else play_encoder(flags)
+    if flags.json:
+        flags.json.write_text(json.dumps(made, indent=1))
+
+
+if __name__ == "__main__":
+    main()
