@@ -3,14 +3,18 @@ not."""
 
 from __future__ import annotations
 
+import random
+
 import attrs
 import pytest
 
 from tests.engine.driver import Request
+from tests.engine.oracle import Foretelling
 from tests.engine.test_decode_attention import ONE_BANK, compiled, masked
 from tests.engine.vision.driver import ImageDriver
-from tests.engine.vision.families import Models, text
+from tests.engine.vision.families import VOCABULARY, Models, text
 from tests.engine.vision.test_image_rows import (
+    TOKENS,
     certain_prompt,
     engine_of,
     no_image,
@@ -63,3 +67,24 @@ def test_a_pass_with_an_image_is_no_compiled_one_of_the_same_shape(
     for _ in range(3):
         [row] = driver.play([attrs.evolve(image, join=0)])
         assert row.tokens == [expected]
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "mistral3"])
+def test_drafts_behind_an_image_are_verified_in_compiled_passes(
+    vision_model: Models, name: str
+) -> None:
+    model = vision_model(name)
+    prompt = certain_prompt(model, two_images)
+    drafting = Foretelling(
+        tokens=4,
+        answers={tuple(prompt.tokens): prompt.answer},
+        dice=random.Random(5),
+        vocabulary=VOCABULARY,
+    )
+    driver = ImageDriver(engine_of(model, ONE_BANK, drafting), 16, allow=lambda _: 2)
+    items = driver.encode(prompt.spans, prompt.images)
+    for _ in range(4):
+        [row] = driver.play([prompt.request(items, drafts=True)])
+        assert row.tokens[:TOKENS] == prompt.answer
+    assert any(accepted for _, _, accepted in driver.drafted)
+    assert compiled(driver.engine)._compiled

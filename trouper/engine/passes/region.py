@@ -88,8 +88,8 @@ class Region:
 
     @cached_property
     def after(self) -> mx.array:
-        """(n,) int32: tokens in KV after the pass, and the rope offset behind it. No model with deltas
-        reads that offset: attention by lengths needs the number."""
+        """(n,) int32: tokens in KV after the pass, for attention by lengths; and the rope offset
+        then, which no model with deltas reads."""
         return mx.array(self.lengths + self.width)
 
     @cached_property
