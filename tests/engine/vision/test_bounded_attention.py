@@ -33,11 +33,11 @@ def test_queries_in_parts(queries_at_once: int, monkeypatch: pytest.MonkeyPatch)
 def test_scores_of_a_large_image_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2,048 patches all scores would take 67 MB, and their weights as much."""
     monkeypatch.setattr(bounded_attention, "MAX_SCORE_BYTES", 2**20)
-    parts = [mx.zeros((1, 4, 2048, 16)) for _ in range(3)]
-    mx.eval(parts)
+    arrays = [mx.zeros((1, 4, 2048, 16)) for _ in range(3)]
+    mx.eval(arrays)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    mx.eval(attend(*parts))
+    mx.eval(attend(*arrays))
     assert mx.get_peak_memory() - before < 40 * 2**20
 
 

@@ -187,7 +187,11 @@ def test_a_prompt_may_end_inside_an_image(vision_model: Models, name: str) -> No
     [expected] = [int(model.logits(prompt.tokens, prompt.images)[len(tokens) - 1].argmax())]
     driver = ImageDriver(engine_of(model), 2)
     items = driver.encode(prompt.spans, prompt.images)
-    [row] = driver.play([attrs.evolve(prompt.request(items), prompt=tokens, tokens=1)])
+    image = attrs.evolve(prompt.request(items), prompt=tokens, tokens=1)
+    [row] = driver.play([image])
+    assert row.tokens == [expected]
+    # With a row that decodes, its last token is not alone.
+    _, row = driver.play([Request(text(4, 1), 9), attrs.evolve(image, join=2)])
     assert row.tokens == [expected]
 
 

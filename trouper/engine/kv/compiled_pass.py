@@ -83,8 +83,8 @@ class Pass:
 
     @property
     def traceable(self) -> bool:
-        """Whether the pass depends on arrays alone."""
-        return all(
+        """Whether the pass depends on arrays alone. Images differ in number and place."""
+        return self.regions[-1].media is None and all(
             region.by_length and bank.held().has_room(region.stop, region.room)
             for region, bank in zip(self.regions, self.banks, strict=False)
         )
@@ -132,6 +132,7 @@ class PromptPass(Pass):
         return (
             region.level
             and region.adapters is None
+            and region.media is None
             and not any(leaf.buffers for leaf in self.caches)
         )
 

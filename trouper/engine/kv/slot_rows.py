@@ -147,10 +147,7 @@ class SlotRows:
         self._banks.move_outgrown()
 
     def decodes_from_nothing(self, row: RowId) -> bool:
-        length = self.length(row)
-        # A decoding pass has no images.
-        in_image = self.images.touches(row, length, length + 1)
-        return not in_image and (self._prefill_together or length > 0)
+        return self._prefill_together or bool(self.length(row))
 
     def clean(self) -> None:
         self._banks.clean()
@@ -203,7 +200,6 @@ class SlotRows:
 
     def first(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         fresh = not self.length(row) and not self._states and self._shapes.length_kernel
-        fresh &= not self.images.touches(row, 0, len(tokens))
         return self._forward_alone(row, tokens, compiled=fresh)[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:

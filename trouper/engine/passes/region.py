@@ -41,8 +41,8 @@ class Region:
 
     singly: the tokens are drafts, each computed as if fed alone.
 
-    deltas: (n,) positions beyond the tokens in KV, behind images with M-RoPE; None: none. Only rope
-    offsets have them."""
+    deltas: (n,) positions beyond the tokens in KV, behind images with M-RoPE; None: none. `offset`
+    alone has them."""
 
     media: MediaPass | None = None
     """Images, in the region of all rows. None: the pass has none."""
@@ -88,8 +88,9 @@ class Region:
 
     @cached_property
     def after(self) -> mx.array:
-        """(n,) int32: rope offset after the pass."""
-        return mx.array(self._rope_offsets + self.width)
+        """(n,) int32: tokens in KV after the pass, for attention by lengths; and the rope offset
+        then, which no model with deltas reads."""
+        return mx.array(self.lengths + self.width)
 
     @cached_property
     def positions(self) -> mx.array:
