@@ -27,7 +27,6 @@ class FakeLayout:
 
     name: str = "fake-1"
     marker: str = MARKER_TEXT
-    encoder_layers: int = 4
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         rows, columns = -(-size.height // SIDE), -(-size.width // SIDE)
@@ -41,6 +40,9 @@ class FakeLayout:
     def num_tokens(self, shape: ImageShape) -> int:
         _, rows, columns = shape.grid
         return rows * (columns + 1)
+
+    def num_pieces(self, shape: ImageShape) -> int:
+        return 4
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         _, rows, columns = shape.grid

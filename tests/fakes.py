@@ -259,7 +259,7 @@ class FakeEngine:
     snapshots: dict[BlockId, Tokens] = attrs.field(factory=dict)
     """All tokens up to it."""
     encoding: dict[ItemId, int] = attrs.field(factory=dict)
-    """Layers that were run of each image."""
+    """Pieces that were run of each image's encoder."""
     vectors: dict[ItemId, bytes] = attrs.field(factory=dict)
     """Digests of encoded images."""
     blind: Callable[[bytes], bool] = lambda digest: False
@@ -385,15 +385,16 @@ class FakeEngine:
     def _encode(
         self, plan: Plan
     ) -> tuple[tuple[tuple[ItemId, int], ...], tuple[tuple[ItemId, str], ...]]:
-        """Run layers of images. Returns the complete ones, and those that failed."""
+        """Run pieces of images. Returns the complete ones, and those that failed."""
         encoded, unencoded = [], []
         for order in plan.encode:
             begins = order.item not in self.encoding
             assert begins == (order.pixels is not None), "pixels come once, first"
             assert order.item not in self.vectors, "an image is encoded twice"
-            self.encoding[order.item] = layers = self.encoding.get(order.item, 0) + order.layers
-            assert layers <= FakeLayout.encoder_layers, "more layers than there are"
-            if layers < FakeLayout.encoder_layers:
+            self.encoding[order.item] = pieces = self.encoding.get(order.item, 0) + order.pieces
+            num_pieces = FakeLayout().num_pieces(order.span.shape)
+            assert pieces <= num_pieces, "more pieces than there are"
+            if pieces < num_pieces:
                 continue
             if self.blind(order.span.digest):
                 unencoded.append((order.item, "its vectors are no numbers"))

@@ -23,7 +23,6 @@ class FakeLayout:
 
     name = "fake"
     marker = "<image>"
-    encoder_layers = 4
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         rows, columns = -(-size.height // PATCH), -(-size.width // PATCH)
@@ -33,6 +32,9 @@ class FakeLayout:
 
     def num_tokens(self, shape: ImageShape) -> int:
         return shape.grid[1] * shape.grid[2]
+
+    def num_pieces(self, shape: ImageShape) -> int:
+        return 4
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         count = self.num_tokens(shape)

@@ -370,9 +370,9 @@ def test_idle_steps_do_both() -> None:
 
 def test_slices_stay_under_the_stall_bound() -> None:
     budget = EncoderBudget(stall_s=0.2)
-    assert budget.layers(100, busy=True) == 1
-    budget.measured(layers=1, tokens=100, seconds=0.02)
-    assert budget.layers(100, busy=True) == 10
-    assert budget.layers(1000, busy=True) == 1
-    assert budget.layers(100, busy=False) == 25
-    assert budget.layers(10**6, busy=True) == 1
+    assert budget.pieces(100, busy=True) == 1
+    budget.measured(pieces=1, tokens=100, seconds=0.02)
+    assert budget.pieces(100, busy=True) == 10
+    assert budget.pieces(1000, busy=True) == 1
+    assert budget.pieces(100, busy=False) == 25
+    assert budget.pieces(10**6, busy=True) == 1

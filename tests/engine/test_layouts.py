@@ -277,6 +277,9 @@ def test_qwens_parameters_are_read() -> None:
     rules = PatchRules((0.1, 0.2, 0.3), (0.5, 0.5, 0.5), 0.25, 16, 2, temporal_patch_size=2)
     assert layout.patches == rules
     assert (layout.encoder_layers, layout.marker) == (27, "<|image_pad|>")
+    shape = ImageShape((512, 1024), (1, 16, 32))
+    assert layout.num_pieces(shape) == 27
+    assert attrs.evolve(layout, piece_patches=1000).num_pieces(shape) == 3 * 27
     assert (layout.min_pixels, layout.max_pixels) == (65_536, 16_777_216)
 
 

@@ -103,14 +103,13 @@ class ImageLayout(Protocol):
     def marker(self) -> str:
         """Text that the chat template writes for an image, and that `span` replaces."""
 
-    @property
-    def encoder_layers(self) -> int:
-        """Number of layers that `Encode.layers` counts."""
-
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         """Resize an image of this size. Raises `ValueError` if it cannot have a shape."""
 
     def num_tokens(self, shape: ImageShape) -> int: ...
+
+    def num_pieces(self, shape: ImageShape) -> int:
+        """Number of parts in which the encoder can run: layers, or some patches of a layer."""
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan: ...
 

@@ -156,12 +156,12 @@ class Chunk:
 
 @attrs.frozen
 class Encode:
-    """Run the next `layers` layers of an image's encoder. The first order of an item brings its
-    pixels; the last one makes its vectors."""
+    """Run the next `pieces` of an image's encoder (`ImageLayout.num_pieces`). The first order of an
+    item brings its pixels; the last one makes its vectors."""
 
     item: ItemId
     span: MediaSpan
-    layers: int
+    pieces: int
     pixels: Pixels | None = None
 
 

@@ -24,14 +24,14 @@ class ImageDriver(Driver):
     next_item = 0
 
     def encode(
-        self, spans: Sequence[MediaSpan], images: Sequence[Pixels], layers: int = 2
+        self, spans: Sequence[MediaSpan], images: Sequence[Pixels], pieces: int = 2
     ) -> tuple[ItemId, ...]:
-        """Encode images one after another, some layers a step."""
+        """Encode images one after another, some pieces a step."""
         items = []
         for span, pixels in zip(spans, images, strict=True):
             item = ItemId(self.next_item)
             self.next_item += 1
-            order = Encode(item, span, layers, pixels)
+            order = Encode(item, span, pieces, pixels)
             while item not in dict(self.step(encode=(order,)).encoded):
                 order = attrs.evolve(order, pixels=None)
             items.append(item)

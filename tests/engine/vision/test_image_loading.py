@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from trouper.engine.loading import image_loading
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
 from trouper.engine.vision.layouts import layout_of
-from trouper.engine.vision.tower import Tower
+from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.settings import Settings
 
@@ -77,7 +78,8 @@ def test_a_server_loads_the_encoder_with_the_text_model(
     said: list[str] = []
     loaded = served(checkpoint(name, tmp_path / name), said)
     assert loaded.images.tower is not None
-    assert loaded.card.images == vision_model(name).layout
+    layout = attrs.evolve(vision_model(name).layout, piece_patches=patches_at_once())
+    assert loaded.card.images == layout
     assert loaded.card.no_images == ""
     assert any(line.startswith("images: an encoder of") for line in said)
     both = [loaded.model, loaded.images.tower]

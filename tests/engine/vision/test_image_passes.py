@@ -55,9 +55,9 @@ class Case:
         return float(np.abs(self.logits(cuts) - self.expected).max())
 
 
-def encode(tower: Tower, pixels: Pixels, layers: int = 1) -> EncodedImage:
+def encode(tower: Tower, pixels: Pixels, pieces: int = 1) -> EncodedImage:
     encoding = Encoding.begin(tower, pixels)
-    while (image := encoding.advance(layers)) is None:
+    while (image := encoding.advance(pieces)) is None:
         pass
     return image
 
@@ -120,9 +120,19 @@ def test_rows_and_columns_that_change_places_are_heard(vision_model: Models, nam
 
 
 @every_family
-def test_slices_of_layers_do_not_change_the_vectors(vision_model: Models, name: str) -> None:
+@pytest.mark.parametrize("patches", [0, 3, 5])
+def test_slices_do_not_change_the_vectors(
+    vision_model: Models, name: str, patches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece may be some patches of a layer, of whatever number."""
+    monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: patches)
     model = vision_model(name)
-    whole = encode(model.tower, PICTURES[0], layers=99)
-    sliced = encode(model.tower, PICTURES[0], layers=1)
+    whole = encode(model.tower, PICTURES[0], pieces=999)
+    sliced = encode(model.tower, PICTURES[0], pieces=1)
+    if patches:
+        monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: 0)
+        layers = encode(model.tower, PICTURES[0])
+        for one, other in zip(whole.arrays(), layers.arrays(), strict=True):
+            np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-5)
     for one, other in zip(whole.arrays(), sliced.arrays(), strict=True):
         assert np.array_equal(np.array(one), np.array(other))

@@ -2,7 +2,7 @@
 
 An *item* is an image for all running rows of one cache scope. Its file is decoded when a row needs
 it, since most images of a conversation come from the prefix cache. Few items have pixels at a time.
-The encoder runs the layers of one item in slices, which compete with prefill for the stall bound.
+The encoder runs the pieces of one item in slices, which compete with prefill for the stall bound.
 Vectors are kept for other rows within a bound.
 """
 
@@ -51,10 +51,11 @@ class Item:
     id: ItemId
     key: ItemKey
     image: PromptImage
+    num_pieces: int
     state: Literal["new", "ordered", "decoded", "encoding", "encoded"] = "new"
     pixels: Pixels | None = None
-    layers: int = 0
-    """Layers that plans have run."""
+    pieces: int = 0
+    """Pieces of the encoder that plans have run."""
     nbytes: int = 0
     used_at: int = 0
 
@@ -89,38 +90,40 @@ class UnusableImage:
 
 @attrs.define
 class EncoderBudget:
-    """Layers of an item that one step may run, from the speed of past slices."""
+    """Pieces of an item's encoder that one step may run, from the speed of past slices."""
 
     stall_s: float
-    # Seconds of one layer for one token; 0 before any measurement.
-    _layer_s: float = 0.0
+    # Seconds of one piece for each token of the image; 0 before any measurement. Attention grows
+    # with the image, the rest of a piece does not: larger images are slower to a lesser degree.
+    _piece_s: float = 0.0
 
-    def layers(self, tokens: int, *, busy: bool) -> int:
+    def pieces(self, tokens: int, *, busy: bool) -> int:
         """At least one. `busy`: the step also decodes."""
-        if not self._layer_s:
+        if not self._piece_s:
             return 1
         target_s = self.stall_s if busy else IDLE_STEP_S
-        return max(1, int(target_s / (self._layer_s * tokens)))
+        return max(1, int(target_s / (self._piece_s * tokens)))
 
-    def measured(self, layers: int, tokens: int, seconds: float) -> None:
+    def measured(self, pieces: int, tokens: int, seconds: float) -> None:
         if seconds <= 0:
             return
-        layer_s = seconds / (layers * tokens)
-        before = self._layer_s or layer_s
-        self._layer_s = before + NEWEST * (layer_s - before)
+        piece_s = seconds / (pieces * tokens)
+        before = self._piece_s or piece_s
+        self._piece_s = before + NEWEST * (piece_s - before)
 
 
 @attrs.define(eq=False, kw_only=True)
 class ImageItems:
     """`send`: the way to the ImageDecoder. `ids`: never used before, also by a scheduler that has
-    crashed, whose pixels may still come. `encoder_layers`: of one image. `max_bytes`: of vectors
+    crashed, whose pixels may still come. `layout`: None
+    if the model takes no images. `max_bytes`: of vectors
     that no row needs; None: a part of the KV memory."""
 
     send: Callable[[DecodeImage], object]
     ids: Iterator[int]
     budget: EncoderBudget
     counters: SchedulerCounters
-    encoder_layers: int = 0
+    layout: ImageLayout | None = None
     max_bytes: int | None = None
     _items: dict[ItemKey, Item] = attrs.field(factory=dict, init=False)
     _by_id: dict[ItemId, Item] = attrs.field(factory=dict, init=False)
@@ -144,7 +147,7 @@ class ImageItems:
             ids=ids,
             counters=counters,
             budget=EncoderBudget(settings.decode_stall_ms / 1000 * AIM),
-            encoder_layers=0 if layout is None else layout.encoder_layers,
+            layout=layout,
             max_bytes=None if settings.image_cache is None else int(settings.image_cache),
         )
 
@@ -171,7 +174,9 @@ class ImageItems:
     def _item(self, key: ItemKey, image: PromptImage) -> Item:
         item = self._items.get(key)
         if item is None:
-            item = Item(ItemId(next(self.ids)), key, image)
+            assert self.layout is not None, "an image for a model that takes none"
+            num_pieces = self.layout.num_pieces(image.span.shape)
+            item = Item(ItemId(next(self.ids)), key, image, num_pieces)
             self._items[key] = self._by_id[item.id] = item
         return item
 
@@ -264,7 +269,7 @@ class ImageItems:
     def answered(self, plan: Plan, stepped: Stepped) -> list[UnusableImage]:
         """Take a step's vectors. Returns items whose encoder failed: their requests fail."""
         for order in plan.encode:
-            self.budget.measured(order.layers, order.span.num_embedded, stepped.encode_s)
+            self.budget.measured(order.pieces, order.span.num_embedded, stepped.encode_s)
         for item_id, nbytes in stepped.encoded:
             if (item := self._by_id.get(item_id)) is not None:
                 item.state, item.nbytes = "encoded", nbytes
@@ -288,12 +293,12 @@ class ImageItems:
             self._encoded_last = False
             return ()
         self._encoded_last = True
-        span, remaining = item.image.span, self.encoder_layers - item.layers
-        layers = min(remaining, self.budget.layers(span.num_embedded, busy=busy))
+        span, remaining = item.image.span, item.num_pieces - item.pieces
+        pieces = min(remaining, self.budget.pieces(span.num_embedded, busy=busy))
         pixels, item.pixels = item.pixels, None
         item.state = "encoding"
-        item.layers += layers
-        return (Encode(item.id, span, layers, pixels),)
+        item.pieces += pieces
+        return (Encode(item.id, span, pieces, pixels),)
 
     def _next_item(self) -> Item | None:
         """The item that was begun, else the one that a row has needed for the longest."""
@@ -301,6 +306,6 @@ class ImageItems:
             item
             for item in self._items.values()
             if item.state == "decoded"
-            or (item.state == "encoding" and item.layers < self.encoder_layers)
+            or (item.state == "encoding" and item.pieces < item.num_pieces)
         ]
         return min(waiting, key=lambda item: (item.state == "decoded", item.used_at), default=None)

@@ -20,6 +20,7 @@ from trouper.engine.self_check.starting import Candidate
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen_tower import QwenTower
+from trouper.engine.vision.tower import patches_at_once
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.model import ModelCard
@@ -77,6 +78,7 @@ def load_images(
         _require_means(capabilities, ranks)
         preprocessor = read_preprocessor(candidate.directory)
         layout = layout_of(candidate.config, preprocessor, tokenizer.vocabulary)
+        layout = attrs.evolve(layout, piece_patches=patches_at_once())
         tower = load_tower(candidate.directory, candidate.config, layout)
         if device.is_cpu():
             to_float32(tower)

@@ -18,10 +18,11 @@ MAX_SCORE_BYTES = 2**25
 """Of one product. MLX has some twenty in flight on a CPU."""
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
-    """Attention of all patches to all: (1, heads, n, dim) each, scaled by dim ** -0.5."""
+def attend(queries: mx.array, keys: mx.array, values: mx.array, patches: slice) -> mx.array:
+    """Attention of some patches to all: (1, heads, n, dim) each, scaled by dim ** -0.5."""
+    queries = queries[:, :, patches]
     dim, scale = queries.shape[-1], queries.shape[-1] ** -0.5
-    size = _queries_at_once(queries)
+    size = _queries_at_once(queries, keys.shape[2])
     if not device.is_cpu():
         queries, keys, values = (_padded(part) for part in (queries, keys, values))
     attended = [
@@ -33,8 +34,8 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
     return mx.concatenate(attended, axis=2)[..., :dim]
 
 
-def _queries_at_once(queries: mx.array) -> int:
-    _, heads, patches, dim = queries.shape
+def _queries_at_once(queries: mx.array, patches: int) -> int:
+    _, heads, _, dim = queries.shape
     fused = not device.is_cpu() and queries.dtype != mx.float32 and dim <= FUSED_DIMS[-1]
     if fused:
         return patches

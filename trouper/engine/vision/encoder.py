@@ -1,4 +1,4 @@
-"""Runs the encoder in slices of layers, and keeps the vectors of images by item."""
+"""Runs the encoder in slices, and keeps the vectors of images by item."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from trouper.engine.passes.media_pass import EncodedImage
 from trouper.engine.platform.error_text import line_of
-from trouper.engine.vision.tower import Rotation, Tower
+from trouper.engine.vision.tower import Heads, Rotation, Tower, patches_at_once
 from trouper.protocol.media import ItemId, Pixels
 from trouper.protocol.plans import Encode
 
@@ -25,27 +25,48 @@ class Encoding:
     hidden: mx.array
     rotation: Rotation
     pixels: tuple[int, int]
+    piece_patches: int
     deepstack: list[mx.array] = attrs.field(factory=list)
     layer: int = 0
     """Number of layers that have run."""
+    heads: Heads | None = None
+    """Of the layer at work."""
+    done: list[mx.array] = attrs.field(factory=list)
+    """Hidden states of the first patches after the layer at work."""
 
     @classmethod
     def begin(cls, tower: Tower, pixels: Pixels) -> Encoding:
         hidden, rotation = tower.embed(pixels)
-        return cls(tower, hidden, rotation, (pixels.height, pixels.width))
+        size = patches_at_once() or len(hidden)
+        return cls(tower, hidden, rotation, (pixels.height, pixels.width), piece_patches=size)
 
-    def advance(self, layers: int) -> EncodedImage | None:
-        """Run the next layers, and wait. Returns the vectors after the last one."""
-        stop = min(self.layer + layers, self.tower.num_layers)
-        for index in range(self.layer, stop):
-            self.hidden = self.tower.run_layer(index, self.hidden, self.rotation)
-            added = self.tower.deepstack_of(index, self.hidden)
-            if added is not None:
-                self.deepstack.append(added)
-        self.layer = stop
-        if stop < self.tower.num_layers:
-            mx.eval(self.hidden, *self.deepstack)
-            return None
+    def advance(self, pieces: int) -> EncodedImage | None:
+        """Run the next pieces, and wait. Returns the vectors after the last one."""
+        # All pieces have the same rows in each run: products of other sizes round otherwise, and an
+        # image's vectors must not depend on the load.
+        for _ in range(pieces):
+            self._run_piece()
+            if self.layer == self.tower.num_layers:
+                return self._finish()
+        mx.eval(self.hidden, self.heads, self.done, self.deepstack)
+        return None
+
+    def _run_piece(self) -> None:
+        if self.heads is None:
+            self.heads = self.tower.project_heads(self.layer, self.hidden, self.rotation)
+        start = len(self.done) * self.piece_patches
+        patches = slice(start, start + self.piece_patches)
+        self.done.append(self.tower.run_patches(self.layer, self.hidden, self.heads, patches))
+        if patches.stop < len(self.hidden):
+            return
+        self.hidden = mx.concatenate(self.done)
+        added = self.tower.deepstack_of(self.layer, self.hidden)
+        if added is not None:
+            self.deepstack.append(added)
+        self.layer += 1
+        self.heads, self.done = None, []
+
+    def _finish(self) -> EncodedImage:
         image = EncodedImage(self.tower.project(self.hidden, self.pixels), tuple(self.deepstack))
         mx.eval(image.arrays())
         return image
@@ -109,7 +130,7 @@ class ImageEncoder:
     def _advance(self, order: Encode) -> EncodedImage | None:
         if order.pixels is not None:
             self._encodings[order.item] = Encoding.begin(self.tower, order.pixels)
-        image = self._encodings[order.item].advance(order.layers)
+        image = self._encodings[order.item].advance(order.pieces)
         if image is not None and len(image.embeddings) != order.span.num_embedded:
             raise ValueError(
                 f"the encoder made {len(image.embeddings)} vectors for a span of "

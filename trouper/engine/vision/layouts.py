@@ -49,6 +49,12 @@ class PatchRules:
         """Side in pixels of the square of one embedded token."""
         return self.patch_size * self.merge_size
 
+    def count_pieces(self, shape: ImageShape, piece_patches: int) -> int:
+        """Number of pieces of one layer."""
+        height, width = shape.resized
+        patches = (height // self.patch_size) * (width // self.patch_size)
+        return -(-patches // (piece_patches or patches))
+
 
 def digest_of(name: str, shape: ImageShape, data: bytes) -> bytes:
     """SHA-256 of a layout's name, a shape and a file's bytes. Decoded pixels would cost a
@@ -79,6 +85,8 @@ class QwenLayout:
 
     patches: PatchRules
     encoder_layers: int
+    piece_patches: int = 0
+    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
     image_token: int
     min_pixels: int
     max_pixels: int
@@ -122,6 +130,9 @@ class QwenLayout:
         _, rows, columns = shape.grid
         return rows * columns
 
+    def num_pieces(self, shape: ImageShape) -> int:
+        return self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
+
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         _, rows, columns = shape.grid
         return MediaSpan(
@@ -152,6 +163,8 @@ class PixtralLayout:
 
     patches: PatchRules
     encoder_layers: int
+    piece_patches: int = 0
+    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
     image_token: int
     break_token: int
     end_token: int
@@ -188,6 +201,9 @@ class PixtralLayout:
     def num_tokens(self, shape: ImageShape) -> int:
         _, rows, columns = shape.grid
         return rows * (columns + 1)
+
+    def num_pieces(self, shape: ImageShape) -> int:
+        return self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         """Each row ends with a break, the last one with the image's end."""

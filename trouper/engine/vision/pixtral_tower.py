@@ -14,7 +14,7 @@ import numpy as np
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
 from trouper.engine.vision.layouts import PatchRules
 from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of
-from trouper.engine.vision.tower import ACTIVATIONS, Rotation
+from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
 from trouper.protocol.media import Pixels
 
 ROPE_BASE = 10_000.0
@@ -30,13 +30,16 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(dim, dim, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
-    def __call__(self, x: mx.array, rotation: Rotation) -> mx.array:
+    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
         queries, keys, values = (
             project(x).reshape(1, len(x), self.heads, -1).transpose(0, 2, 1, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        attended = attend(rotate(queries, *rotation), rotate(keys, *rotation), values)
-        out: mx.array = self.o_proj(attended[0].transpose(1, 0, 2).reshape(x.shape))
+        return rotate(queries, *rotation), rotate(keys, *rotation), values
+
+    def __call__(self, heads: Heads, patches: slice) -> mx.array:
+        attended = attend(*heads, patches)[0].transpose(1, 0, 2)
+        out: mx.array = self.o_proj(attended.reshape(len(attended), -1))
         return out
 
 
@@ -63,8 +66,12 @@ class Layer(nn.Module):
         activation = vision.get("hidden_act", "gelu")
         self.feed_forward = FeedForward(dim, vision["intermediate_size"], activation)
 
-    def __call__(self, x: mx.array, rotation: Rotation) -> mx.array:
-        x = x + self.attention(self.attention_norm(x), rotation)
+    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
+        return self.attention.project_heads(self.attention_norm(x), rotation)
+
+    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
+        """Compute the layer for some patches of x (patches, dim)."""
+        x = x[patches] + self.attention(heads, patches)
         out: mx.array = x + self.feed_forward(self.ffn_norm(x))
         return out
 
@@ -140,8 +147,12 @@ class PixtralTower(nn.Module):
         hidden = self.patch_conv(patches.astype(self.ln_pre.weight.dtype))
         return self.ln_pre(hidden), self._rotation(pixels)
 
-    def run_layer(self, index: int, hidden: mx.array, rotation: Rotation) -> mx.array:
-        out: mx.array = self.transformer.layers[index](hidden, rotation)
+    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
+        heads: Heads = self.transformer.layers[index].project_heads(hidden, rotation)
+        return heads
+
+    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
+        out: mx.array = self.transformer.layers[index](hidden, heads, patches)
         return out
 
     def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002

@@ -12,7 +12,7 @@ import numpy as np
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
 from trouper.engine.vision.layouts import PatchRules
 from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of
-from trouper.engine.vision.tower import ACTIVATIONS, Rotation
+from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
 from trouper.protocol.media import Pixels
 
 ROPE_BASE = 10_000.0
@@ -38,12 +38,14 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
-    def __call__(self, x: mx.array, rotation: Rotation) -> mx.array:
-        patches, dim = x.shape
-        projected = self.qkv(x).reshape(patches, 3, self.heads, -1).transpose(1, 2, 0, 3)
+    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
+        projected = self.qkv(x).reshape(len(x), 3, self.heads, -1).transpose(1, 2, 0, 3)
         queries, keys = rotate(projected[:1], *rotation), rotate(projected[1:2], *rotation)
-        attended = attend(queries, keys, projected[2:])
-        out: mx.array = self.proj(attended[0].transpose(1, 0, 2).reshape(patches, dim))
+        return queries, keys, projected[2:]
+
+    def __call__(self, heads: Heads, patches: slice) -> mx.array:
+        attended = attend(*heads, patches)[0].transpose(1, 0, 2)
+        out: mx.array = self.proj(attended.reshape(len(attended), -1))
         return out
 
 
@@ -69,8 +71,12 @@ class Block(nn.Module):
         activation = config.get("hidden_act", "gelu_pytorch_tanh")
         self.mlp = Mlp(dim, config["intermediate_size"], activation)
 
-    def __call__(self, x: mx.array, rotation: Rotation) -> mx.array:
-        x = x + self.attn(self.norm1(x), rotation)
+    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
+        return self.attn.project_heads(self.norm1(x), rotation)
+
+    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
+        """Compute the layer for some patches of x (patches, dim)."""
+        x = x[patches] + self.attn(heads, patches)
         out: mx.array = x + self.mlp(self.norm2(x))
         return out
 
@@ -139,8 +145,12 @@ class QwenTower(nn.Module):
         positions = self._positions(pixels).astype(hidden.dtype)
         return hidden + positions, self._rotation(pixels)
 
-    def run_layer(self, index: int, hidden: mx.array, rotation: Rotation) -> mx.array:
-        out: mx.array = self.blocks[index](hidden, rotation)
+    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
+        heads: Heads = self.blocks[index].project_heads(hidden, rotation)
+        return heads
+
+    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
+        out: mx.array = self.blocks[index](hidden, heads, patches)
         return out
 
     def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:

@@ -1,4 +1,4 @@
-"""Seam of encoders: one image at a time, layer by layer."""
+"""Seam of encoders: one image at a time, layer by layer, piece by piece."""
 
 from __future__ import annotations
 
@@ -8,17 +8,29 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from trouper.engine.platform import device
 from trouper.protocol.media import Pixels
 
 Weights = dict[str, mx.array]
 Rotation = tuple[mx.array, mx.array]
 """Cosines and sines (patches, dim of a head / 2) float32."""
+Heads = tuple[mx.array, mx.array, mx.array]
+"""Queries, keys and values (1, heads, patches, dim of a head)."""
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu": nn.gelu,
     "gelu_pytorch_tanh": nn.gelu_approx,
     "silu": nn.silu,
 }
 """By their names in transformers' configs."""
+
+
+CPU_PIECE_PATCHES = 256
+
+
+def patches_at_once() -> int:
+    """Patches of a layer in one piece of work; 0: all."""
+    # A layer of a large image takes seconds on a CPU, while streams would stand still.
+    return CPU_PIECE_PATCHES if device.is_cpu() else 0
 
 
 class Tower(Protocol):
@@ -38,8 +50,11 @@ class Tower(Protocol):
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
         """Hidden states (patches, dim) before the first layer."""
 
-    def run_layer(self, index: int, hidden: mx.array, rotation: Rotation) -> mx.array:
-        pass
+    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
+        """Queries, keys and values of layer `index`."""
+
+    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
+        """Hidden states of some patches after layer `index`."""
 
     def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:
         """Vectors (tokens, text dim) after layer `index`; None if the layer gives none."""
