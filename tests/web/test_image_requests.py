@@ -221,7 +221,7 @@ REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, part_of(CHAT, url="data:image/png;base64,secret!"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:image/png;base64,AAA=AAAA"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:image/png;base64,AAA"), "image_damaged"),
-    (CHAT, part_of(CHAT, url="data:image/png;base64,AA !AAAA"), "image_damaged"),
+    (CHAT, part_of(CHAT, url="data:image/png;base64,AAAA !!!AAAA"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:image/png;base64,"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:image/png,AAAA"), "image_damaged"),
     (CHAT, part_of(CHAT, url="data:" + "a" * 999), "image_damaged"),
