@@ -229,7 +229,7 @@ def find_model(where: Where, name: str | None) -> FoundModel:
             listed = _listed(client)
             model = next(iter(listed)) if name is None else _named(client, name, listed)
             context = listed.get(model) or _context_by_loading(client, model)
-            images = _reads_images(client, model)
+            images = model in _image_readers(client)
             warnings = _warnings(client, name, listed)
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     served = ServedModel(where.url, model, context, where.key, now=now, images=images)
@@ -294,13 +294,15 @@ def _context_by_loading(client: httpx2.Client, model: str) -> int:
         return int(answer.json()["max_model_len"])
 
 
-def _reads_images(client: httpx2.Client, model: str) -> bool:
-    """Whether a loaded model takes images. Older servers do not say."""
-    answer = client.get(f"/v1/models/{model}")
-    if answer.is_error:
-        return False
+def _image_readers(client: httpx2.Client) -> set[str]:
+    """Names of the loaded models that read images."""
+    answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
-        return "image" in answer.json().get("input_modalities", ())
+        return {
+            str(model["id"])
+            for model in answer.json()["data"]
+            if "image" in (model.get("input_modalities") or ())
+        }
 
 
 def _warnings(
