@@ -186,9 +186,12 @@ async def test_fresh_questions() -> None:
 
     async def answer(served: Served, seed: int) -> None:
         messages, scenes, right = fresh(seed, images=seed % 3 + 1)
-        how = (served, PATHS[seed % 3], messages, *map(draw, scenes))
+        path, pictures = PATHS[seed % 3], [draw(scene) for scene in scenes]
         async with limiter:
-            text = await streamed(*how) if seed % 2 else (await said(*how)).text
+            if seed % 2:
+                text = await streamed(served, path, messages, *pictures)
+            else:
+                text = (await said(served, path, messages, *pictures)).text
         if text != right:
             wrong.append(f"question {seed}: {text!r} where {right!r} is right")
 

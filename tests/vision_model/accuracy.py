@@ -32,7 +32,7 @@ class Model:
     def __init__(self, directory: Path = DIRECTORY) -> None:
         config = qwen3_vl.ModelConfig.from_dict(json.loads((directory / "config.json").read_text()))
         self._model = qwen3_vl.Model(config)
-        weights = dict(mx.load(str(directory / "model.safetensors")))
+        weights: Any = mx.load(str(directory / "model.safetensors"))
         weights = self._model.vision_tower.sanitize(self._model.sanitize(weights))
         self._model.load_weights(list(weights.items()))
         self._model.set_dtype(mx.float32)

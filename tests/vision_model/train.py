@@ -22,8 +22,8 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812
+import torch  # type: ignore[import-not-found]
+import torch.nn.functional as F  # type: ignore[import-not-found]  # noqa: N812
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -238,7 +238,7 @@ class Seeing:
             self._tables[rows, columns] = self._tables_of(rows * merge, columns * merge)
         mixing, angles = self._tables[rows, columns]
         hidden = hidden + mixing @ self._visual.pos_embed.weight
-        deep = []
+        deep: list[Any] = []
         for index, block in enumerate(self._visual.blocks):
             hidden = hidden + self._attend(block.attn, block.norm1(hidden), angles)
             hidden = hidden + block.mlp(block.norm2(hidden))
