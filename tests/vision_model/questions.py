@@ -74,9 +74,7 @@ def make_scene(drawn: Random, width: int, height: int, counts: Sequence[int] = A
 
 def _random_scene(drawn: Random, width: int, height: int, count: int) -> Scene:
     """Things in different cells, on grey."""
-    cells = [*drawn.sample(list(SIDES), 1), *drawn.sample(CELLS, count)]
-    first = 0 if drawn.random() < 0.6 else 1
-    cells = list(dict.fromkeys(cells[first:]))[:count]
+    cells = drawn.sample(CELLS, count)
     pool = SHAPES if drawn.random() < 0.6 else WHATS
     alike = count > 1 and drawn.random() < 0.4
     things: list[Thing] = []
@@ -124,7 +122,7 @@ def questions_of(scene: Scene) -> list[Question]:
         if _count(things, color=thing.color) == 1:
             found.append(_what(thing, f"What {noun} is {thing.color}?"))
             found.append(_what(thing, f"Which {noun} is {thing.color}?"))
-        if thing.cell in SIDES and _count(things, what=thing.what, color=thing.color) == 1:
+        if thing.cell in SIDES and len(things) == 1:
             name = f"the {thing.color} {thing.what}"
             answer = f"It is {SIDES[thing.cell]}."
             found.append(Question("where", f"Where is {name}?", answer))
@@ -164,8 +162,7 @@ def _number(count: int) -> str:
 def pick(drawn: Random, found: Sequence[Question]) -> Question:
     """One of them: first a kind, then a question of it."""
     kinds = sorted({question.kind for question in found})
-    weights = [2 if kind == "where" else 1 for kind in kinds]  # It is learnt last.
-    [kind] = drawn.choices(kinds, weights)
+    kind = drawn.choice(kinds)
     question = drawn.choice([each for each in found if each.kind == kind])
     spelling = "color" if drawn.random() < 0.5 else "colour"
     return attrs.evolve(question, text=question.text.replace("{color}", spelling))
@@ -307,6 +304,10 @@ def conversation(
         content = drawn.choice(SYSTEMS) if drawn.random() < 0.6 else _filler(drawn)
         messages = [{"role": "system", "content": content}, *messages]
     return messages, scenes
+
+
+MISTAKES = frozenset({38, 110, 176, 200, 208, 296, 365})
+"""Numbers of fresh questions below 370 that the model itself answers wrongly, without a server."""
 
 
 def fresh(seed: int, images: int) -> tuple[list[Message], list[Scene], str]:
