@@ -27,12 +27,12 @@ from urllib.request import Request, urlopen
 import attrs
 
 from tests.pictures import Picture, screenshot
-from tests.vision_model.asking import CHAT, Said, read_answer, request
+from tests.vision_model.asking import CHAT, TextAnswer, read_answer, request
 from tests.vision_model.files import DIRECTORY
 from tests.vision_model.questions import IMAGE, Message, text_of
 
 PATIENCE_S = 300.0
-LEAST_SHARE = 0.99
+MIN_SHARE = 0.99
 BLOCK = 32
 QUESTION = "How many shapes do you see?"
 
@@ -59,7 +59,7 @@ class Server:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=PATIENCE_S)
 
-    def ask(self, messages: Sequence[Message], pictures: Sequence[Picture]) -> Said:
+    def ask(self, messages: Sequence[Message], pictures: Sequence[Picture]) -> TextAnswer:
         body = json.dumps(request(CHAT, messages, pictures)).encode()
         headers = {"Content-Type": "application/json"}
         return read_answer(CHAT, json.loads(self._read(Request(self.url + CHAT, body, headers))))
@@ -85,8 +85,8 @@ class Server:
         health: dict[str, Any] = json.loads(self._read(Request(self.url + "/health")))
         return int(health["directory"]["blocks"]) * BLOCK
 
-    def _read(self, asked: Request) -> bytes:
-        with urlopen(asked, timeout=PATIENCE_S) as response:
+    def _read(self, request: Request) -> bytes:
+        with urlopen(request, timeout=PATIENCE_S) as response:
             return bytes(response.read())
 
 
@@ -115,41 +115,41 @@ class Session:
         for number in range(1, turns + 1):
             self.messages += turn(number)
             self.pictures.append(screenshot(number, self.width, self.height))
-            said = self._ask(server, f"turn {number}")
-            self.messages.append({"role": "assistant", "content": said.text})
-            if said.cached_tokens < LEAST_SHARE * earlier:
-                self.faults.append(f"turn {number}: {said.cached_tokens} of {earlier} cached")
+            answer = self._ask(server, f"turn {number}")
+            self.messages.append({"role": "assistant", "content": answer.text})
+            if answer.cached_tokens < MIN_SHARE * earlier:
+                self.faults.append(f"turn {number}: {answer.cached_tokens} of {earlier} cached")
             if server.counts() != (number, number):
                 self.faults.append(f"turn {number}: decoded, encoded: {server.counts()}")
-            earlier = said.prompt_tokens
+            earlier = answer.prompt_tokens
         self.messages.pop()  # The last turn is asked again.
         server.wait_for_blocks(earlier - BLOCK)
 
     def play_again(self, server: Server) -> None:
-        said = self._ask(server, "again, after a restart")
+        answer = self._ask(server, "again, after a restart")
         if server.counts()[1] > 1:
             self.faults.append(f"after a restart, decoded, encoded: {server.counts()}")
-        if said.cached_tokens < LEAST_SHARE * said.prompt_tokens:
-            share = f"{said.cached_tokens} of {said.prompt_tokens}"
+        if answer.cached_tokens < MIN_SHARE * answer.prompt_tokens:
+            share = f"{answer.cached_tokens} of {answer.prompt_tokens}"
             self.faults.append(f"after a restart: {share} from disk")
 
-    def _ask(self, server: Server, name: str) -> Said:
+    def _ask(self, server: Server, name: str) -> TextAnswer:
         began = time.monotonic()
-        said = server.ask(self.messages, self.pictures)
+        answer = server.ask(self.messages, self.pictures)
         seconds = time.monotonic() - began
         decoded, encoded = server.counts()
         print(
-            f"{name}: {said.prompt_tokens} tokens, {said.cached_tokens} cached, "
+            f"{name}: {answer.prompt_tokens} tokens, {answer.cached_tokens} cached, "
             f"{decoded} decoded, {encoded} encoded, {seconds:.2f} s",
             flush=True,
         )
-        return said
+        return answer
 
 
 def main(turns: int, width: int, height: int) -> int:
     session = Session(width, height)
-    with TemporaryDirectory() as place:
-        cache, log = Path(place) / "cache", Path(place) / "log"
+    with TemporaryDirectory() as directory:
+        cache, log = Path(directory) / "cache", Path(directory) / "log"
         with Server.running(cache, log) as server:
             session.play(server, turns)
         with Server.running(cache, log) as server:

@@ -78,11 +78,11 @@ def main(directory: Path, questions: int) -> None:
     model, right = Model(directory), 0
     print(f"{model.parameters:,} parameters")
     for seed in range(questions):
-        asked, scenes, expected = fresh(seed, images=seed % 3 + 1)
-        answer = model.answer(asked, [draw(scene) for scene in scenes])
+        messages, scenes, expected = fresh(seed, images=seed % 3 + 1)
+        answer = model.answer(messages, [draw(scene) for scene in scenes])
         right += answer == expected
         if answer != expected:
-            print(f"{seed}: {answer!r}, not {expected!r}, to: {asked[-1]['content']} {scenes}")
+            print(f"{seed}: {answer!r}, not {expected!r}, to: {messages[-1]['content']} {scenes}")
     print(f"{right} of {questions} right")
 
 
