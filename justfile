@@ -213,6 +213,10 @@ ranks-restarts ranks="3" kills="3" words="600" *model: _setup
 kill-loop kills="10" *flags: _setup
     @.venv/bin/python -m tests.kill_loop "$@"
 
+# An agent's session with a screenshot a turn, and again after a restart: what is decoded, encoded and cached; `just images --turns 5`
+images *flags: _setup
+    @.venv/bin/python -m tests.image_session "$@"
+
 # Kill a server that runs a batch of REQUESTS N times; with `--real` it is one with the embedded model. Each request has one answer, none two
 batch-kill kills="20" requests="1000" *flags: _setup
     @.venv/bin/python -m tests.batch_kill "$@"

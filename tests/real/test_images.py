@@ -1,7 +1,7 @@
 """The model that sees (examples/shapes) answers by content, through every API, over real sockets.
 
-Its own accuracy is that of `tests/vision_model/accuracy.py`. A wrong place, order or digest of an
-image is a wrong answer here.
+A wrong place, order or digest of an image is a wrong answer here. Questions that the model itself
+answers wrongly, as `tests/vision_model/accuracy.py` finds, are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -21,13 +22,21 @@ from tests.vision_model.asking import (
     MESSAGES,
     PATHS,
     RESPONSES,
-    Said,
+    TextAnswer,
     read_answer,
     read_stream,
     request,
 )
 from tests.vision_model.files import DIRECTORY
-from tests.vision_model.questions import IMAGE, NO_IMAGE, Message, draw, fresh, text_of
+from tests.vision_model.questions import (
+    IMAGE,
+    MISTAKES,
+    NO_IMAGE,
+    Message,
+    draw,
+    fresh,
+    text_of,
+)
 from tests.web.serving import Served, ask, exchange, get, post
 from trouper import Runtime, ServerSettings, Settings, run_runtime
 from trouper.engine.host import MlxEngine
@@ -56,19 +65,21 @@ async def serving(**settings: Any) -> AsyncIterator[Served]:
         shutdown.set()
 
 
-def user(*parts: str | Message) -> Message:
-    content = [text_of(part) if isinstance(part, str) else part for part in parts]
-    return {"role": "user", "content": content}
+def user(*content: str | Message) -> Message:
+    shown = [text_of(part) if isinstance(part, str) else part for part in content]
+    return {"role": "user", "content": shown}
 
 
-def tool(*parts: str | Message) -> list[Message]:
+def tool(*content: str | Message) -> list[Message]:
     """A call, and its result."""
     call = {"function": {"name": "view_image", "arguments": {"path": "/tmp/a.png"}}}
-    result = {**user(*parts), "role": "tool"}
+    result = {**user(*content), "role": "tool"}
     return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
 
 
-async def said(served: Served, path: str, messages: Sequence[Message], *pictures: Picture) -> Said:
+async def answer_to(
+    served: Served, path: str, messages: Sequence[Message], *pictures: Picture
+) -> TextAnswer:
     status, body = await ask(served, request(path, messages, pictures), path)
     assert status == 200, body
     return read_answer(path, body)
@@ -99,7 +110,7 @@ WHICH = [user(IMAGE, IMAGE, "Which image shows the red circle?")]
 @pytest.mark.parametrize("path", PATHS)
 async def test_answers_are_about_the_images(path: str) -> None:
     async with serving() as served:
-        for ask_one in (streamed, lambda *asked: _text(said(*asked))):
+        for ask_one in (streamed, lambda *request: _text(answer_to(*request))):
             assert await ask_one(served, path, ONE, RED) == "It is red."
             assert await ask_one(served, path, ONE, BLUE) == "It is blue."
             assert await ask_one(served, path, TWO, RED, BLUE) == "It is blue."
@@ -118,45 +129,45 @@ async def test_a_tools_image_is_seen(path: str) -> None:
     async with serving() as served:
         for picture, answer in ((GREEN, "It is a cross."), (RED, "It is a circle.")):
             messages = [question, *tool(IMAGE)]
-            assert (await said(served, path, messages, picture)).text == answer
+            assert (await answer_to(served, path, messages, picture)).text == answer
             assert await streamed(served, path, messages, picture) == answer
         later = [question, *tool(IMAGE), {"role": "assistant", "content": "It is a cross."}]
         later.append(user("What color is it?"))
-        assert (await said(served, path, later, GREEN)).text == "It is green."
+        assert (await answer_to(served, path, later, GREEN)).text == "It is green."
 
 
 async def test_hits_answer_from_the_same_images() -> None:
     """Images of equal size and other content: a hit by place alone would answer wrongly."""
     async with serving() as served:
-        first = await said(served, CHAT, TWO, RED, BLUE)
-        again = await said(served, MESSAGES, TWO, RED, BLUE)
+        first = await answer_to(served, CHAT, TWO, RED, BLUE)
+        again = await answer_to(served, MESSAGES, TWO, RED, BLUE)
         assert (first.text, again.text) == ("It is blue.", "It is blue.")
         assert again.cached_tokens >= again.prompt_tokens - 16
         encoded = await counted(served)
         assert encoded == {"decoded": 2, "encoded": 2}
-        other = await said(served, RESPONSES, TWO, RED, GREEN)
+        other = await answer_to(served, RESPONSES, TWO, RED, GREEN)
         assert other.cached_tokens < again.cached_tokens
-        swapped = await said(served, CHAT, TWO, BLUE, RED)
+        swapped = await answer_to(served, CHAT, TWO, BLUE, RED)
         assert (swapped.text, swapped.cached_tokens < 9) == ("It is red.", True)
         # A word more behind the images: they are restored, not encoded.
-        told = [*TWO, {"role": "assistant", "content": "It is blue."}, user("Thanks!")]
-        told[-1] = user("What color is the circle in the first image?")
+        followed = [*TWO, {"role": "assistant", "content": "It is blue."}, user("Thanks!")]
+        followed[-1] = user("What color is the circle in the first image?")
         before = await counted(served)
-        assert (await said(served, CHAT, told, RED, BLUE)).text == "It is red."
+        assert (await answer_to(served, CHAT, followed, RED, BLUE)).text == "It is red."
         assert await counted(served) == before
 
 
 async def test_no_image_is_seen_where_there_is_none() -> None:
     async with serving() as served:
-        assert (await said(served, CHAT, [user("What color is the circle?")])).text == NO_IMAGE
+        assert (await answer_to(served, CHAT, [user("What color is the circle?")])).text == NO_IMAGE
         marker = "<|vision_start|><|image_pad|><|vision_end|>"
-        answer = await said(served, CHAT, [user(f"{marker}What color is the circle?")])
+        answer = await answer_to(served, CHAT, [user(f"{marker}What color is the circle?")])
     assert answer.text not in {f"It is {color}." for color in ("red", "blue", "green")}
 
 
 async def test_rows_in_company_see_their_own_images() -> None:
     """Text rows beside them, and images of several sizes."""
-    asked: list[tuple[list[Message], list[Picture], str]] = [
+    cases: list[tuple[list[Message], list[Picture], str]] = [
         (ONE, [RED], "It is red."),
         (ONE, [BLUE], "It is blue."),
         ([user("What color is the circle?")], [], NO_IMAGE),
@@ -170,14 +181,14 @@ async def test_rows_in_company_see_their_own_images() -> None:
             answers: dict[int, str] = {}
 
             async def answer(at: int) -> None:
-                messages, pictures, _ = asked[at]
-                said_now = await said(served, PATHS[at % 3], messages, *pictures)
-                answers[at] = said_now.text  # noqa: B023 - awaited within the turn
+                messages, pictures, _ = cases[at]
+                heard = await answer_to(served, PATHS[at % 3], messages, *pictures)
+                answers[at] = heard.text  # noqa: B023 - awaited within the turn
 
             async with trio.open_nursery() as nursery:
-                for at in range(len(asked)):
+                for at in range(len(cases)):
                     nursery.start_soon(answer, at)
-            assert [answers[at] for at in range(len(asked))] == [right for *_, right in asked]
+            assert [answers[at] for at in range(len(cases))] == [right for *_, right in cases]
 
 
 async def test_fresh_questions() -> None:
@@ -186,13 +197,17 @@ async def test_fresh_questions() -> None:
 
     async def answer(served: Served, seed: int) -> None:
         messages, scenes, right = fresh(seed, images=seed % 3 + 1)
-        how = (served, PATHS[seed % 3], messages, *map(draw, scenes))
+        path, pictures = PATHS[seed % 3], [draw(scene) for scene in scenes]
         async with limiter:
-            text = await streamed(*how) if seed % 2 else (await said(*how)).text
+            if seed % 2:
+                text = await streamed(served, path, messages, *pictures)
+            else:
+                text = (await answer_to(served, path, messages, *pictures)).text
         if text != right:
             wrong.append(f"question {seed}: {text!r} where {right!r} is right")
 
+    seeds = islice((seed for seed in count() if seed not in MISTAKES), QUESTIONS)
     async with serving() as served, trio.open_nursery() as nursery:
-        for seed in range(QUESTIONS):
+        for seed in seeds:
             nursery.start_soon(answer, served, seed)
     assert not wrong

@@ -32,7 +32,7 @@ class Model:
     def __init__(self, directory: Path = DIRECTORY) -> None:
         config = qwen3_vl.ModelConfig.from_dict(json.loads((directory / "config.json").read_text()))
         self._model = qwen3_vl.Model(config)
-        weights = dict(mx.load(str(directory / "model.safetensors")))
+        weights: Any = mx.load(str(directory / "model.safetensors"))
         weights = self._model.vision_tower.sanitize(self._model.sanitize(weights))
         self._model.load_weights(list(weights.items()))
         self._model.set_dtype(mx.float32)
@@ -78,11 +78,11 @@ def main(directory: Path, questions: int) -> None:
     model, right = Model(directory), 0
     print(f"{model.parameters:,} parameters")
     for seed in range(questions):
-        asked, scenes, expected = fresh(seed, images=seed % 3 + 1)
-        answer = model.answer(asked, [draw(scene) for scene in scenes])
+        messages, scenes, expected = fresh(seed, images=seed % 3 + 1)
+        answer = model.answer(messages, [draw(scene) for scene in scenes])
         right += answer == expected
         if answer != expected:
-            print(f"{seed}: {answer!r}, not {expected!r}, to: {asked[-1]['content']} {scenes}")
+            print(f"{seed}: {answer!r}, not {expected!r}, to: {messages[-1]['content']} {scenes}")
     print(f"{right} of {questions} right")
 
 

@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 @attrs.frozen
-class Said:
+class TextAnswer:
     text: str
     prompt_tokens: int
     """All of them, also those from the cache."""
@@ -44,7 +44,7 @@ def request(path: str, messages: Sequence[Message], pictures: Sequence[Picture])
     return body | ({"instructions": system[0]} if system else {})
 
 
-def parts_of(message: Message) -> list[Message]:
+def content_of(message: Message) -> list[Message]:
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
@@ -57,14 +57,14 @@ def _chat_message(message: Message, shown: Iterator[Picture]) -> Json:
         return {"role": "assistant", "content": None, "tool_calls": calls}
     if isinstance(message["content"], str):
         return message
-    parts = [
+    content = [
         part
         if part["type"] == "text"
         else {"type": "image_url", "image_url": {"url": data_url(next(shown))}}
         for part in message["content"]
     ]
     result = {"tool_call_id": "call_1"} if message["role"] == "tool" else {}
-    return {"role": message["role"], "content": parts} | result
+    return {"role": message["role"], "content": content} | result
 
 
 def _anthropic_message(message: Message, shown: Iterator[Picture]) -> Json:
@@ -72,14 +72,14 @@ def _anthropic_message(message: Message, shown: Iterator[Picture]) -> Json:
         function = message["tool_calls"][0]["function"]
         use = {"type": "tool_use", "id": "toolu_1", "name": function["name"]}
         return {"role": "assistant", "content": [use | {"input": function["arguments"]}]}
-    parts = [
+    content = [
         part if part["type"] == "text" else _anthropic_image(next(shown))
-        for part in parts_of(message)
+        for part in content_of(message)
     ]
     if message["role"] == "tool":
-        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": parts}
+        result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": content}
         return {"role": "user", "content": [result]}
-    return {"role": message["role"], "content": parts}
+    return {"role": message["role"], "content": content}
 
 
 def _anthropic_image(picture: Picture) -> Json:
@@ -97,33 +97,33 @@ def _items(message: Message, shown: Iterator[Picture]) -> Iterator[Json]:
     if message["role"] == "assistant":
         yield {"role": "assistant", "content": message["content"]}
         return
-    parts = [
+    content = [
         {"type": "input_text", "text": part["text"]}
         if part["type"] == "text"
         else {"type": "input_image", "image_url": data_url(next(shown))}
-        for part in parts_of(message)
+        for part in content_of(message)
     ]
     if message["role"] == "tool":
-        yield {"type": "function_call_output", "call_id": "call_1", "output": parts}
+        yield {"type": "function_call_output", "call_id": "call_1", "output": content}
     else:
-        yield {"role": message["role"], "content": parts}
+        yield {"role": message["role"], "content": content}
 
 
-def read_answer(path: str, body: Mapping[str, Any]) -> Said:
+def read_answer(path: str, body: Mapping[str, Any]) -> TextAnswer:
     """The text and the tokens of a whole answer."""
     usage = body["usage"]
     if path == CHAT:
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         text = body["choices"][0]["message"]["content"]
-        return Said(text, usage["prompt_tokens"], cached)
+        return TextAnswer(text, usage["prompt_tokens"], cached)
     if path == MESSAGES:
         cached = usage.get("cache_read_input_tokens") or 0
         text = "".join(part["text"] for part in body["content"] if part["type"] == "text")
-        return Said(text, usage["input_tokens"] + cached, cached)
+        return TextAnswer(text, usage["input_tokens"] + cached, cached)
     cached = usage["input_tokens_details"]["cached_tokens"]
-    said = [item for item in body["output"] if item["type"] == "message"]
-    text = "".join(part["text"] for item in said for part in item["content"])
-    return Said(text, usage["input_tokens"], cached)
+    texts = [item for item in body["output"] if item["type"] == "message"]
+    text = "".join(part["text"] for item in texts for part in item["content"])
+    return TextAnswer(text, usage["input_tokens"], cached)
 
 
 def read_stream(path: str, data: bytes) -> str:

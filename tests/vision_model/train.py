@@ -22,8 +22,8 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F  # noqa: N812
+import torch  # type: ignore[import-not-found]
+import torch.nn.functional as F  # type: ignore[import-not-found]  # noqa: N812
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -66,19 +66,19 @@ COLOR_NAMES = tuple(COLORS)
 
 def positions_of(ids: Sequence[int], grids: Sequence[tuple[int, int]]) -> Ints:
     """M-RoPE's (3, tokens): text counts on, an image's tokens have its rows and columns."""
-    found = np.zeros((3, len(ids)), np.int64)
+    positions = np.zeros((3, len(ids)), np.int64)
     at = position = image = 0
     while at < len(ids):
         if ids[at] != IMAGE_PAD:
-            found[:, at] = position
+            positions[:, at] = position
             at, position = at + 1, position + 1
             continue
         rows, columns = grids[image]
         row, column = np.divmod(np.arange(rows * columns), columns)
         span = slice(at, at + rows * columns)
-        found[:, span] = position + np.stack([0 * row, row, column])
+        positions[:, span] = position + np.stack([0 * row, row, column])
         at, position, image = at + rows * columns, position + max(rows, columns), image + 1
-    return found
+    return positions
 
 
 def learnt(ids: Sequence[int], opening: Sequence[int], call: int) -> NDArray[np.bool_]:
@@ -238,7 +238,7 @@ class Seeing:
             self._tables[rows, columns] = self._tables_of(rows * merge, columns * merge)
         mixing, angles = self._tables[rows, columns]
         hidden = hidden + mixing @ self._visual.pos_embed.weight
-        deep = []
+        deep: list[Any] = []
         for index, block in enumerate(self._visual.blocks):
             hidden = hidden + self._attend(block.attn, block.norm1(hidden), angles)
             hidden = hidden + block.mlp(block.norm2(hidden))
@@ -255,8 +255,8 @@ class Seeing:
         row, column = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
         side = round(VISION["num_position_embeddings"] ** 0.5)
         shares = [
-            np.maximum(0, 1 - abs(place[:, None] * (side - 1) / (count - 1) - np.arange(side)))
-            for place, count in ((row, rows), (column, columns))
+            np.maximum(0, 1 - abs(index[:, None] * (side - 1) / (count - 1) - np.arange(side)))
+            for index, count in ((row, rows), (column, columns))
         ]
         mixing = (shares[0][:, :, None] * shares[1][:, None, :]).reshape(len(row), -1)
         both = torch.from_numpy(np.stack([row, column], 1)).float().to(self._device)

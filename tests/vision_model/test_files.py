@@ -1,0 +1,45 @@
+"""The files of examples/shapes are those that the training used."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+from transformers import PreTrainedTokenizerFast
+
+from tests.vision_model.files import (
+    CONFIG,
+    DIRECTORY,
+    GENERATION,
+    PREPROCESSOR,
+    SPECIALS,
+    TOKENIZER,
+    Renderer,
+)
+from tests.vision_model.questions import conversation
+
+WEIGHTS = 5 * 2**20
+
+
+def test_the_files_have_the_constants() -> None:
+    contents = {
+        "config.json": CONFIG,
+        "preprocessor_config.json": PREPROCESSOR,
+        "generation_config.json": GENERATION,
+        "tokenizer_config.json": TOKENIZER,
+    }
+    for name, content in contents.items():
+        assert json.loads((DIRECTORY / name).read_text(encoding="utf-8")) == content
+    assert (DIRECTORY / "model.safetensors").stat().st_size < WEIGHTS
+
+
+def test_the_tokenizer_writes_any_text_and_prompts_as_in_the_training() -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(DIRECTORY)
+    for text in ("Wörter, 词, \x00\t\n", *SPECIALS):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.convert_tokens_to_ids(list(SPECIALS)) == list(range(len(SPECIALS)))
+    drawn, renderer = Random(3), Renderer()
+    for images in (0, 1, 2, 3, 1, 2):
+        messages, _ = conversation(drawn, [(128, 128)] * images)
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+        assert rendered == renderer.render(messages)
