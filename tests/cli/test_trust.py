@@ -51,7 +51,7 @@ HARMLESS = """
     default_max_tokens max_prompt_tokens max_image_tokens context_length unread_config max_kv_size
     queue_timeout_s first_token_timeout_s
     token_timeout_s request_timeout_s grammar_timeout_s stall_timeout_s block_size cache_memory
-    kv_memory image_cache max_image_tokens num_blocks snapshot_tokens kv_bits kv_group_size
+    kv_memory image_cache num_blocks snapshot_tokens kv_bits kv_group_size
     self_check speculation
     tool_parser reasoning_parser spec_ngram_min spec_ngram_max spec_draft_tokens
     sequence_cache_size tp_reduce_dtype ssd_max_bytes ssd_keep_free ssd_write_budget
