@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 class Tower(Protocol):
-    """The encoder and projector of a checkpoint. All arrays stay lazy."""
+    """The encoder and projector of a checkpoint. Arrays stay lazy, unless scores are too many."""
 
     patch_weight: str
     """Name of the matrix over patches, a convolution in checkpoints."""
