@@ -131,8 +131,8 @@ class PromptPass(Pass):
         [region] = self.regions
         return (
             region.level
-            and region.adapters is None
             and region.media is None
+            and region.adapters is None
             and not any(leaf.buffers for leaf in self.caches)
         )
 

@@ -14,23 +14,23 @@ from trouper.engine.vision.tower import Rotation
 
 FUSED_DIMS = (64, 80, 128)
 """Sizes of heads for which Metal has a fused kernel, without scores in memory."""
-MAX_SCORE_BYTES = 2**25
-"""Of one product. MLX has some twenty in flight on a CPU."""
+MAX_SCORE_BYTES = 2**26
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, patches: slice) -> mx.array:
-    """Attention of some patches to all: (1, heads, n, dim) each, scaled by dim ** -0.5."""
+    """Attention of some patches to all: (1, heads, n, dim) each, scaled by dim ** -0.5. Waits for
+    the device if it goes in parts."""
     queries = queries[:, :, patches]
     dim, scale = queries.shape[-1], queries.shape[-1] ** -0.5
     size = _queries_at_once(queries, keys.shape[2])
     if not device.is_cpu():
         queries, keys, values = (_padded(part) for part in (queries, keys, values))
-    attended = [
-        mx.fast.scaled_dot_product_attention(
-            queries[:, :, start : start + size], keys, values, scale=scale
-        )
-        for start in range(0, queries.shape[2], size)
-    ]
+    attended = []
+    for start in range(0, queries.shape[2], size):
+        some = queries[:, :, start : start + size]
+        attended.append(mx.fast.scaled_dot_product_attention(some, keys, values, scale=scale))
+        if size < queries.shape[2]:
+            mx.eval(attended[-1])  # Else a CPU has the scores of all parts in memory.
     return mx.concatenate(attended, axis=2)[..., :dim]
 
 

@@ -34,7 +34,7 @@ def patches_at_once() -> int:
 
 
 class Tower(Protocol):
-    """The encoder and projector of a checkpoint. All arrays stay lazy."""
+    """The encoder and projector of a checkpoint. Arrays stay lazy, unless scores are too many."""
 
     patch_weight: str
     """Name of the matrix over patches, a convolution in checkpoints."""
