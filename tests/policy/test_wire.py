@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trouper.protocol.blocks import Tensor
 from trouper.protocol.link import Leave, Message
+from trouper.protocol.media import ImageLayout
 from trouper.protocol.plans import BlockId, Load, Plan
 from trouper.protocol.wire import (
     KINDS,
@@ -27,6 +28,7 @@ st.register_type_strategy(
     Tensor,
     st.builds(Tensor, st.sampled_from(["F32", "U8"]), st.tuples(st.integers(0, 9)), st.binary()),
 )
+st.register_type_strategy(ImageLayout, st.nothing())  # Several ranks take no images.
 INT64 = st.integers(-(2**63), 2**64 - 1)
 st.register_type_strategy(int, INT64)
 st.register_type_strategy(float, st.floats(allow_nan=False))  # Not equal to itself.
