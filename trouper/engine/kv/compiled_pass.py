@@ -131,9 +131,9 @@ class PromptPass(Pass):
         [region] = self.regions
         return (
             region.level
-            and region.media is None
             and region.adapters is None
             and not any(leaf.buffers for leaf in self.caches)
+            and region.media is None
         )
 
     def inputs(self) -> list[list[Name]]:
