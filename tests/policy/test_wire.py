@@ -28,7 +28,7 @@ st.register_type_strategy(
     Tensor,
     st.builds(Tensor, st.sampled_from(["F32", "U8"]), st.tuples(st.integers(0, 9)), st.binary()),
 )
-st.register_type_strategy(ImageLayout, st.nothing())  # Several ranks take no images.
+st.register_type_strategy(ImageLayout, st.none())  # Several ranks take no images.
 INT64 = st.integers(-(2**63), 2**64 - 1)
 st.register_type_strategy(int, INT64)
 st.register_type_strategy(float, st.floats(allow_nan=False))  # Not equal to itself.
