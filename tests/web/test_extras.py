@@ -49,6 +49,9 @@ async def test_tokens_and_back() -> None:
     async with serving(FakeEngine()) as served:
         _, said = await ask(served, {"prompt": "né"}, "/tokenize")
         assert said["tokens"] == [110, 195, 169] and said["count"] == 3
+        assert said["token_strs"] is None
+        _, texts = await ask(served, {"prompt": "né", "return_token_strs": True}, "/tokenize")
+        assert texts["tokens"] == said["tokens"] and len(texts["token_strs"]) == 3
         _, back = await ask(served, {"tokens": [*said["tokens"], EOS]}, "/detokenize")
         assert back["prompt"] == "né<eos>"
         _, chat = await ask(served, {"messages": [{"role": "user", "content": "x"}]}, "/tokenize")
