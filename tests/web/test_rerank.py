@@ -154,8 +154,8 @@ class TestScore:
         texts = ("barks?", ["a dog", "a spoon"])
         async with serving(ranking()) as served:
             _, meant = await ask(served, {"text_1": texts[0], "text_2": texts[1]}, "/v1/score")
-            status, said = await ask(served, dict(zip(names, texts, strict=True)), "/score")
-            assert (status, said["data"]) == (200, meant["data"])
+            status, answer = await ask(served, dict(zip(names, texts, strict=True)), "/score")
+            assert (status, answer["data"]) == (200, meant["data"])
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ class TestScore:
         ("/v1/rerank", {**ASKED, "documents": [{"title": "a"}]}, "documents.0.text"),
         ("/v1/rerank", {**ASKED, "top_n": 0}, "top_n"),
         ("/v1/rerank", {**ASKED, "max_tokens_per_doc": 10}, "max_tokens_per_doc"),
-        ("/v1/rerank", {**ASKED, "use_activation": False}, "use_activation"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "use_activation": False}, "use_activation"),
         ("/v1/rerank", {**ASKED, "documents": ["x" * 9000]}, "documents"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
         ("/v1/score", {"text_1": "a"}, "text_2"),
@@ -184,9 +184,9 @@ async def test_what_cannot_be_is_refused_by_name(
 
 async def test_values_of_refused_parameters_that_ask_for_nothing() -> None:
     async with serving(ranking()) as served:
-        more = {"max_tokens_per_doc": 0, "use_activation": True}
-        status, said = await ask(served, ASKED | more, "/v1/rerank")
-        assert status == 200, said
+        body = {"query": "a", "documents": ["b"], "max_tokens_per_doc": 0, "use_activation": True}
+        status, answer = await ask(served, body, "/v1/rerank")
+        assert status == 200, answer
 
 
 async def test_a_model_without_single_tokens_says_so() -> None:
