@@ -194,6 +194,23 @@ async def test_usage_of_a_prompt_alone() -> None:
     assert {chunk["usage"]["completion_tokens"] for chunk in chunks} == {0}
 
 
+async def test_log_probabilities_that_name_tokens_by_their_ids() -> None:
+    named = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    async with serving(FakeEngine()) as served:
+        body = {"prompt": PROMPT, "max_tokens": 2, "echo": True, "logprobs": 1}
+        [choice], _ = await both(served, body | named)
+        chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "max_tokens": 2}
+        _, whole = await ask(served, chat | {"top_logprobs": 1} | named, "/v1/chat/completions")
+    ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in ids]
+    for name, top in zip(*map(choice["logprobs"].get, ("tokens", "top_logprobs")), strict=True):
+        assert top is None or name in top
+    [answer] = whole["choices"]
+    content = answer["logprobs"]["content"]
+    assert [at["token"] for at in content] == [f"token_id:{token}" for token in answer["token_ids"]]
+    assert all(at["top_logprobs"][0]["token"].startswith("token_id:") for at in content)
+
+
 async def test_chats_token_ids() -> None:
     async with serving(FakeEngine()) as served:
         body = {

@@ -83,6 +83,15 @@ async def test_what_cannot_be_embedded(body: dict[str, Any], param: str) -> None
     assert (status, said["error"]["param"]) == (400, param)
 
 
+async def test_the_form_that_vectors_have_may_be_named() -> None:
+    plain = {"input": "abc", "encoding_format": "base64"}
+    form = {"embed_dtype": "float32", "endianness": "little", "use_activation": True}
+    async with serving() as served:
+        _, first = await ask(served, plain, "/v1/embeddings")
+        _, second = await ask(served, plain | form, "/v1/embeddings")
+    assert second["data"] == first["data"]
+
+
 async def test_a_model_without_embeddings_says_so() -> None:
     class Engine(FakeEngine):
         async def load(self) -> LoadedModel:

@@ -48,7 +48,10 @@ async def test_the_id_in_the_body_cancels_too() -> None:
 async def test_tokens_and_back() -> None:
     async with serving(FakeEngine()) as served:
         _, said = await ask(served, {"prompt": "né"}, "/tokenize")
-        assert said["tokens"] == [110, 195, 169] and said["count"] == 3
+        read = [said[name] for name in ("tokens", "count", "token_strs")]
+        assert read == [[110, 195, 169], 3, None]
+        _, texts = await ask(served, {"prompt": "né", "return_token_strs": True}, "/tokenize")
+        assert (texts["count"], len(texts["token_strs"])) == (3, 3)
         _, back = await ask(served, {"tokens": [*said["tokens"], EOS]}, "/detokenize")
         assert back["prompt"] == "né<eos>"
         _, chat = await ask(served, {"messages": [{"role": "user", "content": "x"}]}, "/tokenize")

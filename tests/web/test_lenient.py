@@ -70,7 +70,6 @@ SENT = (
     "mm_processor_kwargs",
     "request_id",
     "rid",
-    "return_tokens_as_token_ids",
     "timings_per_token",
     "draft_model",
     "ttl",
@@ -266,6 +265,10 @@ REFUSED: list[tuple[str, Json, str]] = [
     (RESPONSES, {"response_format": {"type": "json_object"}}, "response_format"),
     (MESSAGES, {"response_format": {"type": "json_object"}}, "response_format"),
     ("/v1/embeddings", {"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+    ("/v1/embeddings", {"embed_dtype": "float16"}, "embed_dtype"),
+    ("/v1/embeddings", {"endianness": "big"}, "endianness"),
+    ("/v1/embeddings", {"use_activation": False}, "use_activation"),
+    ("/v1/embeddings", {"normalize": False}, "normalize"),
 ]
 
 

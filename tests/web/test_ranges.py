@@ -126,6 +126,8 @@ CHANGES_AN_ANSWER = (
     "instruction_template",
     "sequence_bias",
     "truncate",
+    "logprob_token_ids",
+    "return_tokens_as_token_ids",
 )
 
 

@@ -147,6 +147,16 @@ class TestScore:
             _, one = await ask(served, {"text_1": "barks?", "text_2": "a dog"}, "/score")
             assert [one["score"] for one in one["data"]] == [dog]
 
+    @pytest.mark.parametrize(
+        "names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+    )
+    async def test_vllms_newer_names(self, names: tuple[str, str]) -> None:
+        texts = ("barks?", ["a dog", "a spoon"])
+        async with serving(ranking()) as served:
+            _, meant = await ask(served, {"text_1": texts[0], "text_2": texts[1]}, "/v1/score")
+            status, answer = await ask(served, dict(zip(names, texts, strict=True)), "/score")
+            assert (status, answer["data"]) == (200, meant["data"])
+
 
 @pytest.mark.parametrize(
     ("path", "body", "param"),
@@ -158,6 +168,7 @@ class TestScore:
         ("/v1/rerank", {**ASKED, "documents": [{"title": "a"}]}, "documents.0.text"),
         ("/v1/rerank", {**ASKED, "top_n": 0}, "top_n"),
         ("/v1/rerank", {**ASKED, "max_tokens_per_doc": 10}, "max_tokens_per_doc"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "use_activation": False}, "use_activation"),
         ("/v1/rerank", {**ASKED, "documents": ["x" * 9000]}, "documents"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2"),
         ("/v1/score", {"text_1": "a"}, "text_2"),
@@ -169,6 +180,13 @@ async def test_what_cannot_be_is_refused_by_name(
     async with serving(ranking(), settings={"max_kv_size": 4096}) as served:
         status, said = await ask(served, body, path)
         assert (status, said["error"]["param"]) == (400, param), said
+
+
+async def test_values_of_refused_parameters_that_ask_for_nothing() -> None:
+    async with serving(ranking()) as served:
+        body = {"query": "a", "documents": ["b"], "max_tokens_per_doc": 0, "use_activation": True}
+        status, answer = await ask(served, body, "/v1/rerank")
+        assert status == 200, answer
 
 
 async def test_a_model_without_single_tokens_says_so() -> None:

@@ -176,8 +176,12 @@ MODELS = full(
     }
 )
 TOKENIZED = full(
-    {"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS, "token_strs": array(TEXT)},
-    optional=("token_strs",),
+    {
+        "count": COUNT,
+        "max_model_len": COUNT,
+        "tokens": TOKENS,
+        "token_strs": nullable(array(TEXT)),
+    }
 )
 DETOKENIZED = full({"prompt": TEXT})
 

@@ -102,7 +102,7 @@ class CompletionDialect(OpenAiDialect):
         begin += offsets.of_answer(map(_token, answer))
         logprobs = (*prompt, *answer)
         return {
-            "tokens": [tokenizer.token_text(_token(at)) for at in logprobs],
+            "tokens": [self.envelope.name(_token(at)) for at in logprobs],
             "token_logprobs": [None if isinstance(at, int) else at.logprob for at in logprobs],
             "top_logprobs": [
                 None if isinstance(at, int) else self._alternatives(at) for at in logprobs
@@ -112,8 +112,8 @@ class CompletionDialect(OpenAiDialect):
 
     def _alternatives(self, at: TokenLogprobs) -> Json:
         """Return the likeliest tokens and the chosen one, as OpenAI's API does."""
-        text = self.envelope.tokenizer.token_text
-        return {text(token): value for token, value in at.top} | {text(at.token): at.logprob}
+        name = self.envelope.name
+        return {name(token): value for token, value in at.top} | {name(at.token): at.logprob}
 
     def opening(self, index: int, answer: Answer) -> bytes:
         text = "" if self._echo is None or self._scores else self._echo(index)

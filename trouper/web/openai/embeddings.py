@@ -43,7 +43,14 @@ Encoding = Literal["float", "base64"]
 
 
 class EmbeddingRequest(Body, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
+    refused: ClassVar[Refused] = {
+        "truncate_prompt_tokens": (),
+        "add_special_tokens": (True,),
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
+        "use_activation": (True,),
+        "normalize": (True,),
+    }
     essential: ClassVar[frozenset[str]] = frozenset(refused) | {
         "messages",
         "instruction",

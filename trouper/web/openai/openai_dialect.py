@@ -36,6 +36,8 @@ class Envelope:
     model: str
     fingerprint: str
     tokenizer: Tokenizer
+    tokens_as_ids: bool = False
+    """Whether log-probabilities name tokens as vLLM's `return_tokens_as_token_ids` does."""
 
     def around(self, kind: str, choices: list[Json], usage: Usage | None = None) -> Json:
         body: Json = {
@@ -48,10 +50,16 @@ class Envelope:
         }
         return body if usage is None else body | {"usage": usage_body(usage)}
 
+    def name(self, token: int) -> str:
+        return f"token_id:{token}" if self.tokens_as_ids else self.tokenizer.token_text(token)
+
     def token(self, token: int, logprob: float) -> Json:
-        text = self.tokenizer.token_text(token)
         data = self.tokenizer.token_bytes(token)
-        return {"token": text, "logprob": logprob, "bytes": list(data) if data else None}
+        return {
+            "token": self.name(token),
+            "logprob": logprob,
+            "bytes": list(data) if data else None,
+        }
 
 
 @attrs.frozen

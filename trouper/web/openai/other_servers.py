@@ -114,6 +114,8 @@ NOT_SKIPPED = frozenset(
         "functions",
         "function_call",
         "prompt_logprobs",
+        "logprob_token_ids",
+        "return_tokens_as_token_ids",
         "truncate_prompt_tokens",
         "truncate",
         "skip_special_tokens",

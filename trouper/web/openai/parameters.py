@@ -175,6 +175,7 @@ class Parameters(SamplingParameters, kw_only=True, frozen=True):
     guided_grammar: Lark | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
 
 
 def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:

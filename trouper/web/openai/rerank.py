@@ -65,9 +65,10 @@ class ScoringParameters(Body, kw_only=True, frozen=True):
 
     refused: ClassVar[Refused] = {
         "truncate_prompt_tokens": (),
-        "max_tokens_per_doc": (),
+        "max_tokens_per_doc": (0,),
         "max_chunks_per_doc": (),
         "truncate": (False,),
+        "use_activation": (True,),
     }
     essential: ClassVar[frozenset[str]] = frozenset(refused) - {"truncate"}
     """text-embeddings-inference's clients always send `truncate`."""
@@ -111,6 +112,14 @@ class RerankRequest(ScoringParameters, kw_only=True, frozen=True):
 
 
 class ScoreRequest(ScoringParameters, kw_only=True, frozen=True):
+    aliases: ClassVar[Mapping[str, str]] = {
+        "queries": "text_1",
+        "data_1": "text_1",
+        "documents": "text_2",
+        "items": "text_2",
+        "data_2": "text_2",
+    }
+    """vLLM's newer names."""
     text_1: Texts
     text_2: Texts
 

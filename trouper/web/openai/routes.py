@@ -21,7 +21,7 @@ from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.openai.completions import CompletionRequest, completion_to_generate, picked
 from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
-from trouper.web.openai.parameters import stream_options
+from trouper.web.openai.parameters import Parameters, stream_options
 from trouper.web.openai.tokenize import (
     LONG_TEXT,
     LONG_TOKENS,
@@ -44,7 +44,7 @@ class OpenAi:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    def _envelope(self, prefix: str, served: Served) -> Envelope:
+    def _envelope(self, prefix: str, served: Served, parsed: Parameters) -> Envelope:
         response_id = prefix + self._service.request_id
         self._service.note_response_id(response_id)
         return Envelope(
@@ -53,6 +53,7 @@ class OpenAi:
             model=served.name,
             fingerprint=served.fingerprint,
             tokenizer=served.runtime.tokenizer,
+            tokens_as_ids=parsed.return_tokens_as_token_ids,
         )
 
     @OPENAI(
@@ -91,7 +92,7 @@ class OpenAi:
             if tools.offered or tokenizer.thinking
             else None
         )
-        dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, parsers)
+        dialect = ChatDialect(self._envelope("chatcmpl-", served, parsed), extras, parsers)
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
     @OPENAI(
@@ -134,7 +135,7 @@ class OpenAi:
             return token_text_of(answers[first].accepted.prompt_tokens, tokenizer)
 
         dialect = CompletionDialect(
-            self._envelope("cmpl-", served),
+            self._envelope("cmpl-", served, parsed),
             extras,
             echo=echo if parsed.echo else None,
             scores=parsed.echo and parsed.logprobs is not None,
@@ -232,8 +233,13 @@ class OpenAi:
             self._service.hold(STRING_BYTES * len(tokens))
 
         def body() -> Json:
-            strings = {"token_strs": [*map(text, tokens)]} if parsed.return_token_strs else {}
-            return {"count": len(tokens), "max_model_len": size, "tokens": tokens} | strings
+            strings = [*map(text, tokens)] if parsed.return_token_strs else None
+            return {
+                "count": len(tokens),
+                "max_model_len": size,
+                "tokens": tokens,
+                "token_strs": strings,
+            }
 
         return await formatted(body, is_long=len(tokens) > LONG_TOKENS)
 
