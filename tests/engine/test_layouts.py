@@ -278,8 +278,8 @@ def test_qwens_parameters_are_read() -> None:
     assert layout.patches == rules
     assert (layout.encoder_layers, layout.marker) == (27, "<|image_pad|>")
     shape = ImageShape((512, 1024), (1, 16, 32))
-    assert layout.num_pieces(shape) == 27
-    assert attrs.evolve(layout, piece_patches=1000).num_pieces(shape) == 3 * 27
+    assert layout.num_pieces(shape) == 1 + 27
+    assert attrs.evolve(layout, piece_patches=1000).num_pieces(shape) == 1 + 3 * 27
     assert (layout.min_pixels, layout.max_pixels) == (65_536, 16_777_216)
 
 

@@ -242,7 +242,7 @@ class VisionModel:
         pixels = None
         if images and self.name.startswith("qwen"):
             rules = self.layout.patches
-            patches = [patches_of(image, rules) for image in images]
+            patches = [np.array(patches_of(image, rules)) for image in images]
             framed = [part.reshape(len(part), 3, 1, -1).repeat(2, axis=2) for part in patches]
             pixels = mx.array(np.concatenate([part.reshape(len(part), -1) for part in framed]))
             options["image_grid_thw"] = mx.array(

@@ -202,7 +202,7 @@ def test_rows_decode_while_an_image_is_encoded(vision_model: Models) -> None:
     engine = engine_of(model)
     orders = {
         step: {"encode": (Encode(ItemId(7), span, 1, pixels if step == 2 else None),)}
-        for step in range(2, 2 + model.tower.num_layers)
+        for step in range(2, 3 + model.tower.num_layers)
     }
     driver = ImageDriver(engine, 64, orders)
     rows = driver.play(

@@ -42,7 +42,7 @@ def test_qwen_patches(height: int, width: int) -> None:
     )
     pixels = picture(height, width, 3)
     expected = processor(images=[array_of(pixels)], return_tensors="np")["pixel_values"]
-    patches = patches_of(pixels, rules(2, 2))
+    patches = np.array(patches_of(pixels, rules(2, 2)))
     framed = patches.reshape(len(patches), 3, 1, -1).repeat(2, axis=2)
     framed = framed.reshape(len(patches), -1)
     np.testing.assert_allclose(framed, expected, atol=1e-6)
@@ -57,7 +57,9 @@ def test_pixtral_patches(height: int, width: int) -> None:
     batch: Any = processor(images=[array_of(pixels)], return_tensors="np")
     image = np.array(batch["pixel_values"]).reshape(3, height, width)
     rows, columns = grid_of(pixels, rules(1))
-    for patch, row, column in zip(patches_of(pixels, rules(1)), rows, columns, strict=True):
+    for patch, row, column in zip(
+        np.array(patches_of(pixels, rules(1))), rows, columns, strict=True
+    ):
         expected = image[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
         np.testing.assert_allclose(patch, expected.ravel(), atol=1e-6)
 

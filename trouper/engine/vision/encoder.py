@@ -22,10 +22,9 @@ class Encoding:
     """An image between two slices."""
 
     tower: Tower
-    hidden: mx.array
-    rotation: Rotation
-    pixels: tuple[int, int]
-    piece_patches: int
+    pixels: Pixels
+    embedded: tuple[mx.array, Rotation] | None = None
+    """Hidden states before the layer at work, after the first piece."""
     deepstack: list[mx.array] = attrs.field(factory=list)
     layer: int = 0
     """Number of layers that have run."""
@@ -33,12 +32,6 @@ class Encoding:
     """Of the layer at work."""
     done: list[mx.array] = attrs.field(factory=list)
     """Hidden states of the first patches after the layer at work."""
-
-    @classmethod
-    def begin(cls, tower: Tower, pixels: Pixels) -> Encoding:
-        hidden, rotation = tower.embed(pixels)
-        size = patches_at_once() or len(hidden)
-        return cls(tower, hidden, rotation, (pixels.height, pixels.width), piece_patches=size)
 
     def advance(self, pieces: int) -> EncodedImage | None:
         """Run the next pieces, and wait. Returns the vectors after the last one."""
@@ -48,26 +41,34 @@ class Encoding:
             self._run_piece()
             if self.layer == self.tower.num_layers:
                 return self._finish()
-        mx.eval(self.hidden, self.heads, self.done, self.deepstack)
+        mx.eval(self.embedded, self.heads, self.done, self.deepstack)
         return None
 
     def _run_piece(self) -> None:
-        if self.heads is None:
-            self.heads = self.tower.project_heads(self.layer, self.hidden, self.rotation)
-        start = len(self.done) * self.piece_patches
-        patches = slice(start, start + self.piece_patches)
-        self.done.append(self.tower.run_patches(self.layer, self.hidden, self.heads, patches))
-        if patches.stop < len(self.hidden):
+        if self.embedded is None:
+            self.embedded = self.tower.embed(self.pixels)
             return
-        self.hidden = mx.concatenate(self.done)
-        added = self.tower.deepstack_of(self.layer, self.hidden)
+        hidden, rotation = self.embedded
+        if self.heads is None:
+            self.heads = self.tower.project_heads(self.layer, hidden, rotation)
+        size = patches_at_once() or len(hidden)
+        patches = slice(len(self.done) * size, (len(self.done) + 1) * size)
+        self.done.append(self.tower.run_patches(self.layer, hidden, self.heads, patches))
+        if patches.stop < len(hidden):
+            return
+        hidden = mx.concatenate(self.done)
+        self.embedded = hidden, rotation
+        added = self.tower.deepstack_of(self.layer, hidden)
         if added is not None:
             self.deepstack.append(added)
         self.layer += 1
         self.heads, self.done = None, []
 
     def _finish(self) -> EncodedImage:
-        image = EncodedImage(self.tower.project(self.hidden, self.pixels), tuple(self.deepstack))
+        assert self.embedded is not None
+        size = self.pixels.height, self.pixels.width
+        vectors = self.tower.project(self.embedded[0], size)
+        image = EncodedImage(vectors, tuple(self.deepstack))
         mx.eval(image.arrays())
         return image
 
@@ -129,7 +130,7 @@ class ImageEncoder:
 
     def _advance(self, order: Encode) -> EncodedImage | None:
         if order.pixels is not None:
-            self._encodings[order.item] = Encoding.begin(self.tower, order.pixels)
+            self._encodings[order.item] = Encoding(self.tower, order.pixels)
         image = self._encodings[order.item].advance(order.pieces)
         if image is not None and len(image.embeddings) != order.span.num_embedded:
             raise ValueError(

@@ -131,7 +131,8 @@ class QwenLayout:
         return rows * columns
 
     def num_pieces(self, shape: ImageShape) -> int:
-        return self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
+        # One more for the patches before the first layer.
+        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         _, rows, columns = shape.grid
@@ -203,7 +204,8 @@ class PixtralLayout:
         return rows * (columns + 1)
 
     def num_pieces(self, shape: ImageShape) -> int:
-        return self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
+        # One more for the patches before the first layer.
+        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         """Each row ends with a break, the last one with the image's end."""

@@ -143,7 +143,7 @@ class PixtralTower(nn.Module):
         return len(self.transformer.layers)
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
-        patches = mx.array(patches_of(pixels, self._rules))
+        patches = patches_of(pixels, self._rules)
         hidden = self.patch_conv(patches.astype(self.ln_pre.weight.dtype))
         return self.ln_pre(hidden), self._rotation(pixels)
 

@@ -139,8 +139,8 @@ class QwenTower(nn.Module):
         patches = patches_of(pixels, self._rules)
         # An image is as many equal frames: channel, frame, row, column in a patch.
         framed = patches.reshape(len(patches), CHANNELS, 1, -1)
-        framed = framed.repeat(self._rules.temporal_patch_size, axis=2)
-        inputs = mx.array(framed.reshape(len(patches), -1))
+        inputs = mx.repeat(framed, self._rules.temporal_patch_size, axis=2)
+        inputs = inputs.reshape(len(patches), -1)
         hidden = self.patch_embed(inputs.astype(self.patch_embed.proj.bias.dtype))
         positions = self._positions(pixels).astype(hidden.dtype)
         return hidden + positions, self._rotation(pixels)
