@@ -61,15 +61,15 @@ Part = tuple[int, ...] | tuple[str, int, int]
 """Tokens of a text, or ("image", number, tokens)."""
 
 
-def prompt_of(*parts: Part) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
+def prompt_of(*contents: Part) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
     """A prompt's tokens and images."""
     prompt: tuple[int, ...] = ()
     images: list[PromptImage] = []
-    for part in parts:
-        if part and part[0] == "image":
-            _, number, tokens = part
+    for content in contents:
+        if content and content[0] == "image":
+            _, number, tokens = content
             images.append(image(int(number), len(prompt), int(tokens)))
             prompt += images[-1].span.tokens
         else:
-            prompt += tuple(int(token) for token in part)
+            prompt += tuple(int(token) for token in content)
     return prompt, tuple(images)

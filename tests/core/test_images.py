@@ -45,8 +45,8 @@ def seeing(**settings: Any) -> CoreWorld:
     return made
 
 
-def ask(seen: CoreWorld, *parts: Part, max_tokens: int = 2, **more: Any) -> RecordingClient:
-    prompt, images = prompt_of(*parts)
+def ask(seen: CoreWorld, *contents: Part, max_tokens: int = 2, **more: Any) -> RecordingClient:
+    prompt, images = prompt_of(*contents)
     return seen.ask(prompt, max_tokens, images, **more)
 
 
@@ -107,7 +107,7 @@ def test_a_match_ends_in_an_image_only_behind_nine_of_its_tokens(match: int, end
     assert trusted_end([image.span for image in images], match) == end
 
 
-PARTS = st.lists(
+CONTENTS = st.lists(
     st.one_of(
         st.tuples(st.just("image"), st.integers(0, 5), st.sampled_from((3, 6, 12, 20))),
         st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple),
@@ -118,7 +118,7 @@ PARTS = st.lists(
 
 
 @pytest.mark.parametrize("kv", [KvLayout(token_bytes=100), UNCUTTABLE], ids=["cut", "snapshots"])
-@given(prompts=st.lists(PARTS, min_size=2, max_size=6))
+@given(prompts=st.lists(CONTENTS, min_size=2, max_size=6))
 def test_no_match_goes_beyond_the_same_images(kv: KvLayout, prompts: list[list[Part]]) -> None:
     """With identity tokens of two bits, so that images begin alike."""
     whole = image_identity.identity_tokens
@@ -127,12 +127,12 @@ def test_no_match_goes_beyond_the_same_images(kv: KvLayout, prompts: list[list[P
         cache = PrefixCache.of(card(kv=kv), "fa4e", Settings(block_size=4), CacheStats())
         stored: list[list[tuple[int, bytes, int]]] = []
         kept = []
-        for parts in prompts:
-            prompt, images = prompt_of(*parts, (1,))
+        for contents in prompts:
+            prompt, images = prompt_of(*contents, (1,))
             chain = cache.chain(cached_tokens(prompt, images), "")
-            found = cache.look(chain, [image.span for image in images]).tokens
+            matched = cache.look(chain, [image.span for image in images]).tokens
             own = meaning(prompt, images)
-            assert found <= max((common(own, other) for other in stored), default=0)
+            assert matched <= max((common(own, other) for other in stored), default=0)
             store(cache, chain, snapshots=kv.needs_snapshots)
             stored.append(own)
             kept.append(chain)
@@ -166,13 +166,13 @@ def store(cache: PrefixCache, chain: Chain, *, snapshots: bool) -> None:
 
 def test_a_session_of_thirty_screenshots_decodes_and_encodes_the_new_one_only() -> None:
     session = seeing()
-    parts: list[Part] = [TEXT]
+    contents: list[Part] = [TEXT]
     for turn in range(30):
-        parts += [("image", turn, 16), TEXT]
-        client = ask(session, *parts)
+        contents += [("image", turn, 16), TEXT]
+        client = ask(session, *contents)
         serve(session)
         assert isinstance(client.terminal[0], Finished)
-        parts.append(tuple(client.tokens))
+        contents.append(tuple(client.tokens))
     assert session.num_decoded == session.engine.num_encoded == 30
     stats = session.watches.stats.latest
     assert stats.total_cached_tokens > 0.95 * (stats.total_prompt_tokens - 30 * 29)
@@ -344,10 +344,10 @@ def test_vectors_are_kept_within_a_bound(nbytes: int, encoded: int) -> None:
     assert kept.engine.num_encoded == encoded
 
 
-# -- beside streams ------------------------------------------------------------------------------
+# -- while rows decode ---------------------------------------------------------------------------
 
 
-def test_a_slice_and_a_chunk_take_turns_beside_streams() -> None:
+def test_a_slice_and_a_chunk_take_turns_while_rows_decode() -> None:
     busy = seeing(prefill_step_size=8)
     ask(busy, (1, 2), max_tokens=100)
     run(busy, 3)

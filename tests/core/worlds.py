@@ -279,10 +279,10 @@ class CoreWorld:
         """The text with one or two images of a few in it, at places that other prompts have,
         too."""
         number, tokens = self.dice.randrange(3), self.dice.choice((2, 6, 12))
-        parts: list[Part] = [text[:5], ("image", number, tokens), text[5:10]]
+        contents: list[Part] = [text[:5], ("image", number, tokens), text[5:10]]
         if self.dice.random() < 0.4:
-            parts += [("image", self.dice.randrange(3), 6), text[10:14]]
-        return prompt_of(*parts)
+            contents += [("image", self.dice.randrange(3), 6), text[10:14]]
+        return prompt_of(*contents)
 
     def images_arrive(self) -> None:
         while self.image_orders and self.dice.random() < 0.7:
