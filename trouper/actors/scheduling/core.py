@@ -298,8 +298,10 @@ class Core:
     # -- plans -----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Plan | None:
-        """The next plan, to be sent at once; None without work or with two unanswered plans. An
-        empty plan flushes the last."""
+        """The next plan, to be sent at once; None without work or with two unanswered plans.
+
+        The engine may answer a plan as late as at the arrival of the next one: an empty plan brings
+        the last one's tokens."""
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None
@@ -316,13 +318,14 @@ class Core:
         """Compose one step's plan: every row that can decode does, and prefill gets the rest of the
         stall bound (chunked prefill, as in Sarathi-Serve and vLLM).
 
-        The order matters. Memory pressure is relieved before any use of the cache. Rows of batches
-        yield, then rows beyond a tenant's share, before rows are counted. Rows and cached blocks
-        are fitted into memory before any store: preempted rows are stored like others that leave.
-        Stores precede admission, which must not promise that room, and drops. Admitted sequences
-        prefill in this step. Drafts precede the count of decoded tokens. The next plan drops a row
-        whose last token is scheduled here. Evictions are collected last, since all earlier steps
-        may evict.
+        The order matters. The device's memory pressure is relieved before any use of the cache.
+        Rows of batch requests yield, then rows beyond a tenant's share, before rows are counted.
+        Rows and cached blocks are fitted into memory before any store: preempted rows are stored
+        like others that leave. Stores precede drops, which empty the list of leaving rows, and
+        admission, which must not promise the memory that stores take. Admitted sequences prefill in
+        this step. Drafts, which are counted until the answer, precede the count of decoded tokens.
+        A row whose last token is scheduled here is dropped by the next plan. Evictions are
+        collected last, since all earlier steps may evict.
         """
         self._budget.image_bytes = self._images.nbytes
         self._kv_memory.relieve_pressure()
@@ -336,7 +339,7 @@ class Core:
         admits = self._admission.admit(under_pressure=under_pressure, idle=idle, now=now)
         decoding, prefilling = self._batch.decoding, self._batch.prefilling
         self._images.keep_up(prefilling, self._budget.limit_bytes)
-        ready = self._images.let_wait(prefilling)
+        ready = self._images.ready_to_prefill(prefilling)
         encode = self._images.encode(busy=bool(decoding), others_prefill=bool(ready))
         # Beside streams a slice of an encoder and a chunk take turns, each within the stall bound.
         chunks = () if encode and decoding else self._chunks(ready, decoding)
@@ -382,10 +385,10 @@ class Core:
         if not prefilling:
             return ()
         work = self._prefill_budget.turn({sequence.work for sequence in prefilling})
-        its = [sequence for sequence in prefilling if sequence.work == work]
-        remaining = [(sequence.id, sequence.next_chunk) for sequence in its]
+        of_this_work = [sequence for sequence in prefilling if sequence.work == work]
+        remaining = [(sequence.id, sequence.next_chunk) for sequence in of_this_work]
         requested = sum(tokens for _, tokens in remaining)
-        context = max(sequence.num_computed_tokens for sequence in its)
+        context = max(sequence.num_computed_tokens for sequence in of_this_work)
         budget = self._prefill_budget.budget(
             requested, busy=bool(decoding), work=work, context=context
         )
@@ -411,6 +414,7 @@ class Core:
         return Chunk(chunk.row, round_chunk(computed, chunk.tokens, self._chunk_step))
 
     def _schedule_tokens(self, decoding: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
+        # True: the answer's last token is scheduled.
         for sequence in decoding:
             if sequence.schedule_token():
                 self._batch.drop(sequence)
@@ -426,18 +430,23 @@ class Core:
         self._counters.stalled(since)
 
     def update(self, stepped: Stepped, now: float) -> None:
+        """Take the answer to the oldest plan, with that plan's tokens.
+
+        Drops come first: an ended suspect of a crash is acquitted before others' results. Drafts
+        are settled before tokens are committed, which count accepted drafts anew. A token of a row
+        that has left meanwhile is discarded."""
         self._now = now
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._counters.answered()
         self._commit.unusable(self._images.answered(plan, stepped))
-        others = attrs.evolve(stepped, seconds=stepped.seconds - stepped.encode_s)
-        self._prefill_budget.answered(plan, others if plan.encode else stepped)
+        without_encoder = attrs.evolve(stepped, seconds=stepped.seconds - stepped.encode_s)
+        self._prefill_budget.answered(plan, without_encoder if plan.encode else stepped)
         self._shares.charge(plan, stepped.seconds, self._prefill_budget.decode_s)
         self.disk.persisted(stepped.persisted)
         self._commit.drops(plan, now)
         self._commit.chunks(plan, now)
-        self._learn(plan, stepped)
+        self._settle_drafts(plan, stepped)
         self._commit.results(stepped, now)
         decoding = sum(map(self._batch.rows.__contains__, plan.decode))
         committed = self._commit.tokens(stepped, now)
@@ -451,7 +460,7 @@ class Core:
             total_prefill_tokens=prefilled,
         )
 
-    def _learn(self, plan: Plan, stepped: Stepped) -> None:
+    def _settle_drafts(self, plan: Plan, stepped: Stepped) -> None:
         for row, num_draft_tokens in zip(plan.decode, plan.drafts, strict=False):
             if row in self._batch.rows:
                 self._batch.rows[row].num_draft_tokens -= num_draft_tokens

@@ -202,7 +202,7 @@ class ImageItems:
         self._order(needed.values())
 
     @staticmethod
-    def let_wait(prefilling: Iterable[Sequence]) -> list[Sequence]:
+    def ready_to_prefill(prefilling: Iterable[Sequence]) -> list[Sequence]:
         """Return the rows with tokens to prefill. The others wait for an image, and note it."""
         ready = []
         for sequence in prefilling:
