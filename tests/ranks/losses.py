@@ -32,7 +32,7 @@ LOSSES = (
 ends."""
 HEARD_S = 5.0
 """Clients have their end by then: --rank-timeout-s is 4 s."""
-STREAM = {"prompt": "hello", "max_tokens": 1900, "stream": True}
+STREAM = {"prompt": "hello", "max_tokens": 1900, "stream": True, "ignore_eos": True}
 
 
 def ready(port: int) -> bool:
