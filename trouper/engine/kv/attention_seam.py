@@ -67,7 +67,8 @@ class JoinedSlots:
 
     def keys_and_values(self) -> tuple[Parts, Parts]:
         """Keys and values of each bank again, for layers that share KV."""
-        return self._parts([cache.keys_and_values() for cache in self._caches])  # type: ignore[attr-defined]
+        caches: Sequence[Any] = self._caches
+        return self._parts([cache.keys_and_values() for cache in caches])
 
     def _parts(self, fetched: Sequence[tuple[mx.array, mx.array]]) -> tuple[Parts, Parts]:
         keys, values = zip(*fetched, strict=True)
@@ -77,7 +78,8 @@ class JoinedSlots:
         self, width: int, return_array: bool = False, window_size: int | None = None
     ) -> Parts | None:
         """The mask of each bank (see `FullSlots.make_mask`)."""
-        masks = [cache.make_mask(width, return_array, window_size) for cache in self._caches]  # type: ignore[attr-defined]
+        caches: Sequence[Any] = self._caches
+        masks = [cache.make_mask(width, return_array, window_size) for cache in caches]
         return None if all(mask is None for mask in masks) else Parts(masks, self._ranges)
 
 

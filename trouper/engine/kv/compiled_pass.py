@@ -140,7 +140,10 @@ class PromptPass(Pass):
         return [[]]
 
     # It has none.
-    def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:  # noqa: ARG002
+    def traced_regions(
+        self,
+        arrays: Sequence[dict[Name, mx.array]],  # noqa: ARG002
+    ) -> Sequence[Region]:
         return [TracedPrompt(region) for region in self.regions]
 
 

@@ -269,7 +269,8 @@ def _read_conversation(connection: Connection, response_id: str) -> list[Json]:
 
 def _read_item(connection: Connection, owners: Collection[str], item_id: str) -> Json | None:
     marks = ", ".join("?" * len(owners))
-    select = f"SELECT item, owner FROM items WHERE id = ? AND owner IN ({marks}) ORDER BY rowid"  # noqa: S608
+    condition = f"id = ? AND owner IN ({marks})"
+    select = f"SELECT item, owner FROM items WHERE {condition} ORDER BY rowid"  # noqa: S608
     row = connection.execute(select, (item_id, *owners)).fetchone()
     return None if row is None else stored_images.read_items(connection, [row])[0]
 
