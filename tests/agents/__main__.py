@@ -17,10 +17,11 @@ from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from statistics import median
+from subprocess import CalledProcessError
 
 import attrs
 
-from tests.agents.install import version
+from tests.agents.install import install, version
 from tests.agents.programs import AGENTS
 from tests.agents.sessions import Session, run
 from tests.agents.shapes import save
@@ -158,11 +159,19 @@ def main() -> int:
         parser.error("--save-prompts is for prompts without --words and --fill")
     if words and (mute := [name for name in flags.agents if AGENTS[name].piped is None]):
         parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
-    sessions = []
+    sessions: list[Session] = []
+    missing: list[str] = []
     print(FILLED if flags.fill else HEADER)  # noqa: T201
     for agent in flags.agents or [
         name for name, program in AGENTS.items() if program.piped or not words
     ]:
+        try:
+            install(agent)
+        except CalledProcessError as error:
+            # A version of Python or a registry may be out of reach; the other agents are played.
+            missing.append(agent)
+            print(f"<!-- {agent} cannot be installed here: {error} -->", flush=True)  # noqa: T201
+            continue
         for family in flags.family or FAMILIES:
             sessions.append(
                 run(
@@ -188,7 +197,8 @@ def main() -> int:
         flags.json.write_text(
             json.dumps([attrs.asdict(session) for session in sessions], indent=1) + "\n", "utf-8"
         )
-    return int(not all(one.shortened if flags.fill else one.ok for one in sessions))
+    ended_well = all(one.shortened if flags.fill else one.ok for one in sessions)
+    return int(bool(missing) or not ended_well)
 
 
 if __name__ == "__main__":
