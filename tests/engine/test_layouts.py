@@ -23,11 +23,17 @@ from trouper.engine.vision.layouts import (
     PatchRules,
     PixtralLayout,
     QwenLayout,
-    digest_of,
     layout_of,
     read_preprocessor,
 )
-from trouper.protocol.media import Detail, ImageLayout, ImageShape, ImageSize, count_positions
+from trouper.protocol.media import (
+    Detail,
+    ImageLayout,
+    ImageShape,
+    ImageSize,
+    count_positions,
+    digest_image,
+)
 
 ALL_TOKENS = 10**9
 SIZES = 10_000 if PLAYED else 300
@@ -254,7 +260,7 @@ def test_the_span_of_mistral_has_breaks_and_an_end() -> None:
 def test_a_digest_tells_layouts_shapes_and_files_apart() -> None:
     one, other = ImageShape((56, 84), (1, 2, 3)), ImageShape((84, 56), (1, 3, 2))
     digests = [
-        digest_of(layout.name, shape, data)
+        digest_image(layout.name, shape, data)
         for layout in LAYOUTS.values()
         if layout.name != LAYOUTS["qwen_small"].name
         for shape in (one, other)

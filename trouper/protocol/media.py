@@ -7,6 +7,7 @@ tokens in their place, made from the image's digest.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Literal, NewType, Protocol
 
 import attrs
@@ -137,3 +138,11 @@ class ImageDecoded:
 def count_positions(spans: tuple[MediaSpan, ...], tokens: int) -> int:
     """Position of the token at index `tokens`, which lies in no span."""
     return tokens + sum(span.extent - len(span.tokens) for span in spans if span.end <= tokens)
+
+
+def digest_image(layout: str, shape: ImageShape, data: bytes) -> bytes:
+    """SHA-256 of a layout's name, a shape and a file's bytes. Decoded pixels would cost a
+    decode."""
+    digest = sha256(f"{layout}\0{shape.resized}\0{shape.grid}\0".encode())
+    digest.update(data)
+    return digest.digest()

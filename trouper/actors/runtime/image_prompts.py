@@ -4,10 +4,15 @@ Pure, for any thread."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 
 from trouper.actors.runtime.image_headers import ImageRefused, read_size
-from trouper.protocol.media import ImageLayout, ImageShape, ImageSource, PromptImage
+from trouper.protocol.media import (
+    ImageLayout,
+    ImageShape,
+    ImageSource,
+    PromptImage,
+    digest_image,
+)
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.requests import ChatPrompt, Prompt
@@ -57,7 +62,7 @@ def insert_images(
         expanded += tokens[behind:start]
         behind = start + len(marker)
         shape = _shape_of(source, layout, settings.max_image_tokens)
-        span = layout.span(len(expanded), shape, digest_of(layout.name, shape, source.data))
+        span = layout.span(len(expanded), shape, digest_image(layout.name, shape, source.data))
         expanded += span.tokens
         images.append(PromptImage(span, source))
     return (*expanded, *tokens[behind:]), tuple(images)
@@ -84,14 +89,6 @@ def _shape_of(source: ImageSource, layout: ImageLayout, max_tokens: int) -> Imag
         raise _refused(source, refused.reason, refused.code) from None
     except ValueError as error:
         raise _refused(source, str(error), "image_too_large") from None
-
-
-def digest_of(name: str, shape: ImageShape, data: bytes) -> bytes:
-    """SHA-256 of a layout's name, a shape and a file's bytes. Decoded pixels would cost a
-    decode."""
-    digest = sha256(f"{name}\0{shape.resized}\0{shape.grid}\0".encode())
-    digest.update(data)
-    return digest.digest()
 
 
 def _refused(source: ImageSource, reason: str, code: str) -> RequestFailed:

@@ -56,14 +56,6 @@ class PatchRules:
         return -(-patches // (piece_patches or patches))
 
 
-def digest_of(name: str, shape: ImageShape, data: bytes) -> bytes:
-    """SHA-256 of a layout's name, a shape and a file's bytes. Decoded pixels would cost a
-    decode."""
-    digest = sha256(f"{name}\0{shape.resized}\0{shape.grid}\0".encode())
-    digest.update(data)
-    return digest.digest()
-
-
 def _name_layout(family: str, rules: PatchRules) -> str:
     """Other means or patches make other vectors of the same file."""
     parameters = sha256(repr(rules).encode()).hexdigest()
