@@ -71,7 +71,8 @@ async def stall(port: int, count: int, tokens: int, seed: int) -> dict[str, floa
             nursery.start_soon(
                 partial(load.stream, port, words, 8000, one, ignore_eos=True, speculation="off")
             )
-        while not all(len(one.times) > 3 for one in streams):  # noqa: ASYNC110 - load.py has no event
+        # The streams of load.py have no event to wait for.
+        while not all(len(one.times) > 3 for one in streams):  # noqa: ASYNC110
             await trio.sleep(0.05)
         await trio.sleep(SETTLE_S)
         began = time.perf_counter()

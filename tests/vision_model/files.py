@@ -131,14 +131,16 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+CONTENTS = {
+    "config.json": CONFIG,
+    "preprocessor_config.json": PREPROCESSOR,
+    "generation_config.json": GENERATION,
+    "tokenizer_config.json": TOKENIZER,
+}
+
+
 def main() -> None:
-    contents = {
-        "config.json": CONFIG,
-        "preprocessor_config.json": PREPROCESSOR,
-        "generation_config.json": GENERATION,
-        "tokenizer_config.json": TOKENIZER,
-    }
-    for name, content in contents.items():
+    for name, content in CONTENTS.items():
         _write(DIRECTORY / name, content)
     if not (DIRECTORY / "tokenizer.json").exists():
         make_tokenizer().save(str(DIRECTORY / "tokenizer.json"))

@@ -8,12 +8,9 @@ from random import Random
 from transformers import PreTrainedTokenizerFast
 
 from tests.vision_model.files import (
-    CONFIG,
+    CONTENTS,
     DIRECTORY,
-    GENERATION,
-    PREPROCESSOR,
     SPECIALS,
-    TOKENIZER,
     Renderer,
 )
 from tests.vision_model.questions import conversation
@@ -22,13 +19,7 @@ WEIGHTS = 5 * 2**20
 
 
 def test_the_files_have_the_constants() -> None:
-    contents = {
-        "config.json": CONFIG,
-        "preprocessor_config.json": PREPROCESSOR,
-        "generation_config.json": GENERATION,
-        "tokenizer_config.json": TOKENIZER,
-    }
-    for name, content in contents.items():
+    for name, content in CONTENTS.items():
         assert json.loads((DIRECTORY / name).read_text(encoding="utf-8")) == content
     assert (DIRECTORY / "model.safetensors").stat().st_size < WEIGHTS
 

@@ -100,7 +100,7 @@ class DecodingProcess:
         process = self._process
         late = isinstance(error, trio.TooSlowError)
         if process is not None and not late:
-            # It closed its pipes, so that it ends by itself.
+            # The process closed its pipes, so it ends by itself.
             with trio.move_on_after(END_S):
                 await process.wait()
         ended_by = None if process is None else process.returncode

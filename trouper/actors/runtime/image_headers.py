@@ -21,7 +21,7 @@ MAX_PIXELS = 64 * 2**20
 """Cameras of "64 megapixels" have up to 64.4 million."""
 MAX_SIDE = 16_384
 MAX_RATIO = 200
-"""Of the longer side to the shorter one. Qwen's rules for sizes refuse more."""
+"""Largest quotient of the sides. Qwen's rules for sizes refuse more."""
 MAX_PARTS = 65_536
 """Number of chunks, segments or boxes of a file that are looked at."""
 SENDABLE = "send it as PNG, JPEG, WebP, GIF, BMP or AVIF"

@@ -115,9 +115,8 @@ class EncoderBudget:
 @attrs.define(eq=False, kw_only=True)
 class ImageItems:
     """`send`: the way to the ImageDecoder. `ids`: never used before, also by a scheduler that has
-    crashed, whose pixels may still come. `layout`: None
-    if the model takes no images. `max_bytes`: of vectors
-    that no row needs; None: a part of the KV memory."""
+    crashed, whose pixels may still come. `layout`: None if the model takes no images. `max_bytes`:
+    of vectors that no row needs; None: a part of the KV memory."""
 
     send: Callable[[DecodeImage], object]
     ids: Iterator[int]
@@ -257,7 +256,7 @@ class ImageItems:
         self._ordered.discard(decoded.item)
         item = self._by_id.get(decoded.item)
         if item is None or item.state != "ordered":
-            return []  # Nobody needs it any more.
+            return []  # The rows that needed the image have left.
         if decoded.pixels is None:
             self._forget(item)
             status = STATUSES.get(decoded.code, 400)
@@ -301,7 +300,7 @@ class ImageItems:
         return (Encode(item.id, span, pieces, pixels),)
 
     def _next_item(self) -> Item | None:
-        """The item that was begun, else the one that a row has needed for the longest."""
+        """The item that was begun, else the first one that the oldest row needs."""
         waiting = [
             item
             for item in self._items.values()

@@ -29,7 +29,7 @@ class Encoding:
     layer: int = 0
     """Number of layers that have run."""
     heads: Heads | None = None
-    """Of the layer at work."""
+    """Queries, keys and values of the layer at work."""
     done: list[mx.array] = attrs.field(factory=list)
     """Hidden states of the first patches after the layer at work."""
 

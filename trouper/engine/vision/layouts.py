@@ -237,7 +237,7 @@ def layout_of(
     """The layout of a checkpoint.
 
     `config`: of config.json. `preprocessor`: of `read_preprocessor`; what it lacks has the values
-    of the published checkpoints. `token_ids`: ids of the tokenizer's added tokens by their text.
+    of the published checkpoints. `token_ids`: ids of the tokenizer's added tokens by text.
     Raises `ValueError` with a reason for a person if the model takes no images here.
     """
     if "vision_config" not in config:

@@ -14,14 +14,14 @@ from typing import Annotated, Any, get_args
 import attrs
 from msgspec import Meta
 
-from trouper.protocol.media import Detail, ImageSource
+from trouper.protocol.media import Detail, ImageFormat, ImageSource
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.web.http.request_schema import Json
 
 MAX_IMAGE_BYTES = 20 * 2**20
 MAX_IMAGES = 64
 """Images of a request, those of earlier turns among them."""
-IMAGE_TYPES = ("png", "jpeg", "webp", "gif", "bmp", "avif")
+IMAGE_TYPES = get_args(ImageFormat)
 OTHER_NAMES = {"jpg": "jpeg", "pjpeg": "jpeg", "x-png": "png", "x-ms-bmp": "bmp", "x-bmp": "bmp"}
 IMAGE_PART: Json = {"type": "image"}
 """Part of a message for the chat template."""
