@@ -76,7 +76,7 @@ class ImageTokenizer(ByteTokenizer):
 @attrs.define(eq=False)
 class SeeingEngine(FakeEngine):
     tokenizer: ByteTokenizer = attrs.field(factory=ImageTokenizer)
-    image_roles: frozenset[str] = frozenset({"user", "tool"})
+    image_roles: tuple[str, ...] = ("tool", "user")
 
     async def load(self) -> LoadedModel:
         seeing = attrs.evolve(card(kv=self.kv), images=FakeLayout(), image_roles=self.image_roles)

@@ -293,7 +293,7 @@ async def test_images_count_in_the_context() -> None:
 
 async def test_roles_without_images_have_placeholders() -> None:
     """Instructions never hold images; results do not if the template cannot write them there."""
-    engine = SeeingEngine(before_step=pace, image_roles=frozenset({"user"}))
+    engine = SeeingEngine(before_step=pace, image_roles=("user",))
     _, body = RESULTS[0]
     instruction = {"role": "system", "content": [in_chat(WIDE)]}
     async with serving(engine) as served:

@@ -200,8 +200,9 @@ class ModelCard:
     """None if the model takes no images."""
     no_images: str = ""
     """Why it takes none, for a person; "" if it does."""
-    image_roles: frozenset[str] = frozenset()
-    """Roles whose messages can hold images by the chat template."""
+    image_roles: tuple[str, ...] = ()
+    """Roles whose messages can hold images by the chat template, sorted: a set has another order
+    at another rank, and equal cards have equal bytes."""
     adapted_messages: tuple[tuple[str, str], ...] = ()
     """Needed changes of messages: name and text for a person."""
 

@@ -246,7 +246,7 @@ def _found_in_files(
 ) -> dict[str, Any]:
     roles = frozenset() if images is None else hub_tokenizer.template.roles_with(images.marker)
     return {
-        "image_roles": roles,
+        "image_roles": tuple(sorted(roles)),
         "embedding": embedder.layout,
         "no_embedding": embedder.reason,
         "adapted_messages": hub_tokenizer.template.lines,

@@ -237,7 +237,7 @@ class Service(CurrentRequest):
     def image_roles(self, served: Served) -> frozenset[str]:
         """Roles whose images the model reads."""
         card = served.runtime.model
-        return frozenset() if card.images is None else card.image_roles
+        return frozenset() if card.images is None else frozenset(card.image_roles)
 
     async def with_images(
         self, choices: Sequence[Generate], images: ImageParts
