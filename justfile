@@ -97,6 +97,10 @@ bench *flags: _setup
 bench-edge *flags: _setup
     @.venv/bin/python -m benchmarks.edge "$@"
 
+# This checkout beside others, each with its own .venv, in turns: `just bench-checkouts ../before`
+bench-checkouts *flags: _setup
+    @.venv/bin/python -m benchmarks.checkouts "$@"
+
 # What idle connections and clients that never read cost 200 streams
 bench-connections *flags: _setup
     @.venv/bin/python -m benchmarks.connections "$@"
