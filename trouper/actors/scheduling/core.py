@@ -1,8 +1,17 @@
 """The scheduler's core decides, and neither waits nor sends. No Trio, no MLX.
 
 `schedule(now)` composes the next plan, stage by stage; `update(stepped, now)` takes the oldest
-plan's answer. In between come requests (`enqueue`), news of the disk (`hear`), ends of requests
-(`close`), and `drop_aborted`. A `PreparedRequest` never blocks.
+plan's result. In between come requests (`enqueue`), reads from disk (`hear`), decoded images
+(`hear_image`), the end of intake (`close`), and `drop_aborted`.
+
+Plans run ahead: as many as PLANS_IN_FLIGHT have no result yet. A composed plan counts its tokens as
+scheduled and computed; `update` commits the tokens that the engine sampled, and an answer may end
+there, by a stop token. A sequence whose last token is scheduled stays in `RunningBatch.rows` until
+that token is committed, though the next plan drops the row in the engine. A sequence that is
+removed (preempted, aborted, failed) leaves `rows` at once, and its tokens in flight are discarded;
+a preempted one samples them again, with the same result.
+
+A suspect is a sequence that ran in a step that crashed the engine (`crash_attribution.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +35,11 @@ from trouper.actors.scheduling.kv_memory import KvMemory, MemoryBudget
 from trouper.actors.scheduling.preemption import Preemption, RowReclaiming
 from trouper.actors.scheduling.prefill_budget import PrefillBudget, round_chunk, take_turns
 from trouper.actors.scheduling.prefix_cache import PrefixCache
-from trouper.actors.scheduling.prepared_request import PreparedRequest, answered
+from trouper.actors.scheduling.prepared_request import PreparedRequest, failing_client
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.actors.scheduling.speculation_policy import Allowed, Speculation
 from trouper.actors.scheduling.step_statistics import SchedulerCounters, StepStatistics
 from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
@@ -79,7 +88,7 @@ class Core:
         self._proving = False
         # Blocks read from disk, for the next plan.
         self._loads: list[Load] = []
-        # The last row that prefilled in a pass of its own.
+        # The last row that prefilled in a pass of its own, where rows cannot prefill together.
         self._last_lone: RowId = NO_ROW
         self._make_policies(model, namespace, disk)
         self._images = ImageItems.of(
@@ -204,10 +213,11 @@ class Core:
 
     def enqueue(self, client: PreparedRequest, now: float) -> None:
         """Queue a request, or refuse one that crashes the engine, meets a full queue, or can never
-        fit."""
+        fit. The prefix cache is matched later, at admission."""
+        # RequestIntake has tokenized the prompt, compiled the grammar and read the images' sizes.
         self._counters.add(total_requests=1)
         blame, interval = self._recovery.blame, self._settings.stream_interval
-        with answered(client, self._counters):
+        with failing_client(client, self._counters):
             tokens = cached_tokens(client.prompt, client.images)
             chain = self._cache.chain(tokens, client.request.cache_salt, client.request.cache_scope)
             standing = self._recovery.standing(client, tokens, now)
@@ -298,15 +308,15 @@ class Core:
     # -- plans -----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Plan | None:
-        """The next plan, to be sent at once; None without work or with two unanswered plans.
-
-        The engine may answer a plan as late as at the arrival of the next one: an empty plan brings
-        the last one's tokens."""
+        """The next plan, to be sent at once; None without work or with PLANS_IN_FLIGHT unanswered
+        plans."""
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None
         self.disk.give_up_silent()
         plan = self._compose(next(self._steps), idle=not self._unanswered, now=now)
+        # The engine may keep a step's result until the next plan arrives: an empty plan brings the
+        # last one.
         flushes = bool(self._unanswered) and self._unanswered[-1].has_work
         if not (plan.has_work or plan.changes or flushes):
             return None
@@ -315,40 +325,36 @@ class Core:
         return plan
 
     def _compose(self, step: int, *, idle: bool, now: float) -> Plan:
-        """Compose one step's plan: every row that can decode does, and prefill gets the rest of the
-        stall bound (chunked prefill, as in Sarathi-Serve and vLLM).
+        """Compose one step's plan: every row that can decode does, and prefill gets as many tokens
+        as `--decode-stall-ms` leaves time for (chunked prefill, as in Sarathi-Serve and vLLM).
 
-        The order matters. The device's memory pressure is relieved before any use of the cache.
-        Rows of batch requests yield, then rows beyond a tenant's share, before rows are counted.
-        Rows and cached blocks are fitted into memory before any store: preempted rows are stored
-        like others that leave. Stores precede drops, which empty the list of leaving rows, and
-        admission, which must not promise the memory that stores take. Admitted sequences prefill in
-        this step. Drafts, which are counted until the answer, precede the count of decoded tokens.
-        A row whose last token is scheduled here is dropped by the next plan. Evictions are
-        collected last, since all earlier steps may evict.
+        The order matters, and is not the one in which the engine carries a plan out (`Plan`). Room
+        is made before anything is counted. Stores precede drops and admission. Admitted sequences
+        prefill in this step. Drafts are counted before tokens. Evictions are collected last.
         """
-        self._budget.image_bytes = self._images.nbytes
-        self._kv_memory.relieve_pressure()
-        self._admission.yielding.yield_rows(now)
-        self._reclaiming.reclaim_rows(now)
-        self._kv_memory.relieve(now, self._admission.choose_proposers)
+        self._make_room(now)
         loads, self._loads = tuple(self._loads), []
+        # Before drops: `take_drops` empties the list of leaving rows. Before admission, which must
+        # not promise the memory that stores take.
         stores = self._stores()
         drops = self._batch.take_drops()
         under_pressure = self._watches.memory.latest.under_pressure
+        # Admitted sequences prefill in this step.
         admits = self._admission.admit(under_pressure=under_pressure, idle=idle, now=now)
         decoding, prefilling = self._batch.decoding, self._batch.prefilling
         self._images.keep_up(prefilling, self._budget.limit_bytes)
         ready = self._images.ready_to_prefill(prefilling)
         encode = self._images.encode(busy=bool(decoding), others_prefill=bool(ready))
-        # Beside streams a slice of an encoder and a chunk take turns, each within the stall bound.
+        # Where rows decode, an encoder's slice and chunks take turns (`ImageItems.encode`): each
+        # alone keeps within --decode-stall-ms.
         chunks = () if encode and decoding else self._chunks(ready, decoding)
         self._shares.note_prefill(step, chunks, self._batch.rows)
-        allowed = self._speculation.allow(decoding)
-        for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
-            sequence.num_draft_tokens += num_draft_tokens
+        # Before tokens are scheduled: a row drafts no further than its answer has room behind them.
+        allowed = self._count_drafts(decoding)
+        # A row whose last token is scheduled here is dropped by the next plan.
         self._schedule_tokens(decoding, chunks)
         kv_bound = self._kv_memory.bound_buffers()
+        # Last, since all stages before may evict.
         evicted = self._cache.freed()
         persist, persist_as = self.disk.pick()
         return Plan(
@@ -372,7 +378,23 @@ class Core:
             kv_bound=kv_bound,
         )
 
+    def _make_room(self, now: float) -> None:
+        """Evict and preempt until the next step fits. A preempted sequence goes to the front of the
+        queue; `_stores` keeps its KV as cached blocks, as of other rows that leave."""
+        self._budget.image_bytes = self._images.nbytes
+        # Memory of the device, before any use of the cache.
+        self._kv_memory.relieve_pressure()
+        # Rows of batch requests while other requests run or wait.
+        self._admission.yielding.yield_rows(now)
+        # Rows beyond a tenant's share while another tenant waits.
+        self._reclaiming.reclaim_rows(now)
+        # Memory of rows and cached blocks, once rows have left for other reasons, and for a queued
+        # sequence of higher priority, with its drafts.
+        self._kv_memory.relieve(now, self._admission.choose_proposers)
+
     def _stores(self) -> tuple[Store, ...]:
+        """Take what the prefix cache keeps: blocks that rows have filled, and all of rows that
+        leave."""
         stores: list[Store] = []
         for sequence in self._commit.take_to_store():
             stores += self._cache.computed(sequence)
@@ -381,6 +403,8 @@ class Core:
         return tuple(stores)
 
     def _chunks(self, ready: list[Sequence], decoding: list[Sequence]) -> tuple[Chunk, ...]:
+        """Share the step's prefill tokens between rows of one kind of work (`Work`: the three kinds
+        run different passes, in turns). Each row gets at least one token."""
         prefilling = self._shares.may_prefill(ready, decoding)
         if not prefilling:
             return ()
@@ -393,6 +417,7 @@ class Core:
             requested, busy=bool(decoding), work=work, context=context
         )
         if work != "text" or not self._prefill_together:
+            # Each row takes a pass of its own, so a few rows take the step, in turns.
             remaining = take_turns(remaining, budget, self._last_lone)
             self._last_lone = remaining[-1][0]
         max_tokens = self._settings.prefill_step_size
@@ -407,6 +432,7 @@ class Core:
         return chunks
 
     def _round(self, chunk: Chunk) -> Chunk:
+        """Shorten a chunk that is not the prompt's last one to what the model prefers."""
         sequence = self._batch.rows[chunk.row]
         if chunk.tokens == sequence.next_chunk:
             return chunk
@@ -414,7 +440,8 @@ class Core:
         return Chunk(chunk.row, round_chunk(computed, chunk.tokens, self._chunk_step))
 
     def _schedule_tokens(self, decoding: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
-        # True: the answer's last token is scheduled.
+        """Count the tokens of this plan as computed. A prompt's last chunk samples a token, too."""
+        # True: the last token that max_tokens allows is scheduled.
         for sequence in decoding:
             if sequence.schedule_token():
                 self._batch.drop(sequence)
@@ -422,7 +449,7 @@ class Core:
             sequence = self._batch.rows[chunk.row]
             if sequence.schedule_chunk(chunk.tokens):
                 self._batch.drop(sequence)
-            self._commit.to_store[chunk.row] = sequence
+            self._commit.store_later(sequence)
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -430,11 +457,8 @@ class Core:
         self._counters.stalled(since)
 
     def update(self, stepped: Stepped, now: float) -> None:
-        """Take the answer to the oldest plan, with that plan's tokens.
-
-        Drops come first: an ended suspect of a crash is acquitted before others' results. Drafts
-        are settled before tokens are committed, which count accepted drafts anew. A token of a row
-        that has left meanwhile is discarded."""
+        """Take the result of the oldest plan, with that plan's tokens. Tokens of rows that have
+        left meanwhile are discarded."""
         self._now = now
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
@@ -444,8 +468,10 @@ class Core:
         self._prefill_budget.answered(plan, without_encoder if plan.encode else stepped)
         self._shares.charge(plan, stepped.seconds, self._prefill_budget.decode_s)
         self.disk.persisted(stepped.persisted)
+        # First, so that a suspect that has ended is acquitted before others' results.
         self._commit.drops(plan, now)
         self._commit.chunks(plan, now)
+        # Before tokens, which count each accepted draft.
         self._settle_drafts(plan, stepped)
         self._commit.results(stepped, now)
         decoding = sum(map(self._batch.rows.__contains__, plan.decode))
@@ -459,6 +485,14 @@ class Core:
             tokens_generated=committed,
             total_prefill_tokens=prefilled,
         )
+
+    def _count_drafts(self, decoding: list[Sequence]) -> Allowed:
+        """Decide how many tokens each row may draft. The engine proposes and verifies them in the
+        step; until its result, memory counts all as computed."""
+        allowed = self._speculation.allow(decoding)
+        for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
+            sequence.num_draft_tokens += num_draft_tokens
+        return allowed
 
     def _settle_drafts(self, plan: Plan, stepped: Stepped) -> None:
         for row, num_draft_tokens in zip(plan.decode, plan.drafts, strict=False):

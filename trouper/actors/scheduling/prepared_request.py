@@ -57,8 +57,8 @@ class PreparedRequest(Protocol):
 
 
 @contextmanager
-def answered(client: PreparedRequest, counters: SchedulerCounters) -> Iterator[None]:
-    """Send the terminal event if a request in no queue yet crashes the body."""
+def failing_client(client: PreparedRequest, counters: SchedulerCounters) -> Iterator[None]:
+    """Fail the client before an error of the body goes on: the request is in no queue yet."""
     try:
         yield
     except BaseException:

@@ -35,6 +35,10 @@ class ResultCommit:
     handled: Sequence | None = None
     """Sequence whose token is being committed; cannot go on after a crash."""
 
+    def store_later(self, sequence: Sequence) -> None:
+        """Let the next plan store the blocks that the sequence has filled."""
+        self.to_store[sequence.id] = sequence
+
     def take_to_store(self) -> list[Sequence]:
         to_store, self.to_store = self.to_store, {}
         return [sequence for sequence in to_store.values() if not sequence.dropped]
@@ -64,6 +68,7 @@ class ResultCommit:
                 sequence.client.report(Progress(now))
 
     def results(self, stepped: Stepped, now: float) -> None:
+        """Take what is not a token: a prompt's log-probabilities, an embedding, a row's failure."""
         rows = self.batch.rows
         for row, logprobs in stepped.prompt_logprobs:
             if row in rows:
@@ -122,7 +127,7 @@ class ResultCommit:
         if sequence.output.num_tokens >= sequence.stores_from and self.cache.wants_storing(
             sequence
         ):
-            self.to_store[sequence.id] = sequence
+            self.store_later(sequence)
         if sequence.standing.suspect and sequence.num_output_tokens >= sequence.standing.passes_at:
             self.handover.passed(sequence, now)
 
