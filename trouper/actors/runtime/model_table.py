@@ -304,9 +304,9 @@ class ModelTable(Generic[T]):
             raise RequestFailed(_pinned(row))
         row.away_as = away_as
         row.blocked_since = min(row.blocked_since, now)
-        row.is_forced = row.is_forced or force
-        if force or row.state != "ending":
+        if row.state != "ending" or (force and not row.is_forced):
             row.enter("unloading")
+        row.is_forced = row.is_forced or force
 
     def grow(self, row: T, weights_bytes: int) -> Growth[T]:
         """Room for so many bytes more, which count from now on."""
