@@ -59,7 +59,7 @@ class ModelMachine(RuleBasedStateMachine):
     @initialize(
         weights=st.lists(sizes, min_size=1, max_size=4),
         limits=st.builds(LoadLimits, st.integers(1, 20), st.none() | st.integers(1, 3)),
-        ttl_s=st.sampled_from([0.0, 0.0, 40.0]),
+        ttl_s=st.sampled_from([0.0, 40.0]),
         drains=st.booleans(),
     )
     def start(self, weights: list[int], limits: LoadLimits, ttl_s: float, drains: bool) -> None:
@@ -76,8 +76,15 @@ class ModelMachine(RuleBasedStateMachine):
         self.ending: dict[ModelRow, Unload[ModelRow]] = {}
         self.ordered: dict[ModelRow, tuple[Away, bool]] = {}
         """Orders to unload, and whether by force, until the graph has ended."""
+        self.ordered_at: dict[ModelRow, float] = {}
         self.clients: list[Client] = []
         self.growths: list[Growth[ModelRow]] = []
+        self.blocked_since: dict[ModelRow, float] = {}
+        """Since when models in use leave a model no room."""
+        for row in rows:
+            self.table.want(row, self.now)
+            self.settle()
+        self.let_files_answer()
 
     # -- the manager -----------------------------------------------------------------------------
 
@@ -87,9 +94,23 @@ class ModelMachine(RuleBasedStateMachine):
             if isinstance(step, WaitUntil):
                 assert step.time > self.now, "else the manager would not rest"
                 self.wake_at = step.time
+                self.note_blocked()
                 return
             self.carry_out(step)
         raise AssertionError(f"no rest after {STEPS} steps")
+
+    def note_blocked(self) -> None:
+        for row in self.table.rows:
+            if row.state == "waiting" and not naive_room(row, self.in_use(), self.limits):
+                self.blocked_since.setdefault(row, self.now)
+            else:
+                self.blocked_since.pop(row, None)
+
+    def in_use(self) -> list[ModelRow]:
+        """Those that nobody may unload for another, except what ends already."""
+        silent = [row for row in self.loading if row.state == "silent"]
+        kept = [row for row in self.running if row.leases or row.pinned or row in self.ordered]
+        return [*silent, *(row for row in kept if row not in self.ending)]
 
     def carry_out(self, step: Step[ModelRow]) -> None:
         match step:
@@ -196,6 +217,7 @@ class ModelMachine(RuleBasedStateMachine):
             return
         self.table.unload(row, away_as, self.now, force=force)
         if before not in AWAY:
+            self.ordered_at.setdefault(row, self.now)
             self.ordered[row] = (away_as, force or self.ordered.get(row, (away_as, False))[1])
         elif away_as == "unloaded":
             assert row.state == "unloaded"
@@ -280,30 +302,34 @@ class ModelMachine(RuleBasedStateMachine):
         self.running.remove(row)
         self.ending.pop(row, None)
         self.ordered.pop(row, None)
+        self.ordered_at.pop(row, None)
 
-    @rule(seconds=st.sampled_from([0.5, 5.0, SILENT_S, STALLED_S, None]))
-    def wait(self, seconds: float | None) -> None:
-        if seconds is not None or self.wake_at < inf:
-            until = self.wake_at if seconds is None else self.now + seconds
-            # The manager wakes at each time that it was told.
-            while self.now < until:
-                self.now = min(until, self.wake_at)
-                self.settle()
+    @rule(seconds=st.sampled_from([0.5, 5.0, SILENT_S, STALLED_S]))
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.wake_at <= until:
+            self.wake()
+        self.now = until
+        self.settle()
 
-    @rule(size=sizes)
-    def appear(self, size: int) -> None:
-        if len(self.table.rows) < 5:
+    @precondition(lambda self: self.wake_at < inf)
+    @rule()
+    def wake(self) -> None:
+        """The manager wakes when it was told to, in vain or not."""
+        self.now = self.wake_at
+        self.settle()
+
+    @rule(pick=picks, size=sizes)
+    def scan(self, pick: int, size: int) -> None:
+        """A model is added, or one that is not in use vanishes."""
+        row = self.row(pick)
+        if len(self.table.rows) < 4:
             row = ModelRow((f"m{len(self.sizes)}",), weights_bytes=size)
             self.table.rows.append(row)
             self.sizes[row] = size
-            self.settle()
-
-    @rule(pick=picks)
-    def vanish(self, pick: int) -> None:
-        row = self.row(pick)
-        if row is not self.table.rows[0] and row.state in AWAY and not row.leases:
+        elif row is not self.table.rows[0] and row.state in AWAY and not row.leases:
             self.table.rows.remove(row)
-            self.settle()
+        self.settle()
 
     # -- promises --------------------------------------------------------------------------------
 
@@ -332,7 +358,10 @@ class ModelMachine(RuleBasedStateMachine):
             assert row.state != "silent" or row.problem is None
             if row.state == "unloading":
                 assert self.leases(row), "else it would end"
-                assert self.now < max(client.asked_at, row.blocked_since) + client.limit_s
+                assert self.now < max(client.asked_at, self.ordered_at[row]) + client.limit_s
+            if row in self.blocked_since:
+                since = max(client.asked_at, self.blocked_since[row])
+                assert self.now < since + client.limit_s, "it would have waited too long"
 
     @invariant()
     def at_rest_nothing_is_left_to_do(self) -> None:
@@ -345,9 +374,7 @@ class ModelMachine(RuleBasedStateMachine):
         for row in rows:
             if row.state == "waiting":
                 assert row.waits, "one that nobody waits for is loaded at once, or not at all"
-                held = [other for other in self.running if other.leases or other.pinned]
-                held += [other for other in self.loading if other.state == "silent"]
-                assert not naive_room(row, held, self.limits), "it could be loaded"
+                assert not naive_room(row, self.in_use(), self.limits), "it could be loaded"
                 pinned = [other for other in self.running if other.pinned]
                 pinned = [other for other in pinned if other.state == "ready"]
                 assert naive_room(row, pinned, self.limits), "waiting will not help"

@@ -288,8 +288,8 @@ class ModelTable(Generic[T]):
         row.away_as = "unloaded"
         row.leave()
         row.problem = problem
-        if problem.retry_after_s is None or problem.retry_after_s >= RETRY_S:
-            row.unusable_until = now + RETRY_S
+        passes = problem.retry_after_s is not None and problem.retry_after_s < RETRY_S
+        row.unusable_until = now if passes else now + RETRY_S
         _end(row, row.waits, problem)
 
     def unload(self, row: T, away_as: Away, now: float, *, force: bool = False) -> None:
