@@ -35,8 +35,9 @@ ENDS_SOON = (
 STALLS_SOON = (
     # A file on a disk that hangs is a regular one.
     "import trouper.storage.checkpoint_files as files; files.require_regular = lambda path: None; "
-    "import trouper.actors.runtime.model_manager as turns; turns.LOOK_S, turns.SILENT_S, "
-    "turns.STALLED_S = 0.1, 0.3, 0.6; "
+    "import trouper.actors.runtime.model_manager as manager; manager.LOOK_S = 0.1; "
+    "import trouper.actors.runtime.model_table as table; "
+    "table.SILENT_S, table.STALLED_S = 0.3, 0.6; "
     f"{ENDS_SOON}"
 )
 

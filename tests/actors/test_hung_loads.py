@@ -13,7 +13,7 @@ import trio.lowlevel
 from tests.actors.test_model_control import done, serves
 from tests.actors.test_model_manager import World, manager_of, states
 from trouper import ModelManager, RequestFailed
-from trouper.actors.runtime.model_manager import SILENT_S, STALLED_S
+from trouper.actors.runtime.model_table import SILENT_S, STALLED_S
 from trouper.protocol.loading import Loading, nobody_watches
 
 

@@ -142,10 +142,10 @@ async def test_a_model_that_was_used_while_another_went_to_sleep_stays(
     async with manager_of("small", "middle", ttl_s=60) as (manager, _):
         unload = manager.unload
 
-        async def used_meanwhile(model: ManagedModel, after: Away) -> None:
+        async def used_meanwhile(model: ManagedModel, after: Away, at_once: bool) -> None:
             if model.names[0] == "small":
                 assert await serves(manager, "middle") == 3
-            await unload(model, after)
+            await unload(model, after, at_once)
 
         monkeypatch.setattr(manager, "unload", used_meanwhile)
         await trio.sleep(61)

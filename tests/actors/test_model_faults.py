@@ -13,8 +13,7 @@ from tests.actors.test_model_control import done, serves
 from tests.actors.test_model_manager import WEIGHTS, World, manager_of, states, tokens_from
 from trouper import RequestFailed, Runtime, Settings
 from trouper.actors.runtime import served_models
-from trouper.actors.runtime.model_manager import RETRY_S
-from trouper.actors.runtime.model_table import lacking_room
+from trouper.actors.runtime.model_table import RETRY_S, lacking_room
 
 ASKED_BY: ContextVar[str] = ContextVar("asked_by", default="nobody")
 

@@ -24,7 +24,8 @@ from trouper import (
     TokenPrompt,
 )
 from trouper.actors.graph import run_graph
-from trouper.actors.runtime.model_manager import RETRY_S, run_model_manager
+from trouper.actors.runtime.model_manager import run_model_manager
+from trouper.actors.runtime.model_table import RETRY_S
 from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, Measured, MemoryStats
 from trouper.protocol.names import names_of
 from trouper.protocol.plans import Plan

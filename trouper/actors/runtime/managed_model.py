@@ -9,7 +9,7 @@ from functools import partial
 import attrs
 import trio
 
-from trouper.actors.runtime.model_table import AWAY, LoadLimits, ModelRow, fits_now
+from trouper.actors.runtime.model_table import AWAY, SHOWN, LoadLimits, ModelRow, fits_now
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.supervision import innermost
@@ -52,6 +52,10 @@ class ManagedModel(ModelRow):
     unloaded_adapters: tuple[str, ...] = ()
     ended: trio.Event = attrs.field(factory=trio.Event)
 
+    @property
+    def source(self) -> str:
+        return self.settings.model or self.names[0]
+
 
 def managed(
     settings: Settings, names: tuple[str, ...], ttl_s: float, options: Mapping[str, ModelOptions]
@@ -69,15 +73,15 @@ def entry_of(
     adapters = adapters_of(model.settings.adapter)
     return ModelEntry(
         model.names,
-        model.state,
+        SHOWN[model.state],
         model.runtime,
-        model.waiting,
+        len(model.waits),
         model.problem,
         pinned=model.pinned,
         ttl_s=model.ttl_s,
         weights_bytes=model.weights_bytes,
         created=model.created,
-        progress=progress.of(model.settings.model) if model.state == "loading" else None,
+        progress=progress.of(model.settings.model) if SHOWN[model.state] == "loading" else None,
         adapters=tuple(adapters),
         adapter_directories=tuple(adapters.values()),
         unloaded_adapters=model.unloaded_adapters,

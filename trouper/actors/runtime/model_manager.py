@@ -1,10 +1,12 @@
 """The model manager serves several models: one graph of actors for each loaded model, within a
 bound on their weights.
 
-Graphs share nothing. A model is loaded on
-request, if necessary after idle models were unloaded. Each user of a model holds a `Lease`, and a
-leased model is never unloaded unless forced. A sleeping model has its cached blocks on disk, and is
-loaded again on request.
+Graphs share nothing. A model is loaded on request, if necessary after idle models were unloaded.
+Each user of a model holds a `Lease`, and a leased model is never unloaded unless forced. A sleeping
+model has its cached blocks on disk, and is loaded again on request.
+
+The table decides (`model_table.py`), and one task, `ModelManager.run`, does what comes next. All
+others tell the table of an event, wake that task, and wait for the outcome.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ from trouper.actors.runtime.managed_model import (
 )
 from trouper.actors.runtime.model_table import (
     AWAY,
+    COMING,
     Away,
+    Load,
     LoadLimits,
+    Measure,
+    ModelTable,
     Refuse,
     Unload,
+    WaitUntil,
     lacking_room,
     loaded,
-    next_for,
 )
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import (
@@ -60,85 +66,21 @@ from trouper.protocol.problems import (
     Problem,
     RequestFailed,
     adapter_unknown,
+    leaves,
 )
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.models")
-LOOK_S = 1.0
-# Most files are opened and read in less than a second. A dead network mount, or a FIFO, hangs a
-# load, and nothing can interrupt the thread; its weights count as loaded, since the load may go on.
-SILENT_S = 15.0  # Time without progress after which others load beside this model.
-# Kernels of a large model take up to a minute to compile.
-STALLED_S = 120.0  # Time without progress after which requests for the model are refused.
+LOOK_S = 1.0  # Time between looks at the progress of a load.
 UNLOAD_S = 5.0
-RETRY_S = 60.0  # Time between attempts to load a faulty model, since each may unload another.
-
-
-class LoadTurns:
-    """Turns of loading: one model after another, but not behind a silent one. `changed` is called
-    when a model stalls, or goes on."""
-
-    def __init__(self, progress: LoadProgress, changed: Callable[[], None]) -> None:
-        self._progress, self._changed = progress, changed
-        self._turn = trio.CapacityLimiter(1)
-        self._holder: object = None
-
-    async def take(self, holder: object) -> None:
-        await self._turn.acquire_on_behalf_of(holder)
-        self._holder = holder
-
-    def give(self, holder: object) -> None:
-        if self._holder is holder:
-            self._holder = None
-            self._turn.release_on_behalf_of(holder)
-
-    async def watched(self, model: ManagedModel, load: Callable[[], Awaitable[None]]) -> None:
-        """Load a model in its turn, which ends early in silence. Raises what `load` raises."""
-        failed: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, model)
-            try:
-                await load()
-            except Exception as error:  # noqa: BLE001
-                # Raised again below, outside of the nursery, which would wrap it.
-                failed = error
-            nursery.cancel_scope.cancel()
-        model.is_silent, model.problem = False, model.problem if failed else None
-        if failed is not None:
-            raise failed
-
-    async def _watch(self, model: ManagedModel) -> None:
-        latest, since = self._progress.of(model.settings.model), trio.current_time()
-        while True:
-            await trio.sleep(LOOK_S)
-            found, silent_s = self._progress.of(model.settings.model), trio.current_time() - since
-            if found is not latest:
-                latest, since = found, trio.current_time()
-                self._note(model, None)
-            elif silent_s >= STALLED_S:
-                self._note(model, _stalled(model))
-            elif silent_s >= SILENT_S and not model.is_silent:
-                model.is_silent = True
-                self.give(model)
-                self._changed()
-
-    def _note(self, model: ManagedModel, problem: Problem | None) -> None:
-        if (problem is None) != (model.problem is None):
-            model.problem = problem
-            log.warning(
-                "%s", f"{model.names[0]} goes on loading" if problem is None else problem.message
-            )
-            self._changed()
-
-
-def _stalled(model: ManagedModel) -> Problem:
-    message = (
-        f"{model.names[0]} is being loaded and has made no progress for {STALLED_S:g} s: its files "
-        f"({model.settings.model}) may be on a file system that does not answer"
-    )
-    return Problem(
-        503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30
-    )
+CRASHED = Problem(
+    503,
+    "the model crashed too often",
+    "server_error",
+    "model",
+    code="model_failed",
+    retry_after_s=60,
+)
 
 
 class StartGraph(Protocol):
@@ -160,55 +102,29 @@ class ModelManager:
         limits: LoadLimits,
         progress: LoadProgress,
     ) -> None:
-        self.nursery, self.models = nursery, list(models)
-        self._start, self._measure, self.limits, self._progress = start, measure, limits, progress
-        self.control, self.turns = ManagerControl(self), LoadTurns(progress, self.notify)
-        self.changed = trio.Event()
-        """Set, and replaced, when the state of any model changes."""
-        self.draining, self.finished = False, trio.Event()
+        self.nursery = nursery
+        self.table = ModelTable(list(models), limits)
+        self.control = ManagerControl(self)
+        self.finished = trio.Event()
+        self._start = start
+        self._measure = measure
+        self._progress = progress
+        self._changed = trio.Event()
+        self._serves = False
+
+    @property
+    def models(self) -> list[ManagedModel]:
+        return self.table.rows
+
+    @property
+    def draining(self) -> bool:
+        return self.table.draining
 
     def entries(self) -> Sequence[ModelEntry]:
         held = loaded(self.models)
-        return tuple(entry_of(model, held, self.limits, self._progress) for model in self.models)
-
-    async def lease(self, name: str | None) -> Lease:
-        """Wait until the model is loaded, up to --queue-timeout-s for room, and return a lease."""
-        model = self.find(name)
-        model.leases += 1
-        model.waiting += 1
-        try:
-            await self._wait_until_ready(model)
-        except BaseException:
-            self._release(model)
-            raise
-        finally:
-            model.waiting -= 1
-        assert model.runtime is not None, "it is ready"
-        return Lease(model.names[0], model.runtime, lambda: self._release(model))
-
-    async def _wait_until_ready(self, model: ManagedModel) -> None:
-        self.refuse_if_draining()
-        limit_s = model.settings.queue_timeout_s or inf
-        give_up_at = trio.current_time() + limit_s
-        while model.state != "ready":
-            self._request_load(model)
-            with trio.move_on_at(give_up_at if model.state == "unloading" else inf):
-                await self.changed.wait()
-            self.refuse_if_draining()
-            if model.state == "unloading" and trio.current_time() >= give_up_at:
-                message = (
-                    f"{model.names[0]} is being unloaded, and its requests have not ended for "
-                    f"{limit_s:g} s"
-                )
-                raise RequestFailed(
-                    Problem(503, message, "server_error", "model", "queue_timeout", retry_after_s=5)
-                )
-            if model.problem is not None:
-                raise RequestFailed(model.problem)
-
-    def refuse_if_draining(self) -> None:
-        if self.draining:
-            raise RequestFailed(DRAINING)
+        return tuple(
+            entry_of(model, held, self.table.limits, self._progress) for model in self.models
+        )
 
     def find(self, name: str | None) -> ManagedModel:
         """The model of a name; None: the default. Raises `RequestFailed` (404)."""
@@ -217,159 +133,170 @@ class ModelManager:
             raise model_not_found(name or "", self.entries())
         return found
 
+    async def lease(self, name: str | None) -> Lease:
+        """Wait until the model is loaded, up to --queue-timeout-s for room, and return a lease."""
+        model = self.find(name)
+        wait = self.table.ask(model, trio.current_time(), model.settings.queue_timeout_s or inf)
+        try:
+            if not wait.is_over:
+                self.notify()
+                await self.until(lambda: wait.is_over)
+        except BaseException:
+            self.table.leave(model, wait, trio.current_time())
+            self.notify()
+            raise
+        if wait.problem is not None:
+            raise RequestFailed(wait.problem)
+        if model.runtime is None:  # It has crashed since.
+            self._release(model)
+            return await self.lease(name)
+        return Lease(model.names[0], model.runtime, lambda: self._release(model))
+
     def _release(self, model: ManagedModel) -> None:
-        model.leases -= 1
-        model.used_at = trio.current_time()
+        self.table.release(model, trio.current_time())
         self.notify()
 
     def notify(self) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
+        """Wake the task of the manager, and all who wait for an outcome."""
+        self._changed.set()
+        self._changed = trio.Event()
 
-    # -- loading ---------------------------------------------------------------------------------
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            await self._changed.wait()
 
-    def _request_load(self, model: ManagedModel) -> None:
-        """Load in a separate task, which outlives the client and has none of its context variables.
-        Raises the problem of a recent attempt."""
-        if model.state == "loading" and model.problem is not None:
-            raise RequestFailed(model.problem)
-        if model.state not in AWAY:
-            return
-        if model.problem is not None and trio.current_time() < model.unusable_until:
-            raise RequestFailed(model.problem)
-        model.enter("waiting")
-        model.problem = None
-        Context().run(self.nursery.start_soon, self._load_or_note_problem, model)
+    # -- the task that does what comes next ------------------------------------------------------
 
-    async def _load_or_note_problem(self, model: ManagedModel) -> None:
+    async def run(self) -> None:
+        """Do what the table says comes next. Runs until cancelled."""
         try:
-            await self.load(model)
-        except RequestFailed as refused:
-            model.problem = refused.problem
-        except Exception as error:  # noqa: BLE001
-            # Whatever a model's files and code raise, the other models go on.
-            self._note_problem(model, error)
+            while True:
+                match self.table.next(trio.current_time()):
+                    case Measure(model):
+                        self.nursery.start_soon(self._measure_files, model)
+                    case Load(model):
+                        self.nursery.start_soon(self._run_graph, model)
+                    case Unload(model, away_as, at_once):
+                        self.nursery.start_soon(self.unload, model, away_as, at_once)
+                    case Refuse(model, problem):
+                        if model.state == "silent":
+                            log.warning("%s", problem.message)
+                    case WaitUntil(time):
+                        self.notify()
+                        with trio.move_on_at(time):
+                            await self._changed.wait()
         finally:
-            if model.state in ("waiting", "loading"):
-                model.enter("unloaded")
+            self.table.drain()
             self.notify()
 
-    def _note_problem(self, model: ManagedModel, error: Exception) -> None:
-        traceback = None if isinstance(error, ModelUnusable) else error
-        model.problem = load_problem(error)
-        log.warning(
-            "%s cannot be loaded: %s", model.names[0], model.problem.message, exc_info=traceback
-        )
-        model.unusable_until = trio.current_time() + (
-            RETRY_S if model.problem.retry_after_s is None else 0
-        )
-
-    async def load(self, model: ManagedModel) -> None:
-        """Load a model in its turn. Raises `ModelUnusable`, or `RequestFailed` (503) for lack of
-        room."""
-        if len(self.models) > 1:
-            model.weights_bytes = await self.measured(model)
-        await load_in_turn(self, model, partial(self._load_now, model))
-
-    async def _load_now(self, model: ManagedModel) -> None:
-        model.enter("loading")
-        model.ended = trio.Event()
-        model.runtime = await self._started(model)
-        model.weights_bytes, model.created = (
-            model.runtime.model.weights_bytes,
-            model.runtime.model.created,
-        )
-        # The id of one that was found is its directory, which is nobody's name for it.
-        if model.files is None:
-            model.names = tuple(dict.fromkeys([*model.names, encodable(model.runtime.model.id)]))
-        model.enter("ready")
-        model.used_at = trio.current_time()
-
-    async def _started(self, model: ManagedModel) -> Runtime:
+    async def _measure_files(self, model: ManagedModel) -> None:
         try:
-            runtime: Runtime = await self.nursery.start(self._run, model)
-        except BaseExceptionGroup as group:
-            unusable, _ = group.split(ModelUnusable)
-            if unusable is None:
-                raise
-            found = innermost(unusable)
-            raise found from found.__cause__
-        return runtime
-
-    async def _run(self, model: ManagedModel, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        """Run the graph of a model. Raises `ActorFailed` if no other model is left to serve."""
-        try:
-            await self._start(model.settings, task_status=task_status)
-        except* ActorFailed as failed:
-            if len(self.models) == 1:
-                raise
-            log.warning("%s ends, the other models go on: %s", model.names[0], innermost(failed))
-            model.problem = Problem(
-                503,
-                "the model crashed too often",
-                "server_error",
-                "model",
-                code="model_failed",
-                retry_after_s=60,
-            )
-            model.unusable_until = trio.current_time() + RETRY_S
-        finally:
-            model.runtime = None
-            # If it could not be loaded, the reason is noted first: until then nobody is to try
-            # again.
-            if model.state != "loading":
-                model.leave()
-            model.ended.set()
-            self.notify()
-
-    async def unload(
-        self, model: ManagedModel, after: Away = "unloaded", *, at_once: bool = False
-    ) -> None:
-        """End the graph of a model, with blocks written and memory freed. `at_once`: end running
-        requests, too."""
-        assert model.runtime is not None, "it is ready"
-        model.enter("unloading")
-        model.away_as = after
-        ended = model.ended  # The next load has an event of its own.
+            self.table.measured(model, await self.measured(model))
+        except ModelUnusable as unusable:
+            if model.state == "measuring":
+                self.table.ended(model, trio.current_time(), self._note_fault(model, unusable))
         self.notify()
-        await model.runtime.drain(0 if at_once else UNLOAD_S, leaving=after)
-        await ended.wait()
-        log.info("%s is %s", model.names[0], after)
-        self.notify()
-
-    async def load_what_fits(self) -> None:
-        """Load the models after the first, in order, while there is room."""
-        for model in self.models[1:]:
-            model.weights_bytes = await self._measured_or_none(model)
-            fits = next_for(self.models, model, self.limits) == "load"
-            if model.state == "unloaded" and model.weights_bytes and fits:
-                model.enter("waiting")
-                self.nursery.start_soon(self._load_or_note_problem, model)
-            while model.state in ("waiting", "loading") and not model.is_silent:
-                await self.changed.wait()
 
     async def measured(self, model: ManagedModel) -> int:
         """Bytes of a model's weights. Raises `ModelUnusable`."""
         try:
             found = await self._measure(model.settings)
-            model.created = found.created
-            return found.weights_bytes
         except ModelUnusable:
             raise
         except Exception as error:
             raise unforeseen(error) from error
+        model.created = found.created
+        return found.weights_bytes
 
-    async def _measured_or_none(self, model: ManagedModel) -> int:
+    async def _run_graph(self, model: ManagedModel) -> None:
+        """Load a model, and run its graph until it ends."""
+        model.ended = trio.Event()
+        problem = None
         try:
-            return await self.measured(model)
-        except ModelUnusable as unusable:
-            log.warning("%s: %s", model.names[0], unusable)
-            return 0
+            async with trio.open_nursery() as nursery, trio.open_nursery() as loading:
+                loading.start_soon(self._watch, model)
+                model.runtime = await nursery.start(self._start, model.settings)
+                loading.cancel_scope.cancel()
+                self._note_loaded(model, model.runtime)
+        except ExceptionGroup as group:
+            is_crash = model.runtime is not None
+            problem = self._note_crash(model, group) if is_crash else self._note_fault(model, group)
+        finally:
+            model.runtime = None
+            self.table.ended(model, trio.current_time(), problem)
+            model.ended.set()
+            self.notify()
 
-    # -- the end ---------------------------------------------------------------------------------
+    def _note_loaded(self, model: ManagedModel, runtime: Runtime) -> None:
+        model.created = runtime.model.created
+        # The id of one that was found is its directory, which is nobody's name for it.
+        if model.files is None:
+            model.names = tuple(dict.fromkeys([*model.names, encodable(runtime.model.id)]))
+        self.table.loaded(model, runtime.model.weights_bytes, trio.current_time())
+        self.notify()
+
+    async def _watch(self, model: ManagedModel) -> None:
+        """Tell the table that loading makes progress. The only model is not watched: there is no
+        other to be loaded beside it."""
+        latest = self._progress.of(model.settings.model)
+        while self.table.has_several:
+            await trio.sleep(LOOK_S)
+            if (seen := self._progress.of(model.settings.model)) is not latest:
+                latest = seen
+                if model.problem is not None:
+                    log.warning("%s goes on loading", model.names[0])
+                self.table.heard(model, trio.current_time())
+                self.notify()
+
+    def _note_fault(self, model: ManagedModel, error: Exception) -> Problem:
+        """Log why a model cannot be loaded. Raises the error again if none has ever been loaded."""
+        if not self._serves:
+            raise error
+        # Whatever a model's files and code raise, the other models go on.
+        unusable = next((leaf for leaf in leaves(error) if isinstance(leaf, ModelUnusable)), None)
+        problem = load_problem(unusable or error)
+        log.warning(
+            "%s cannot be loaded: %s",
+            model.names[0],
+            problem.message,
+            exc_info=None if unusable else error,
+        )
+        return problem
+
+    def _note_crash(self, model: ManagedModel, crash: ExceptionGroup) -> Problem:
+        """Raises the crash again if no other model is left to serve, or if it is none of an
+        actor."""
+        _, others = crash.split(ActorFailed)
+        if others is not None or not self.table.has_several:
+            raise crash
+        log.warning("%s ends, the other models go on: %s", model.names[0], innermost(crash))
+        return CRASHED
+
+    async def unload(self, model: ManagedModel, away_as: Away, at_once: bool) -> None:
+        """End the graph of a model, with blocks written and memory freed. `at_once`: end running
+        requests, too."""
+        if model.runtime is not None:  # Else it has crashed since.
+            await model.runtime.drain(0 if at_once else UNLOAD_S, leaving=away_as)
+            log.info("%s is %s", model.names[0], away_as)
+
+    # -- the start and the end -------------------------------------------------------------------
+
+    async def load_first(self) -> None:
+        """Load the first model. Its faults end the manager."""
+        (await self.lease(None)).release()
+        self._serves = True
+
+    async def load_what_fits(self) -> None:
+        """Load the models after the first, in order, while there is room."""
+        for model in self.models[1:]:
+            if model.state == "unloaded":
+                self.table.want(model, trio.current_time())
+                self.notify()
+            while model.state in COMING and model.state != "silent":
+                await self._changed.wait()
 
     async def drain(self, timeout_s: float) -> bool:
-        self.draining = True
+        self.table.drain()
         self.notify()
         finished = []
 
@@ -417,89 +344,18 @@ async def run_model_manager(
         manager = ModelManager(
             nursery, models, start, measure, limits=limits, progress=progress or LoadProgress()
         )
-        await manager.load(models[0])
+        nursery.start_soon(manager.run)
+        await manager.load_first()
         task_status.started(manager)
         nursery.start_soon(manager.load_what_fits)
-        nursery.start_soon(manager.control.put_idle_to_sleep)
         if scan is not None:
             nursery.start_soon(keep_found, manager.models, scan, ttl_s)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()
 
 
-async def until_room(manager: ModelManager, model: ManagedModel) -> bool:
-    """Wait until a model would fit without all idle ones. False: nobody waits any more. Raises
-    `RequestFailed` (503): at once if pinned models leave no room, else after --queue-timeout-s."""
-    limit_s = model.settings.queue_timeout_s or inf
-    with trio.move_on_after(limit_s):
-        while True:
-            step = next_for(manager.models, model, manager.limits)
-            if isinstance(step, Refuse):
-                raise _refused(step.reason)
-            if step != "wait":
-                return True
-            if not model.waiting:
-                return False
-            await manager.changed.wait()
-    raise _refused(
-        f"{model.names[0]} is not loaded, and the other models were in use for {limit_s:g} s "
-        "(--model-memory)"
-    )
-
-
-async def make_room(manager: ModelManager, model: ManagedModel) -> bool:
-    """Unload idle models, least recently used first, until a model fits. False: too many are in use
-    again."""
-    while (step := next_for(manager.models, model, manager.limits)) != "load":
-        if not isinstance(step, Unload):
-            return False
-        await manager.unload(step.model)
-    return True
-
-
-async def load_in_turn(
-    manager: ModelManager, model: ManagedModel, load: Callable[[], Awaitable[None]]
-) -> None:
-    """Load a model in its turn when there is room, unless nobody waits any more. Raises
-    `RequestFailed` (503), and what `load` raises."""
-    while await until_room(manager, model):
-        await manager.turns.take(model)
-        try:
-            if await make_room(manager, model):
-                await (manager.turns.watched(model, load) if len(manager.models) > 1 else load())
-                return
-        finally:
-            manager.turns.give(model)
-
-
-async def room_for_adapter(
-    manager: ModelManager, model: ManagedModel, adapter: str, nbytes: int
-) -> None:
-    """Make room for a LoRA adapter within --model-memory. The bytes count as the model's until the
-    caller corrects the sum. Raises `RequestFailed` (507)."""
-    model.weights_bytes += nbytes
-    await manager.turns.take(turn := object())
-    try:
-        reason = lacking_room(manager.models, model, manager.limits)
-        if not reason and not await make_room(manager, model):
-            reason = (
-                lacking_room(manager.models, model, manager.limits)
-                or "idle models are in use again: try again"
-            )
-    finally:
-        manager.turns.give(turn)
-    if reason:
-        raise insufficient(f"with the adapter {adapter!r} {reason}")
-
-
-def _refused(message: str) -> RequestFailed:
-    return RequestFailed(
-        Problem(503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5)
-    )
-
-
 class ManagerControl:
-    """Implements `ModelControl`: each operation is a task of the manager."""
+    """Implements `ModelControl`: each operation is a task of the manager's nursery."""
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
@@ -527,7 +383,7 @@ class ManagerControl:
         lease = await self._manager.lease(model.names[0])
         try:
             await lease.runtime.load_adapter(
-                adapter, directory, partial(room_for_adapter, self._manager, model, adapter)
+                adapter, directory, partial(self._make_room, model, adapter)
             )
             model.settings = attrs.evolve(
                 model.settings, adapter=(*model.settings.adapter, f"{adapter}={directory}")
@@ -550,17 +406,28 @@ class ManagerControl:
                 await (runtime := model.runtime).unload_adapter(adapter)
                 model.weights_bytes = runtime.weights_bytes
 
+    async def _make_room(self, model: ManagedModel, adapter: str, nbytes: int) -> None:
+        """Make room for a LoRA adapter within --model-memory. The bytes count as the model's until
+        the caller corrects the sum. Raises `RequestFailed` (507)."""
+        growth = self._manager.table.grow(model, nbytes)
+        self._manager.notify()
+        await self._manager.until(lambda: growth.refusal is not None)
+        if growth.refusal:
+            raise insufficient(f"with the adapter {adapter!r} {growth.refusal}")
+
     def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
-        self._manager.refuse_if_draining()
+        if self._manager.draining:
+            raise RequestFailed(DRAINING)
         operation = Operation(model.names[0])
         # The request's context ends with it.
         Context().run(self._manager.nursery.start_soon, _run, operation, work)
         return operation
 
     async def _load(self, model: ManagedModel, pinned: bool | None, ttl_s: float | None) -> None:
+        table = self._manager.table
         if model.state in AWAY:
             model.weights_bytes = await self._manager.measured(model)
-            if reason := lacking_room(self._manager.models, model, self._manager.limits):
+            if reason := lacking_room(table.rows, model, table.limits):
                 raise RequestFailed(
                     Problem(507, reason, "server_error", "model", code="insufficient_memory")
                 )
@@ -570,49 +437,17 @@ class ManagerControl:
         model.ttl_s = model.ttl_s if ttl_s is None else ttl_s
         lease.release()
 
-    async def _unload(self, model: ManagedModel, after: Away, *, force: bool) -> None:
+    async def _unload(self, model: ManagedModel, away_as: Away, *, force: bool) -> None:
         manager = self._manager
-        while model.state in ("waiting", "loading", "unloading"):
-            if model.state == "loading" and model.problem is not None:
-                raise RequestFailed(model.problem)
-            if force and model.state == "unloading" and model.runtime is not None:
-                await manager.unload(model, after, at_once=True)
-                return
-            await manager.changed.wait()
-        if model.state in AWAY:
-            if after == "unloaded":
-                model.enter("unloaded")
-            return
-        if model.pinned and not force:
-            message = f"{model.names[0]} is pinned: release it (POST /v1/models/pin), or send force"
-            raise RequestFailed(
-                Problem(409, message, "invalid_request_error", "model", code="model_pinned")
-            )
-        # Requests that come now wait, and load it again.
-        model.enter("unloading")
-        runtime = model.runtime
-        if runtime is not None:
-            runtime.leaving = after
-        manager.notify()
-        while not force and model.running and model.runtime is runtime:
-            await manager.changed.wait()
-        if runtime is not None and model.runtime is runtime:
-            await manager.unload(model, after, at_once=force)
-
-    async def put_idle_to_sleep(self) -> None:
-        """Put models to sleep at the end of their time to live. Runs until cancelled."""
-        manager = self._manager
-        while True:
-            now = trio.current_time()
-            due = [model for model in manager.models if model.sleeps_at <= now]
-            for model in due:
-                if model.sleeps_at <= trio.current_time():  # Not used meanwhile.
-                    await manager.unload(model, "asleep")
-            if not due:
-                with trio.move_on_at(
-                    min((model.sleeps_at for model in manager.models), default=inf)
-                ):
-                    await manager.changed.wait()
+        await manager.until(lambda: model.state not in COMING or model.problem is not None)
+        if model.state in COMING and model.problem is not None:
+            raise RequestFailed(model.problem)
+        ended = model.ended  # The next load has an event of its own.
+        manager.table.unload(model, away_as, trio.current_time(), force=force)
+        if model.runtime is not None:
+            model.runtime.leaving = away_as
+            manager.notify()
+            await ended.wait()
 
 
 async def _run(operation: Operation, work: Callable[[], Awaitable[None]]) -> None:

@@ -1,28 +1,89 @@
-"""The table of models: their states, and what is done next so that one can be loaded. Pure."""
+"""The table of models: the state of each, the events that change it, and what comes next. Pure.
+
+`ModelTable.next` decides; the model manager carries out what it says, and reports how it went by
+the table's events.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Generic, Literal, TypeVar
 
 import attrs
 
-from trouper.protocol.problems import Problem
+from trouper.protocol.problems import DRAINING, Problem, RequestFailed
 
-State = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]
+# Most files are opened and read in less than a second. A dead network mount, or a FIFO, hangs a
+# load, and nothing can interrupt the thread; its weights count as loaded, since the load may go on.
+SILENT_S = 15.0  # Time without progress after which others load beside this model.
+# Kernels of a large model take up to a minute to compile.
+STALLED_S = 120.0  # Time without progress after which requests for the model are refused.
+RETRY_S = 60.0  # Time between attempts to load a faulty model, since each may unload another.
+
+State = Literal[
+    "unloaded",
+    "asleep",
+    "wanted",
+    "measuring",
+    "waiting",
+    "loading",
+    "silent",
+    "ready",
+    "unloading",
+    "ending",
+]
+"""From `wanted` to `silent` a model is on its way to `ready`: its files are measured, it waits for
+room and for its turn, it is loaded. `silent`: loading, for so long without progress that others
+load beside it. `unloading`: it will end once its running requests have ended. `ending`: its graph
+of actors ends."""
+Shown = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]
+SHOWN: Mapping[State, Shown] = {
+    "unloaded": "unloaded",
+    "asleep": "asleep",
+    "wanted": "waiting",
+    "measuring": "waiting",
+    "waiting": "waiting",
+    "loading": "loading",
+    "silent": "loading",
+    "ready": "ready",
+    "unloading": "unloading",
+    "ending": "unloading",
+}
+"""The states as clients see them."""
 Away = Literal["unloaded", "asleep"]
 AWAY: tuple[Away, ...] = ("unloaded", "asleep")
+COMING: tuple[State, ...] = ("wanted", "measuring", "waiting", "loading", "silent")
 TRANSITIONS: Mapping[State, frozenset[State]] = {
-    "unloaded": frozenset({"waiting", "loading"}),
-    "asleep": frozenset({"waiting", "unloaded"}),
+    # The only model is not measured: it may have any size.
+    "unloaded": frozenset({"wanted", "waiting"}),
+    "asleep": frozenset({"wanted", "waiting", "unloaded"}),
+    "wanted": frozenset({"measuring", "unloaded"}),
+    "measuring": frozenset({"waiting", "unloaded"}),
     "waiting": frozenset({"loading", "unloaded"}),
-    "loading": frozenset({"ready", "unloaded"}),
-    "ready": frozenset({"unloading", "unloaded"}),
-    "unloading": frozenset({"unloaded", "asleep"}),
+    "loading": frozenset({"silent", "ready", "unloaded"}),
+    "silent": frozenset({"ready", "unloaded"}),
+    "ready": frozenset({"unloading", "ending", "unloaded"}),
+    "unloading": frozenset({"ending", "unloaded", "asleep"}),
+    # Force unloads once more: it ends at once what still writes its blocks.
+    "ending": frozenset({"unloading", "unloaded", "asleep"}),
 }
-"""The states that may follow each. A model waits for room and for its turn before it is loading;
-one that crashes is unloaded."""
+"""The states that may follow each. A model that crashes is unloaded."""
+
+
+@attrs.define(eq=False)
+class Wait:
+    """A lease that waits for its model: over once it is granted, or refused with a `problem`."""
+
+    since: float
+    limit_s: float
+    """Bound on the time for which others are in the way; loading takes as long as it takes."""
+    is_over: bool = False
+    problem: Problem | None = None
+
+    def end(self, problem: Problem | None = None) -> None:
+        self.is_over = True
+        self.problem = problem
 
 
 @attrs.define(eq=False)
@@ -31,8 +92,13 @@ class ModelRow:
     state: State = "unloaded"
     weights_bytes: int = 0
     leases: int = 0
-    waiting: int = 0
-    """Leases that wait until the model is loaded."""
+    """Leases that were granted."""
+    waits: list[Wait] = attrs.field(factory=list)
+    wanted_at: float = -inf
+    blocked_since: float = inf
+    """Time since when those who use this model, or others, keep it from being loaded."""
+    heard_at: float = inf
+    """Time of the last progress of loading; infinite: nobody watches."""
     used_at: float = 0.0
     """Time of loading, or of the last release of a lease."""
     problem: Problem | None = None
@@ -41,8 +107,8 @@ class ModelRow:
     ttl_s: float = 0.0
     """Time without requests until sleep; 0: never."""
     away_as: Away = "unloaded"
-    is_silent: bool = False
-    """Whether loading is silent for so long that others load beside it."""
+    is_forced: bool = False
+    """Whether running requests do not delay the end."""
 
     def enter(self, state: State) -> None:
         """The only door to another state."""
@@ -57,12 +123,13 @@ class ModelRow:
         self.away_as = "unloaded"
 
     @property
-    def running(self) -> int:
-        return self.leases - self.waiting
+    def source(self) -> str:
+        """Path or name of the model's files."""
+        return self.names[0]
 
     @property
     def has_weights(self) -> bool:
-        return self.state in ("ready", "unloading") or self.is_silent
+        return self.state in ("silent", "ready", "unloading", "ending")
 
     @property
     def is_idle(self) -> bool:
@@ -77,8 +144,29 @@ class ModelRow:
         """When an idle model's time to live ends."""
         return self.used_at + self.ttl_s if self.is_idle and self.ttl_s else inf
 
+    def gives_up_at(self, wait: Wait) -> float:
+        return max(wait.since, self.blocked_since) + wait.limit_s
+
+    def due_times(self) -> Iterator[float]:
+        """Times at which something comes next without an event."""
+        yield self.sleeps_at
+        if self.state == "loading":
+            yield self.heard_at + SILENT_S
+        if self.state == "silent":
+            yield self.heard_at + STALLED_S
+        yield from map(self.gives_up_at, self.waits)
+
 
 T = TypeVar("T", bound=ModelRow)
+
+
+@attrs.define(eq=False)
+class Growth(Generic[T]):
+    """More weights of a loaded model, for which others may have to go."""
+
+    model: T
+    refusal: str | None = None
+    """Reason why there is no room; "": there is; None: undecided."""
 
 
 @attrs.frozen
@@ -88,30 +176,329 @@ class LoadLimits:
 
 
 @attrs.frozen
-class Unload(Generic[T]):
+class Measure(Generic[T]):
     model: T
 
 
 @attrs.frozen
-class Refuse:
-    """No waiting will help."""
-
-    reason: str
+class Load(Generic[T]):
+    model: T
 
 
-Next = Literal["load", "wait"] | Unload[T] | Refuse
+@attrs.frozen
+class Unload(Generic[T]):
+    """End the graph of a model; `at_once`: its running requests, too."""
+
+    model: T
+    away_as: Away = "unloaded"
+    at_once: bool = False
 
 
-def next_for(models: Sequence[T], new: T, limits: LoadLimits) -> Next[T]:
-    """Decide what comes next so that `new` can be loaded. Idle models are unloaded, least recently
-    used first, unless that would not suffice."""
+@attrs.frozen
+class Refuse(Generic[T]):
+    """Those who waited have been refused."""
+
+    model: T
+    problem: Problem
+
+
+@attrs.frozen
+class WaitUntil:
+    """Nothing to do until this time, or the next event."""
+
+    time: float
+
+
+Step = Measure[T] | Load[T] | Unload[T] | Refuse[T] | WaitUntil
+
+
+@attrs.define(eq=False)
+class ModelTable(Generic[T]):
+    """The events come first, then what comes next. `now`: of a clock that never goes back."""
+
+    rows: list[T]
+    limits: LoadLimits
+    draining: bool = False
+    _growths: list[Growth[T]] = attrs.field(factory=list)
+
+    def ask(self, row: T, now: float, limit_s: float) -> Wait:
+        """A lease, at once if the model is ready. The wait ends, whatever happens."""
+        wait = Wait(now, limit_s)
+        problem = DRAINING if self.draining else _lasting_problem(row, now)
+        if problem is not None:
+            wait.end(problem)
+        elif row.state == "ready":
+            row.leases += 1
+            wait.end()
+        else:
+            row.waits.append(wait)
+            self.want(row, now)
+        return wait
+
+    def want(self, row: T, now: float) -> None:
+        """Load a model on demand. Without a lease that waits, only where no other has to go."""
+        if row.state in AWAY:
+            row.enter("wanted" if self.has_several else "waiting")
+            row.problem = None
+            row.wanted_at = now
+
+    def leave(self, row: T, wait: Wait, now: float) -> None:
+        """The client has left, before its lease was granted or since."""
+        if wait in row.waits:
+            row.waits.remove(wait)
+            if not row.waits and row.state in ("wanted", "measuring", "waiting"):
+                row.enter("unloaded")
+        elif wait.problem is None:
+            self.release(row, now)
+
+    def release(self, row: T, now: float) -> None:
+        row.leases -= 1
+        row.used_at = now
+
+    def measured(self, row: T, weights_bytes: int) -> None:
+        # Those who wanted it may have left meanwhile.
+        if row.state == "measuring":
+            row.weights_bytes = weights_bytes
+            row.enter("waiting")
+
+    def heard(self, row: T, now: float) -> None:
+        """Loading has made progress."""
+        if row.state in ("loading", "silent"):
+            row.heard_at = now
+            row.problem = None
+
+    def loaded(self, row: T, weights_bytes: int, now: float) -> None:
+        row.enter("ready")
+        row.weights_bytes = weights_bytes
+        row.used_at = now
+        row.problem = None
+        row.blocked_since = inf
+        row.leases += len(row.waits)
+        _end(row, row.waits)
+
+    def ended(self, row: T, now: float, problem: Problem | None = None) -> None:
+        """The graph has ended; with a `problem`: it crashed, or could not be loaded."""
+        row.is_forced = False
+        row.blocked_since = inf
+        if problem is None:
+            row.leave()
+            if row.waits:
+                self.want(row, now)
+            return
+        row.away_as = "unloaded"
+        row.leave()
+        row.problem = problem
+        passes = problem.retry_after_s is not None and problem.retry_after_s < RETRY_S
+        row.unusable_until = now if passes else now + RETRY_S
+        _end(row, row.waits, problem)
+
+    def unload(self, row: T, away_as: Away, now: float, *, force: bool = False) -> None:
+        """Order a loaded model, or one that sleeps, to be away. Raises `RequestFailed` (409) for a
+        pinned one without `force`."""
+        assert row.state not in COMING, "it cannot be interrupted"
+        if row.state in AWAY:
+            if away_as == "unloaded":
+                row.enter("unloaded")
+            return
+        if row.is_kept and not force:
+            raise RequestFailed(_pinned(row))
+        row.away_as = away_as
+        row.blocked_since = min(row.blocked_since, now)
+        if row.state != "ending" or (force and not row.is_forced):
+            row.enter("unloading")
+        row.is_forced = row.is_forced or force
+
+    def grow(self, row: T, weights_bytes: int) -> Growth[T]:
+        """Room for so many bytes more, which count from now on."""
+        row.weights_bytes += weights_bytes
+        growth = Growth(row, DRAINING.message if self.draining else None)
+        if growth.refusal is None:
+            self._growths.append(growth)
+        return growth
+
+    def drain(self) -> None:
+        """End all waits: nothing is loaded any more."""
+        self.draining = True
+        for row in self.rows:
+            _end(row, row.waits, DRAINING)
+        for growth in self._growths:
+            growth.refusal = DRAINING.message
+        self._growths.clear()
+
+    @property
+    def has_several(self) -> bool:
+        return len(self.rows) > 1
+
+    # -- what comes next -------------------------------------------------------------------------
+
+    def next(self, now: float) -> Step[T]:
+        """Decide what comes next, and note that it has begun. The caller carries it out, and calls
+        again until the step is `WaitUntil`."""
+        if self.draining:
+            return WaitUntil(inf)
+        return (
+            self._next_measuring()
+            or self._next_ordered_end()
+            or self._next_silence(now)
+            or self._next_timeout(now)
+            or self._next_growth(now)
+            or self._next_load(now)
+            or self._next_sleep(now)
+            # Whatever was due already waits for an event.
+            or WaitUntil(
+                min((at for row in self.rows for at in row.due_times() if at > now), default=inf)
+            )
+        )
+
+    def _next_measuring(self) -> Step[T] | None:
+        for row in self.rows:
+            if row.state == "wanted":
+                row.enter("measuring")
+                return Measure(row)
+        return None
+
+    def _next_ordered_end(self) -> Step[T] | None:
+        for row in self.rows:
+            if row.state == "unloading" and (row.is_forced or not row.leases):
+                row.enter("ending")
+                return Unload(row, row.away_as, at_once=row.is_forced)
+        return None
+
+    def _next_silence(self, now: float) -> Step[T] | None:
+        for row in self.rows:
+            if row.state == "loading" and now >= row.heard_at + SILENT_S:
+                row.enter("silent")
+            is_stalled = row.state == "silent" and now >= row.heard_at + STALLED_S
+            if is_stalled and row.problem is None:
+                row.problem = _stalled(row)
+                return _refuse(row, row.waits, row.problem)
+        return None
+
+    def _next_timeout(self, now: float) -> Step[T] | None:
+        for row in self.rows:
+            if late := [wait for wait in row.waits if row.gives_up_at(wait) <= now]:
+                return _refuse(row, late, _timed_out(row, late[0].limit_s))
+        return None
+
+    def _next_growth(self, now: float) -> Step[T] | None:
+        while self._growths and not self._is_changing():
+            growth = self._growths[0]
+            step = next_for(self.rows, growth.model, self.limits)
+            if isinstance(step, Unload):
+                return self._end_idle(step.model, "unloaded", now)
+            growth.refusal = lacking_room(self.rows, growth.model, self.limits)
+            self._growths.pop(0)
+        return None
+
+    def _next_load(self, now: float) -> Step[T] | None:
+        """One model is loaded after another, in the order in which they were wanted. One that waits
+        for room lets the others pass."""
+        waiting = [row for row in self.rows if row.state == "waiting"]
+        for row in sorted(waiting, key=lambda row: row.wanted_at):
+            step = next_for(self.rows, row, self.limits)
+            if not row.waits and not (isinstance(step, Load) and row.weights_bytes):
+                row.enter("unloaded")
+                continue
+            if isinstance(step, Refuse):
+                return _refuse(row, row.waits, step.problem)
+            is_blocked = step is None and lacking_room(self.rows, row, self.limits)
+            row.blocked_since = min(row.blocked_since, now) if is_blocked else inf
+            if step is None or self._is_changing():
+                continue
+            if isinstance(step, Unload):
+                return self._end_idle(step.model, "unloaded", now)
+            row.enter("loading")
+            row.heard_at = now if self.has_several else inf
+            return step
+        return None
+
+    def _next_sleep(self, now: float) -> Step[T] | None:
+        # One after another: to end a graph takes time, and the next one may be used meanwhile.
+        if not any(row.state == "ending" for row in self.rows):
+            for row in self.rows:
+                if row.sleeps_at <= now:
+                    return self._end_idle(row, "asleep", now)
+        return None
+
+    def _is_changing(self) -> bool:
+        """Whether the room that is left will be known only once a load, or an end, is over."""
+        return any(row.state in ("loading", "ending") for row in self.rows)
+
+    def _end_idle(self, row: T, away_as: Away, now: float) -> Unload[T]:
+        row.away_as = away_as
+        row.blocked_since = now
+        row.enter("ending")
+        return Unload(row, away_as)
+
+
+def _lasting_problem(row: ModelRow, now: float) -> Problem | None:
+    lasts = row.state == "silent" or (row.state in AWAY and now < row.unusable_until)
+    return row.problem if lasts else None
+
+
+def _end(row: ModelRow, waits: Sequence[Wait], problem: Problem | None = None) -> None:
+    for wait in tuple(waits):
+        row.waits.remove(wait)
+        wait.end(problem)
+
+
+def _refuse(row: T, waits: Sequence[Wait], problem: Problem) -> Refuse[T]:
+    _end(row, waits, problem)
+    if row.state == "waiting" and not row.waits:
+        row.enter("unloaded")
+        row.problem = problem
+        row.blocked_since = inf
+    return Refuse(row, problem)
+
+
+def _stalled(row: ModelRow) -> Problem:
+    message = (
+        f"{row.names[0]} is being loaded and has made no progress for {STALLED_S:g} s: its files "
+        f"({row.source}) may be on a file system that does not answer"
+    )
+    return Problem(
+        503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30
+    )
+
+
+def _timed_out(row: ModelRow, limit_s: float) -> Problem:
+    if row.state == "waiting":
+        return _no_room(
+            f"{row.names[0]} is not loaded, and the other models were in use for {limit_s:g} s "
+            "(--model-memory)"
+        )
+    message = f"{row.names[0]} is being unloaded, and its requests have not ended for {limit_s:g} s"
+    return Problem(503, message, "server_error", "model", "queue_timeout", retry_after_s=5)
+
+
+def _no_room(message: str) -> Problem:
+    return Problem(
+        503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5
+    )
+
+
+def _pinned(row: ModelRow) -> Problem:
+    message = f"{row.names[0]} is pinned: release it (POST /v1/models/pin), or send force"
+    return Problem(409, message, "invalid_request_error", "model", code="model_pinned")
+
+
+# -- room ----------------------------------------------------------------------------------------
+
+
+def next_for(
+    models: Sequence[T], new: T, limits: LoadLimits
+) -> Load[T] | Unload[T] | Refuse[T] | None:
+    """Decide what comes next so that `new` can be loaded; None: others have to end first. Idle
+    models are unloaded, least recently used first, unless that would not suffice."""
     others = [model for model in models if model is not new]
     if has_room(loaded(others), new, limits):
-        return "load"
+        return Load(new)
     if reason := lacking_after_pinned(models, new, limits):
-        return Refuse(reason)
-    idle = next_to_unload(others)
-    return "wait" if idle is None or lacking_room(models, new, limits) else Unload(idle)
+        return Refuse(new, _no_room(reason))
+    # No other goes while one ends, whose room may suffice.
+    if any(other.state == "ending" for other in others) or lacking_room(models, new, limits):
+        return None
+    return Unload(least_recently_used([other for other in others if other.is_idle]))
 
 
 def has_room(others: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> bool:
@@ -130,11 +517,15 @@ def loaded(models: Sequence[T]) -> list[T]:
     return [model for model in models if model.has_weights]
 
 
+def least_recently_used(models: Sequence[T]) -> T:
+    return min(models, key=lambda model: model.used_at)
+
+
 def lacking_room(models: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> str:
-    """Reason why a model would not fit without all idle ones; "" if it would."""
-    return _lack(
-        [model for model in loaded(models) if model is not new and not model.is_idle], new, limits
-    )
+    """Reason why a model would not fit without all idle ones, and those that end; "" if it
+    would."""
+    held = [model for model in loaded(models) if model is not new and model.state != "ending"]
+    return _lack([model for model in held if not model.is_idle], new, limits)
 
 
 def lacking_after_pinned(models: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> str:
@@ -163,12 +554,6 @@ def _lack(held: Sequence[ModelRow], new: ModelRow, limits: LoadLimits, holders: 
         f"{limits.weights_bytes / 1e9:.2f} GB (--model-memory) are left beside {holders}, which "
         "would have to be unloaded"
     )
-
-
-def next_to_unload(models: Sequence[T]) -> T | None:
-    """The least recently used idle model; None if all are pinned or in use."""
-    idle = [model for model in models if model.is_idle]
-    return min(idle, key=lambda model: model.used_at) if idle else None
 
 
 def fits_now(models: Sequence[ModelRow], model: ModelRow, limits: LoadLimits) -> bool | None:

@@ -8,7 +8,7 @@ from typing import Protocol
 import attrs
 import trio
 
-from trouper.actors.runtime.model_table import State
+from trouper.actors.runtime.model_table import Shown
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import Loading
 from trouper.protocol.names import adapters_of, names_of, require_names
@@ -34,7 +34,7 @@ class ModelEntry:
 
     names: tuple[str, ...]
     """The first name is the id in the API."""
-    state: State
+    state: Shown
     runtime: Runtime | None
     waiting: int = 0
     problem: Problem | None = None
