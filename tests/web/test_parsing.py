@@ -120,6 +120,7 @@ class Inner(Body, kw_only=True, frozen=True):
     kind: Annotated[Size, ordered(Size)] | None = None
     yes: bool = False
     size: float = 0.0
+    title: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class Outer(Body, kw_only=True, frozen=True):
@@ -183,6 +184,48 @@ def test_faults_within_arrays_and_tagged_objects(
     body: dict[str, Any], param: str, code: str
 ) -> None:
     assert fault(lambda: structure(body, Outer)) == (param, code)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=7),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["type", "text", "url", "large", "words"]), inner)
+    ),
+    max_leaves=8,
+)
+FIELDS = ("words", "name", "kind", "yes", "size", "parts", "only", "raw", "type", "text", "url")
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES | st.sampled_from(["note", "picture"])))
+def test_every_fault_has_its_place(body: dict[str, Any]) -> None:
+    """Also where a class has no words of its own for it."""
+    part = {"type": "note"} | body
+    faults: list[RequestFailed] = []
+    for outer in ({"within": body}, {"parts": [NOTE, part]}, {"only": part}, body):
+        try:
+            structure(outer, Outer, lambda _: None)
+        except RequestFailed as failed:
+            faults.append(failed)
+    assert all(failed.problem.param for failed in faults)
+    assert not any(failed.problem.message.startswith("the body is not as") for failed in faults)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1000])
+@pytest.mark.parametrize("at", [0, 1, 998, 999])
+def test_a_fault_is_told_by_its_index(count: int, at: int) -> None:
+    parts: list[Any] = [NOTE] * count
+    parts[min(at, count - 1)] = {"type": "note", "text": 1}
+    assert fault(lambda: structure({"parts": parts}, Outer)) == (
+        f"parts.{min(at, count - 1)}.text",
+        "invalid_type",
+    )
+
+
+def test_a_text_that_is_too_short_is_told() -> None:
+    with pytest.raises(RequestFailed) as caught:
+        structure({"within": {"title": ""}}, Outer)
+    assert caught.value.problem.message == "within.title has 0 characters, fewer than 1"
 
 
 def test_messages_say_what_is_allowed() -> None:
