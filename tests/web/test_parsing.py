@@ -15,6 +15,7 @@ from msgspec import Meta
 from trouper.protocol.problems import RequestFailed
 from trouper.web.http.body_faults import ordered, says
 from trouper.web.http.body_parsing import between, parse_json
+from trouper.web.http.client_paths import Adaptation, trace_to_client
 from trouper.web.http.request_body import Body, SentBack, structure
 from trouper.web.http.request_schema import Refused, among, components_of, schema_of
 from trouper.web.openai.chat_completions import ChatRequest
@@ -198,7 +199,7 @@ FIELDS = ("words", "name", "kind", "yes", "size", "parts", "only", "raw", "type"
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES | st.sampled_from(["note", "picture"])))
-def test_every_fault_has_its_place(body: dict[str, Any]) -> None:
+def test_every_fault_has_a_param(body: dict[str, Any]) -> None:
     """Also where a class has no words of its own for it."""
     part = {"type": "note"} | body
     faults: list[RequestFailed] = []
@@ -213,16 +214,41 @@ def test_every_fault_has_its_place(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 1000])
 @pytest.mark.parametrize("at", [0, 1, 998, 999])
-def test_a_fault_is_told_by_its_index(count: int, at: int) -> None:
-    parts: list[Any] = [NOTE] * count
-    parts[min(at, count - 1)] = {"type": "note", "text": 1}
-    assert fault(lambda: structure({"parts": parts}, Outer)) == (
+def test_a_fault_has_its_index(count: int, at: int) -> None:
+    notes: list[Any] = [NOTE] * count
+    notes[min(at, count - 1)] = {"type": "note", "text": 1}
+    assert fault(lambda: structure({"parts": notes}, Outer)) == (
         f"parts.{min(at, count - 1)}.text",
         "invalid_type",
     )
 
 
-def test_a_text_that_is_too_short_is_told() -> None:
+NAMES = st.lists(st.text("abcdefgh", min_size=2, max_size=6), min_size=1, unique=True)
+
+
+@given(NAMES, st.data())
+def test_an_entry_keeps_its_index_whatever_was_dropped_and_copied(
+    names: list[str], data: Any
+) -> None:
+    """Identity tells entries apart, also where numbers and short texts are alike."""
+    before = [{"name": name, "kind": 1, "inner": {"size": 2}} for name in names]
+    keep = data.draw(st.lists(st.sampled_from(before), min_size=1, unique_by=id))
+    kept = [entry for entry in before if any(entry is one for one in keep)]
+    copies = data.draw(st.lists(st.booleans(), min_size=len(kept), max_size=len(kept)))
+    after = [
+        {**entry, "type": "made"} if is_copy else entry
+        for entry, is_copy in zip(kept, copies, strict=True)
+    ]
+    adaptation = Adaptation("", {"tools": before, "n": 1}, {"tools": after, "n": 1})
+    for index, entry in enumerate(kept):
+        origin = next(at for at, one in enumerate(before) if one is entry)
+        for rest in ("kind", "inner.size", "missing"):
+            param = trace_to_client(f"tools.{index}.{rest}", [adaptation])
+            assert param == f"tools.{origin}.{rest}"
+    assert trace_to_client("n", [adaptation]) == "n"
+
+
+def test_a_text_can_be_too_short() -> None:
     with pytest.raises(RequestFailed) as caught:
         structure({"within": {"title": ""}}, Outer)
     assert caught.value.problem.message == "within.title has 0 characters, fewer than 1"

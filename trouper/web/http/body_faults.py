@@ -106,7 +106,7 @@ def info_of(kind: type) -> inspect.Type:
 def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
     """Explain why msgspec did not convert the body to `kind`."""
     nodes = [BodyNode(body, kind, "")]
-    while (inner := _refused_inside(nodes[-1])) is not None:
+    while (inner := _find_refused(nodes[-1])) is not None:
         nodes.append(inner)
     try:
         _explain(nodes)
@@ -116,16 +116,16 @@ def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
     return bad_request(f"the body is not as expected: {error}", path, "invalid_value")
 
 
-def _refused_inside(node: BodyNode) -> BodyNode | None:
+def _find_refused(node: BodyNode) -> BodyNode | None:
     """Return the first value within the node that msgspec refuses."""
     for kind in _options(node.kind):
         match node.value, get_origin(kind) or kind:
             case dict(value), container if container is dict:
-                inner = _refused_entry(node, value, get_args(kind)[1])
+                inner = _find_entry(node, value, get_args(kind)[1])
             case dict(value), type() if is_tagged(value, kind):
-                inner = _refused_field(node, value, kind)
+                inner = _find_field(node, value, kind)
             case list(value), container if container in (list, tuple):
-                inner = _refused_item(node, value, get_args(kind)[0])
+                inner = _find_item(node, value, get_args(kind)[0])
             case _:
                 inner = None
         if inner is not None:
@@ -133,13 +133,13 @@ def _refused_inside(node: BodyNode) -> BodyNode | None:
     return None
 
 
-def _refused_entry(node: BodyNode, value: dict[str, Any], kind: Any) -> BodyNode | None:
+def _find_entry(node: BodyNode, value: dict[str, Any], kind: Any) -> BodyNode | None:
     refused = (key for key, item in value.items() if not _fits(item, kind))
     key = next(refused, None)
     return None if key is None else node.inner(key, value[key], kind)
 
 
-def _refused_field(
+def _find_field(
     node: BodyNode, value: dict[str, Any], kind: type[msgspec.Struct]
 ) -> BodyNode | None:
     """Return the first field in the body's order, or else the first one that is missing."""
@@ -153,7 +153,7 @@ def _refused_field(
     return None
 
 
-def _refused_item(node: BodyNode, items: list[Any], kind: Any) -> BodyNode | None:
+def _find_item(node: BodyNode, items: list[Any], kind: Any) -> BodyNode | None:
     """Search by halves: msgspec reads a million items in milliseconds."""
     several = GenericAlias(list, (kind,))
     if _fits(items, several):
@@ -289,13 +289,13 @@ def _check_limits(value: Any, info: inspect.Type, path: str) -> None:
             low = info.ge if info.gt is None else info.gt
             high = inf if info.le is None else info.le
             between(path, value, -inf if low is None else low, high, open_low=info.gt is not None)
-        case inspect.StrType(min_length=least, max_length=limit):
+        case inspect.StrType(min_length=minimum, max_length=limit):
             if limit is not None and len(value) > limit:
                 raise bad_request(
                     f"{path} may have {limit} characters, not {len(value)}", path, "invalid_value"
                 )
-            if least is not None and len(value) < least:
-                message = f"{path} has {len(value)} characters, fewer than {least}"
+            if minimum is not None and len(value) < minimum:
+                message = f"{path} has {len(value)} characters, fewer than {minimum}"
                 raise bad_request(message, path, "invalid_value")
         case (
             inspect.ListType(max_length=limit)
