@@ -239,9 +239,11 @@ def test_an_entry_keeps_its_index_whatever_was_dropped_and_copied(
         {**entry, "type": "made"} if is_copy else entry
         for entry, is_copy in zip(kept, copies, strict=True)
     ]
-    adaptation = Adaptation("", {"tools": before, "n": 1}, {"tools": after, "n": 1})
-    for index, entry in enumerate(kept):
-        origin = next(at for at, one in enumerate(before) if one is entry)
+    origins = [at for at, entry in enumerate(before) if any(entry is one for one in kept)]
+    sent = {"tools": before, "sizes": [*range(len(names))], "n": 1}
+    adaptation = Adaptation("", sent, {"tools": after, "sizes": origins, "n": 1})
+    for index, origin in enumerate(origins):
+        assert trace_to_client(f"sizes.{index}", [adaptation]) == f"sizes.{origin}"
         for rest in ("kind", "inner.size", "missing"):
             param = trace_to_client(f"tools.{index}.{rest}", [adaptation])
             assert param == f"tools.{origin}.{rest}"
