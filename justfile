@@ -101,6 +101,10 @@ bench-edge *flags: _setup
 bench-checkouts *flags: _setup
     @.venv/bin/python -m benchmarks.checkouts "$@"
 
+# What reading a body costs: 15 MB, and 200 of an agent's, in three dialects
+bench-bodies *flags: _setup
+    @.venv/bin/python -m benchmarks.bodies "$@"
+
 # What idle connections and clients that never read cost 200 streams
 bench-connections *flags: _setup
     @.venv/bin/python -m benchmarks.connections "$@"

@@ -104,8 +104,8 @@ def test_an_empty_variable_of_keys_is_not_one_that_is_absent(variable: str, valu
 
     @click.command()
     @flags_of(ServerSettings)
-    def collect(**given: Any) -> None:
-        Keys.of(settings_from(ServerSettings, given))
+    def collect(**flags: Any) -> None:
+        Keys.of(settings_from(ServerSettings, flags))
 
     @click.command()
     @client_of

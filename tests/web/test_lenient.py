@@ -256,7 +256,7 @@ REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, told(function_call={"name": "f"}), "messages.1.function_call"),
     (CHAT, {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}, "messages.0.images"),
     (CHAT, {"skip_special_tokens": False}, "skip_special_tokens"),
-    (CHAT, {"extra_body": {"grammar": "x"}}, "grammar"),
+    (CHAT, {"extra_body": {"grammar": "x"}}, "extra_body.grammar"),
     (CHAT, {"temperature": 3}, "temperature"),
     (CHAT, {"enable_thinking": True, "max_tokens": 0}, "max_tokens"),
     (TEXT, {"suffix": "x"}, "suffix"),

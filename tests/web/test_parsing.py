@@ -15,6 +15,7 @@ from msgspec import Meta
 from trouper.protocol.problems import RequestFailed
 from trouper.web.http.body_faults import ordered, says
 from trouper.web.http.body_parsing import between, parse_json
+from trouper.web.http.client_paths import Adaptation, trace_to_client
 from trouper.web.http.request_body import Body, SentBack, structure
 from trouper.web.http.request_schema import Refused, among, components_of, schema_of
 from trouper.web.openai.chat_completions import ChatRequest
@@ -120,6 +121,7 @@ class Inner(Body, kw_only=True, frozen=True):
     kind: Annotated[Size, ordered(Size)] | None = None
     yes: bool = False
     size: float = 0.0
+    title: Annotated[str, Meta(min_length=1)] | None = None
 
 
 class Outer(Body, kw_only=True, frozen=True):
@@ -183,6 +185,75 @@ def test_faults_within_arrays_and_tagged_objects(
     body: dict[str, Any], param: str, code: str
 ) -> None:
     assert fault(lambda: structure(body, Outer)) == (param, code)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=7),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["type", "text", "url", "large", "words"]), inner)
+    ),
+    max_leaves=8,
+)
+FIELDS = ("words", "name", "kind", "yes", "size", "parts", "only", "raw", "type", "text", "url")
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES | st.sampled_from(["note", "picture"])))
+def test_every_fault_has_a_param(body: dict[str, Any]) -> None:
+    """Also where a class has no words of its own for it."""
+    part = {"type": "note"} | body
+    faults: list[RequestFailed] = []
+    for outer in ({"within": body}, {"parts": [NOTE, part]}, {"only": part}, body):
+        try:
+            structure(outer, Outer, lambda _: None)
+        except RequestFailed as failed:
+            faults.append(failed)
+    assert all(failed.problem.param for failed in faults)
+    assert not any(failed.problem.message.startswith("the body is not as") for failed in faults)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1000])
+@pytest.mark.parametrize("at", [0, 1, 998, 999])
+def test_a_fault_has_its_index(count: int, at: int) -> None:
+    notes: list[Any] = [NOTE] * count
+    notes[min(at, count - 1)] = {"type": "note", "text": 1}
+    assert fault(lambda: structure({"parts": notes}, Outer)) == (
+        f"parts.{min(at, count - 1)}.text",
+        "invalid_type",
+    )
+
+
+NAMES = st.lists(st.text("abcdefgh", min_size=2, max_size=6), min_size=1, unique=True)
+
+
+@given(NAMES, st.data())
+def test_an_entry_keeps_its_index_whatever_was_dropped_and_copied(
+    names: list[str], data: Any
+) -> None:
+    """Identity tells entries apart, also where numbers and short texts are alike."""
+    before = [{"name": name, "kind": 1, "inner": {"size": 2}} for name in names]
+    keep = data.draw(st.lists(st.sampled_from(before), min_size=1, unique_by=id))
+    kept = [entry for entry in before if any(entry is one for one in keep)]
+    copies = data.draw(st.lists(st.booleans(), min_size=len(kept), max_size=len(kept)))
+    after = [
+        {**entry, "type": "made"} if is_copy else entry
+        for entry, is_copy in zip(kept, copies, strict=True)
+    ]
+    origins = [at for at, entry in enumerate(before) if any(entry is one for one in kept)]
+    sent = {"tools": before, "sizes": [*range(len(names))], "n": 1}
+    adaptation = Adaptation("", sent, {"tools": after, "sizes": origins, "n": 1})
+    for index, origin in enumerate(origins):
+        assert trace_to_client(f"sizes.{index}", [adaptation]) == f"sizes.{origin}"
+        for rest in ("kind", "inner.size", "missing"):
+            param = trace_to_client(f"tools.{index}.{rest}", [adaptation])
+            assert param == f"tools.{origin}.{rest}"
+    assert trace_to_client("n", [adaptation]) == "n"
+
+
+def test_a_text_can_be_too_short() -> None:
+    with pytest.raises(RequestFailed) as caught:
+        structure({"within": {"title": ""}}, Outer)
+    assert caught.value.problem.message == "within.title has 0 characters, fewer than 1"
 
 
 def test_messages_say_what_is_allowed() -> None:

@@ -6,7 +6,6 @@ a line runs, and a refusal goes to the error file.
 
 from __future__ import annotations
 
-import re
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -16,7 +15,8 @@ from typing import Any, Literal, get_args
 import attrs
 import msgspec
 
-from trouper.protocol.problems import quoted
+from trouper.protocol.problems import RequestFailed, quoted
+from trouper.web.http.body_faults import refusal
 
 BatchEndpoint = Literal[
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"
@@ -30,7 +30,6 @@ MAX_FILE_LINES = 20 * MAX_LINES
 MAX_ERRORS = 100
 """Errors after which validation ends."""
 MAX_ID_CHARS = 512
-FAULT_PATH = " - at `$"  # Separates msgspec's message from the path.
 
 
 class Ways(msgspec.Struct):
@@ -125,21 +124,31 @@ class _Validation:
 
     def error(self, line: int, data: bytes) -> LineError | None:
         try:
-            parsed = self._decoder.decode(data)
-        except msgspec.ValidationError as error:
-            return _misfit(error, line)
+            parsed = self._parsed(data)
+        except RequestFailed as failed:
+            problem = failed.problem
+            return LineError(
+                problem.code or "", f"line {line}: {problem.message}", line, problem.param
+            )
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             return LineError(
                 "invalid_json_line", f"line {line} is not a JSON object: {error}", line
             )
-        problem = (
+        fault = (
             self._method(parsed, line)
             or self._id(parsed.custom_id, line)
             or self._body(parsed.body, line)
         )
-        if problem is None and parsed.body.model is not None:
+        if fault is None and parsed.body.model is not None:
             self.models.setdefault(parsed.body.model, line)
-        return problem
+        return fault
+
+    def _parsed(self, data: bytes) -> InputLine:
+        """Raises `RequestFailed` (400), and what msgspec raises for invalid JSON."""
+        try:
+            return self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise refusal(error, msgspec.json.decode(data), InputLine) from None
 
     def _method(self, parsed: InputLine, line: int) -> LineError | None:
         if parsed.method != "POST":
@@ -178,18 +187,6 @@ class _Validation:
                 message = f"line {line}: {where} is not supported in a batch; leave it out"
                 return LineError("unsupported_parameter", message, line, where)
         return None
-
-
-def _misfit(error: msgspec.ValidationError, line: int) -> LineError:
-    refused, known, path = str(error).rpartition(FAULT_PATH)
-    message, param = (refused, path.removesuffix("`").removeprefix(".")) if known else (path, None)
-    if missing := re.search(r"missing required field `(\w+)`", message):
-        param = f"{param}.{missing[1]}" if param else missing[1]
-        return LineError(
-            "missing_required_parameter", f"line {line}: {param} is required", line, param
-        )
-    where = f"{param} is invalid: " if param else ""
-    return LineError("invalid_type", f"line {line}: {where}{message}", line, param)
 
 
 def _too_many(requests: int, lines: int) -> LineError | None:

@@ -3,20 +3,19 @@ themselves (`says`, `explains`)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from math import inf
-from typing import Any, NoReturn, get_args
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 
 import attrs
-from msgspec import Meta, inspect
+import msgspec
+from msgspec import Meta, inspect, structs
 
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.web.http.body_parsing import at_most, between, is_integer, json_type
 
-STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
-MISSING = re.compile(r"Object missing required field `(\w+)`")
 KINDS: dict[type[inspect.Type], tuple[str, tuple[type, ...]]] = {
     inspect.StrType: ("a string", (str,)),
     inspect.LiteralType: ("a string", (str,)),
@@ -42,8 +41,21 @@ SCALARS = (
 @attrs.frozen
 class BodyNode:
     value: Any
-    info: inspect.Type
+    kind: Any
+    """A type as written in a class, with its metadata."""
     path: str
+    is_missing: bool = False
+    """Whether the object around lacks the required field; the value is None then."""
+
+    @property
+    def info(self) -> inspect.Type:
+        return inspect.type_info(self.kind)
+
+    def inner(
+        self, step: str | int, value: Any, kind: Any, *, is_missing: bool = False
+    ) -> BodyNode:
+        path = f"{self.path}.{step}" if self.path else str(step)
+        return BodyNode(value, kind, path, is_missing)
 
 
 def says(message: str, code: str = "invalid_value", at: str = "", **limits: Any) -> Meta:
@@ -93,50 +105,101 @@ def info_of(kind: type) -> inspect.Type:
 
 def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
     """Explain why msgspec did not convert the body to `kind`."""
-    message, _, where = str(error).rpartition("`$")
-    steps = [name or index for name, index in STEP.findall(where)] if message else []
-    if missing := MISSING.match(str(error)):
-        steps.append(missing[1])
-    nodes = [BodyNode(body, info_of(kind), "")]
-    for step in steps:
-        if (inner := _inside(nodes[-1], step)) is None:
-            break  # The step is the tag of the object.
+    nodes = [BodyNode(body, kind, "")]
+    while (inner := _find_refused(nodes[-1])) is not None:
         nodes.append(inner)
     try:
-        _explain(nodes, required=missing is not None and len(steps) == 1)
+        _explain(nodes)
     except RequestFailed as failed:
         return failed
-    return bad_request(
-        f"the body is not as expected: {error}", nodes[-1].path or None, "invalid_value"
-    )
+    path = nodes[-1].path or None
+    return bad_request(f"the body is not as expected: {error}", path, "invalid_value")
 
 
-def _inside(node: BodyNode, step: str) -> BodyNode | None:
-    value, within = node.value, node.path and f"{node.path}."
-    for info in members(node.info):
-        match info:
-            case inspect.StructType() if isinstance(value, dict) and is_tagged(value, info):
-                for field in info.fields:
-                    if field.encode_name == step:
-                        return BodyNode(value.get(step), field.type, within + step)
-            case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
-                return BodyNode(value[int(step)], info.item_type, within + step)
-            case inspect.DictType() if isinstance(value, dict):
-                inner = (
-                    BodyNode(item, info.value_type, within + key) for key, item in value.items()
-                )
-                return next((node for node in inner if _fault_of(node) is not None), None)
+def _find_refused(node: BodyNode) -> BodyNode | None:
+    """Return the first value within the node that msgspec refuses."""
+    for kind in _options(node.kind):
+        match node.value, get_origin(kind) or kind:
+            case dict(value), container if container is dict:
+                inner = _find_entry(node, value, get_args(kind)[1])
+            case dict(value), type() if is_tagged(value, kind):
+                inner = _find_field(node, value, kind)
+            case list(value), container if container in (list, tuple):
+                inner = _find_item(node, value, get_args(kind)[0])
+            case _:
+                inner = None
+        if inner is not None:
+            return inner
     return None
 
 
-def is_tagged(value: dict[str, Any], info: inspect.StructType) -> bool:
-    return info.tag_field is None or value.get(info.tag_field) == info.tag
+def _find_entry(node: BodyNode, value: dict[str, Any], kind: Any) -> BodyNode | None:
+    refused = (key for key, item in value.items() if not _fits(item, kind))
+    key = next(refused, None)
+    return None if key is None else node.inner(key, value[key], kind)
 
 
-def _explain(nodes: list[BodyNode], *, required: bool) -> None:
+def _find_field(
+    node: BodyNode, value: dict[str, Any], kind: type[msgspec.Struct]
+) -> BodyNode | None:
+    """Return the first field in the body's order, or else the first one that is missing."""
+    fields = {field.encode_name: field for field in structs.fields(kind)}
+    for name, item in value.items():
+        if name in fields and not _fits(item, fields[name].type):
+            return node.inner(name, item, fields[name].type)
+    for name, field in fields.items():
+        if field.required and name not in value:
+            return node.inner(name, None, field.type, is_missing=True)
+    return None
+
+
+def _find_item(node: BodyNode, items: list[Any], kind: Any) -> BodyNode | None:
+    """Search by halves: msgspec reads a million items in milliseconds."""
+    several = GenericAlias(list, (kind,))
+    if _fits(items, several):
+        return None
+    low, high = 0, len(items)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(items[low:middle], several):
+            low = middle
+        else:
+            high = middle
+    return node.inner(low, items[low], kind)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _options(kind: Any) -> list[Any]:
+    """Return a union's types without metadata, or the type alone."""
+    if get_origin(kind) is Annotated:
+        return _options(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [option for member in get_args(kind) for option in _options(member)]
+    return [kind]
+
+
+def is_tagged(value: dict[str, Any], kind: type) -> bool:
+    """Whether `kind` is a class of objects with this tag."""
+    if not issubclass(kind, msgspec.Struct):
+        return False
+    config = kind.__struct_config__
+    return config.tag_field is None or value.get(config.tag_field) == config.tag
+
+
+def _explain(nodes: Sequence[BodyNode]) -> None:
+    """Raise `RequestFailed` (400) for the last node, in the words of the outermost type that has
+    some."""
     last = nodes[-1]
-    if required and last.path:
-        raise bad_request(f"{last.path} is required", last.path, "missing_required_parameter")
+    required = f"{last.path} is required", last.path, "missing_required_parameter"
+    if last.is_missing and len(nodes) == 2:
+        raise bad_request(*required)
     for node in nodes:
         for extra in extras(node.info):
             if "explains" in extra:
@@ -144,9 +207,12 @@ def _explain(nodes: list[BodyNode], *, required: bool) -> None:
     for extra in extras(last.info):
         if "says" in extra:
             _say(last, *extra["says"])
-    if (failed := _fault_of(last)) is not None:
-        array = nodes[-2] if len(nodes) > 1 and is_array_of_integers(nodes[-2].info) else None
-        raise failed if array is None or is_integer(last.value) else _wrong_type(array)
+    around = nodes[-2] if len(nodes) > 1 else last
+    if is_array_of_integers(around.info) and not is_integer(last.value):
+        raise _wrong_type(around)
+    _explain_by_type(last)
+    if last.is_missing:
+        raise bad_request(*required)
 
 
 def is_array_of_integers(info: inspect.Type) -> bool:
@@ -165,33 +231,23 @@ def _say(node: BodyNode, message: str, code: str, at: str) -> NoReturn:
     )
 
 
-def _fault_of(node: BodyNode) -> RequestFailed | None:
+def _explain_by_type(node: BodyNode) -> None:
+    """Raise `RequestFailed` (400) if the value does not fit the node's type without its fields."""
     value, path = node.value, node.path
-    options = members(node.info)
-    fitting = [info for info in options if _has_json_type(value, info)]
+    fitting = [info for info in members(node.info) if _has_json_type(value, info)]
     if not fitting:
-        return _wrong_type(node)
-    try:
-        for info in fitting:
-            _check_limits(value, info, path)
-    except RequestFailed as failed:
-        return failed
-    literals = [
-        str(known)
-        for info in fitting
-        if isinstance(info, inspect.LiteralType)
-        for known in info.values
-    ]
-    if literals and value not in literals:
-        known = next(
-            (extra["values"] for extra in extras(node.info) if "values" in extra), literals
-        )
-        return _unknown(value, known, path)
+        raise _wrong_type(node)
+    for info in fitting:
+        _check_limits(value, info, path)
+    literals = [info for info in fitting if isinstance(info, inspect.LiteralType)]
+    if literals:
+        values = [str(known) for info in literals for known in info.values]
+        in_order = (extra["values"] for extra in extras(node.info) if "values" in extra)
+        raise _unknown(value, next(in_order, values), path)
     classes = [info for info in fitting if isinstance(info, inspect.StructType)]
     field = classes[0].tag_field if classes else None
-    if field is not None and not any(is_tagged(value, info) for info in classes):
-        return _unknown(value.get(field), [str(info.tag) for info in classes], f"{path}.{field}")
-    return None
+    if field is not None and not any(is_tagged(value, info.cls) for info in classes):
+        raise _unknown(value.get(field), [str(info.tag) for info in classes], f"{path}.{field}")
 
 
 def _unknown(value: Any, known: Sequence[str], path: str) -> RequestFailed:
@@ -211,6 +267,8 @@ def _has_json_type(value: Any, info: inspect.Type) -> bool:
 
 def _wrong_type(node: BodyNode) -> RequestFailed:
     path, given = node.path, json_type(node.value)
+    if not path:
+        return bad_request(f"a JSON object is needed, not {given}", None, "invalid_type")
     if is_array_of_integers(node.info):
         return bad_request(f"{path}: expected an array of integers", path, "invalid_type")
     options = members(node.info)
@@ -231,11 +289,14 @@ def _check_limits(value: Any, info: inspect.Type, path: str) -> None:
             low = info.ge if info.gt is None else info.gt
             high = inf if info.le is None else info.le
             between(path, value, -inf if low is None else low, high, open_low=info.gt is not None)
-        case inspect.StrType(max_length=limit):
+        case inspect.StrType(min_length=minimum, max_length=limit):
             if limit is not None and len(value) > limit:
                 raise bad_request(
                     f"{path} may have {limit} characters, not {len(value)}", path, "invalid_value"
                 )
+            if minimum is not None and len(value) < minimum:
+                message = f"{path} has {len(value)} characters, fewer than {minimum}"
+                raise bad_request(message, path, "invalid_value")
         case (
             inspect.ListType(max_length=limit)
             | inspect.VarTupleType(max_length=limit)

@@ -10,14 +10,13 @@ from typing import Any
 import attrs
 
 from trouper.protocol.problems import Problem
+from trouper.web.http.client_paths import Adaptation, trace_to_client
 
 Json = dict[str, Any]
 Skip = Callable[[str], None]
 Adapt = Callable[[Json, Skip], Json]
 """Converts an object to the form of a class, which refuses values of a wrong type."""
 
-# Objects whose fields are parameters too: of clients that do not unpack them, and of Ollama's.
-CONTAINERS = ("extra_body", "options")
 MAX_NAMES = 32
 MAX_CHARS = 80
 EMPTY = "(empty)"
@@ -49,8 +48,7 @@ def known_value(name: str, known: Collection[str], value: Json, skip: Skip) -> J
 class ReadPast:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
-        self.sent: dict[str, str] = {}
-        """The client's names of parameters, by ours."""
+        self.adaptations: list[Adaptation] = []
         self._taken = 0
 
     @property
@@ -62,20 +60,13 @@ class ReadPast:
         if name not in self.names:
             self.names[name if len(self.names) < MAX_NAMES else MORE] = None
 
-    def note_sent(self, value: Json, aliases: Mapping[str, str]) -> None:
-        """Note the aliases by which a body has parameters."""
-        for inner in (value, *map(value.get, CONTAINERS)):
-            for name in aliases.keys() & inner.keys() if isinstance(inner, dict) else ():
-                if value.get(aliases[name]) is None:
-                    self.sent.setdefault(aliases[name], name)
-
     def as_sent(self, problem: Problem) -> Problem:
-        """Name the parameter at fault as the client did."""
-        own, dot, rest = (problem.param or "").partition(".")
-        if (sent := self.sent.get(own)) is None:
+        """Name the parameter at fault by its place in the client's body."""
+        if problem.param is None:
             return problem
-        message = word(own).sub(lambda _: sent, problem.message)
-        return attrs.evolve(problem, message=message, param=f"{sent}{dot}{rest}")
+        sent = trace_to_client(problem.param, self.adaptations)
+        message = word(problem.param).sub(lambda _: sent, problem.message)
+        return attrs.evolve(problem, message=message, param=sent)
 
     def take_new(self) -> list[str]:
         """Return the names since the last call."""
@@ -85,7 +76,7 @@ class ReadPast:
 
 
 def word(name: str) -> re.Pattern[str]:
-    return re.compile(rf"\b{re.escape(name)}\b")
+    return re.compile(rf"(?<![\w.]){re.escape(name)}\b")
 
 
 def safe_name(name: str) -> str:

@@ -14,6 +14,7 @@ from msgspec import inspect
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.web.http.body_faults import info_of, members, refusal, unwrapped
 from trouper.web.http.body_parsing import is_integer
+from trouper.web.http.client_paths import Adaptation
 from trouper.web.http.leniency import NOTHING, Adapt, ReadPast, renamed
 from trouper.web.http.request_schema import Json, Refused, among
 
@@ -157,10 +158,11 @@ def _adapted(kind: type[Body], value: Json, path: Path, past: ReadPast) -> Json:
     def skip(name: str) -> None:
         past.skip(_general((path, name)))
 
-    if not path:
-        past.note_sent(value, kind.aliases)
     adapted = value if kind.adapt is None else kind.adapt(value, skip)
-    return renamed(adapted, kind.aliases, skip)
+    adapted = renamed(adapted, kind.aliases, skip)
+    if adapted is not value:
+        past.adaptations.append(Adaptation(_written(path), value, adapted))
+    return adapted
 
 
 def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread: Unread) -> None:
