@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -21,6 +22,7 @@ from tests.test_process import until
 MODEL = "tiny"
 NAME_OF_SERVER = "x-trouper-server"
 needs_haproxy = pytest.mark.skipif(which("haproxy") is None, reason="haproxy is not installed")
+needs_smg = pytest.mark.skipif(not find_spec("smg"), reason="smg is not installed for this Python")
 ANSWERS: Mapping[str, Any] = {
     "/readyz": {"status": "ok"},
     "/health": {"status": "ok"},
@@ -100,10 +102,16 @@ def recording_server() -> Iterator[RecordingServer]:
 def router_before(
     urls: Sequence[str], directory: Path, router: str, policy: str = "cache_aware"
 ) -> Iterator[int]:
-    """The port of a router that has seen all servers ready."""
+    """The port of a router that has seen all servers ready. `policy` "round_robin": in turns."""
     port, metrics_port = free_ports(2)
     if router == "haproxy":
         command = haproxy(port, urls, directory)
+        if policy == "round_robin":
+            file = directory / "haproxy.cfg"
+            text = file.read_text("utf-8").replace(
+                "balance hash var(txn.session)", "balance roundrobin"
+            )
+            file.write_text(text, "utf-8")
     else:
         command = smg(port, metrics_port, urls, policy)
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:

@@ -8,14 +8,11 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from http.client import HTTPConnection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.parameters import TABLES, Table
-from tests.replicas.recording_server import MODEL, RecordingServer, behind, needs_haproxy
+from tests.replicas.recording_server import MODEL, RecordingServer, behind, needs_haproxy, needs_smg
 from trouper.web.http.request_schema import components_of, schema_of
 
 NEEDED: Mapping[str, Any] = {
@@ -100,7 +97,6 @@ PATHS_OF_SMG = (
     "/v1/rerank",
     "/v1/messages",
 )
-needs_smg = pytest.mark.skipif(not find_spec("smg"), reason="smg is not installed")
 
 
 def value_of(schema: Mapping[str, Any], within: Mapping[str, Any]) -> Any:
