@@ -1,25 +1,36 @@
-"""Several servers behind SGLang's router, on one machine: `pip install sglang-router`, and
-docs/several-machines.md says more.
+"""Several servers behind HAProxy, or behind smg, on one machine; docs/replicas.md says more.
 
 python examples/replicas.py --replicas 2 --port 8000 -- --model DIR --completion-batch-size 16
 
+HAProxy: `apt-get install haproxy` or `brew install haproxy`. For `--router smg`: `pip install smg`.
 What follows `--` goes to each `trouper serve`. A replica that dies is started again; the router
-finds it when it is ready. One whose flags cannot be ends all of it.
+takes it back when it is ready. One whose flags cannot be ends all of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from string import ascii_lowercase
 
+import attrs
 import trio
 
+from trouper.protocol.settings import default_cache_dir
+
+CONFIGURATION = Path(__file__).parents[1] / "deploy" / "haproxy.cfg"
+SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "x-session-affinity", "x-session-id")
+"""Of Claude Code, Codex, opencode and others: a conversation's name. deploy/haproxy.cfg has them,
+too."""
 GRACE_S = 15.0
 """A replica drains for --drain-timeout-s (10) when it is told to leave."""
 AGAIN_S = 1.0
@@ -29,33 +40,58 @@ CANNOT_BE = 2
 """Exit code for a flag, a model or a port that cannot be: a restart mends none of these."""
 
 
-def replica(port: int, flags: Sequence[str]) -> list[str]:
-    """The command of one server."""
+def replica(name: str, port: int, flags: Sequence[str]) -> list[str]:
+    """The command of one server. Its files, batches and stored responses are its own, and there
+    again when it is started again."""
     return [
         sys.executable,
         "-c",
         "from trouper.cli import main; main()",
         "serve",
         f"--port={port}",
+        f"--batch-dir={default_cache_dir() / 'replicas' / name}",
         *flags,
     ]
 
 
-def router(
+def haproxy(port: int, urls: Sequence[str], directory: Path) -> list[str]:
+    """The command of HAProxy, with deploy/haproxy.cfg for these servers, named a, b, c, ..., in a
+    file of `directory`."""
+    lines: list[str] = []
+    for line in CONFIGURATION.read_text("utf-8").splitlines():
+        if line.startswith("    server a "):
+            lines += [
+                f"    server {name} {url.removeprefix('http://')}"
+                for name, url in zip(ascii_lowercase, urls, strict=False)
+            ]
+        elif line.startswith("    bind "):
+            lines.append(f"    bind 127.0.0.1:{port}")
+        # Each server says on this terminal what it answered.
+        elif not line.startswith(("    server b ", "    log ", "    option httplog")):
+            lines.append(line)
+    path = directory / "haproxy.cfg"
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return ["haproxy", "-f", str(path)]
+
+
+def smg(
     port: int, metrics_port: int, urls: Sequence[str], policy: str = "cache_aware"
 ) -> list[str]:
-    """The command of the router. Its own defaults are for larger servers and for the open
-    network."""
+    """The command of smg. Its own defaults are for larger servers and for the open network."""
     return [
         sys.executable,
         "-P",
         "-m",
-        "sglang_router.launch_router",
+        "smg.launch_router",
         "--host=127.0.0.1",
         f"--port={port}",
         "--prometheus-host=127.0.0.1",
         f"--prometheus-port={metrics_port}",
         f"--policy={policy}",
+        # A conversation by its own name, else by its prompt, as the policy says.
+        "--routing-key-override",
+        "--routing-key-headers",
+        *SESSION_HEADERS,
         # Half of a prompt must be known to follow it, and not to a replica that has 8 requests more
         # than another.
         "--cache-threshold=0.5",
@@ -123,51 +159,95 @@ def healthy(port: int) -> int:
         return 0
 
 
-async def main(count: int, port: int, policy: str, flags: Sequence[str]) -> int:
-    """Until a signal, or until one of them cannot be. Return the exit code."""
-    code = 0
-    metrics_port, *ports = free_ports(count + 1)
-    urls = [f"http://127.0.0.1:{own}" for own in ports]
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-
-            async def run(name: str, command: Sequence[str]) -> None:
-                nonlocal code
-                code = await keep(name, command)
-                nursery.cancel_scope.cancel(reason=f"{name} cannot be")
-
-            for own in ports:
-                nursery.start_soon(run, f"the replica on port {own}", replica(own, flags))
-            nursery.start_soon(run, "the router", router(port, metrics_port, urls, policy))
-            nursery.start_soon(announce, port, urls)
-            async for _ in signals:
-                nursery.cancel_scope.cancel(reason="a signal")
-                break
-    return code
+def ready(url: str) -> bool:
+    """Whether a replica is. HAProxy believes it until its first check."""
+    try:
+        with OWN_MACHINE.open(f"{url}/readyz", timeout=5):
+            return True
+    except OSError:
+        return False
 
 
-async def announce(port: int, urls: Sequence[str]) -> None:
-    # The router tells nobody
-    while await trio.to_thread.run_sync(healthy, port) < len(urls):  # noqa: ASYNC110
-        await trio.sleep(0.2)
-    print(f"http://127.0.0.1:{port}/v1 routes to {' '.join(urls)}", flush=True)
+@attrs.frozen(kw_only=True)
+class Replicas:
+    """`ports`: of the replicas, by their names."""
+
+    port: int
+    ports: Mapping[str, int]
+    flags: Sequence[str]
+    router: str
+    policy: str
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.ports.values()]
+
+    def router_command(self, directory: Path) -> list[str]:
+        if self.router == "haproxy":
+            return haproxy(self.port, self.urls, directory)
+        [metrics_port] = free_ports(1)
+        return smg(self.port, metrics_port, self.urls, self.policy)
+
+    async def run(self, directory: Path) -> int:
+        """Run until a signal, or until one of them cannot be. Return the exit code."""
+        code = 0
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+
+                async def run(name: str, command: Sequence[str]) -> None:
+                    nonlocal code
+                    code = await keep(name, command)
+                    nursery.cancel_scope.cancel(reason=f"{name} cannot be")
+
+                for name, port in self.ports.items():
+                    command = replica(name, port, self.flags)
+                    nursery.start_soon(run, f"the replica {name} on port {port}", command)
+                nursery.start_soon(run, self.router, self.router_command(directory))
+                nursery.start_soon(self._announce)
+                async for _ in signals:
+                    nursery.cancel_scope.cancel(reason="a signal")
+                    break
+        return code
+
+    def _all_ready(self) -> bool:
+        return all(map(ready, self.urls)) and healthy(self.port) == len(self.ports)
+
+    async def _announce(self) -> None:
+        # The replicas and the router tell nobody
+        while not await trio.to_thread.run_sync(self._all_ready):  # noqa: ASYNC110
+            await trio.sleep(0.2)
+        print(f"http://127.0.0.1:{self.port}/v1 routes to {' '.join(self.urls)}", flush=True)
 
 
-if __name__ == "__main__":
+def main() -> int:
     arguments = argparse.ArgumentParser(description="Replicas behind a router.")
-    arguments.add_argument("--replicas", type=int, default=2)
+    arguments.add_argument("--replicas", type=int, default=2, help="at most 26")
     arguments.add_argument(
         "--port", type=int, default=8000, help="the router's; replicas take free ones"
     )
+    arguments.add_argument("--router", choices=("haproxy", "smg"), default="haproxy")
     arguments.add_argument(
-        "--policy", default="cache_aware", help="cache_aware, round_robin, power_of_two, random"
+        "--policy", default="cache_aware", help="smg's, for prompts of no named conversation"
     )
     arguments.add_argument(
         "flags", nargs="*", metavar="FLAG", help="after --: flags of each `trouper serve`"
     )
-    options = arguments.parse_args()
-    if find_spec("sglang_router") is None:
-        arguments.error(
-            "sglang-router is not installed beside this Python: pip install sglang-router"
-        )
-    sys.exit(trio.run(main, options.replicas, options.port, options.policy, options.flags))
+    given = arguments.parse_args()
+    if given.router == "haproxy" and shutil.which("haproxy") is None:
+        arguments.error("haproxy is not installed: apt-get install haproxy, or --router smg")
+    if given.router == "smg" and find_spec("smg") is None:
+        arguments.error("smg is not installed in this Python: pip install smg")
+    names = ascii_lowercase[: given.replicas]
+    replicas = Replicas(
+        port=given.port,
+        ports=dict(zip(names, free_ports(len(names)), strict=True)),
+        flags=given.flags,
+        router=given.router,
+        policy=given.policy,
+    )
+    with tempfile.TemporaryDirectory(prefix="replicas-") as directory:
+        return trio.run(replicas.run, Path(directory))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

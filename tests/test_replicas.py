@@ -1,4 +1,4 @@
-"""Two real servers behind SGLang's router, as examples/replicas.py runs them: what
+"""Two real servers behind HAProxy, as examples/replicas.py runs them, and behind smg: what
 docs/several-machines.md promises."""
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, IncompleteRead
-from importlib.util import find_spec
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -22,14 +22,13 @@ import psutil
 import pytest
 
 from examples.replicas import __file__ as program
-from examples.replicas import free_ports, healthy, router
+from examples.replicas import free_ports, healthy
 from tests.families import save
+from tests.replicas.recording_server import needs_haproxy, needs_smg, router_before
 from tests.test_process import get, stats, until
 
 log = logging.getLogger(__name__)
-pytestmark = pytest.mark.skipif(
-    not find_spec("sglang_router"), reason="sglang-router is not installed for this Python"
-)
+ROUTERS = (pytest.param("haproxy", marks=needs_haproxy), pytest.param("smg", marks=needs_smg))
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
 TALKS, TURNS = 8, 4
 CUT = "a stream that had begun was cut"
@@ -38,6 +37,7 @@ PATIENCE_S = 120.0
 
 @attrs.frozen
 class Replicas:
+    router: str
     port: int
     """Of the router."""
     ports: tuple[int, ...]
@@ -49,15 +49,23 @@ class Replicas:
         return one
 
 
-@pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+@pytest.fixture(scope="module", params=ROUTERS)
+def replicas(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Replicas]:
     """At the end a signal ends all of it, and nothing is left."""
-    model = save("llama", tmp_path_factory.mktemp("llama"))
+    home = tmp_path_factory.mktemp("replicas")
+    model = save("llama", home / "llama")
     [port] = free_ports(1)
     flags = ["--model", str(model), "--served-model-name", "tiny", "--no-ssd"]
-    command = [sys.executable, program, "--port", str(port), "--", *flags]
+    router = str(request.param)
+    command = [sys.executable, program, "--router", router, "--port", str(port), "--", *flags]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(home)},
     ) as process:
         assert process.stdout is not None
         running = psutil.Process(process.pid)
@@ -66,7 +74,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
         ports = tuple(int(url.rsplit(":", 1)[1]) for url in line.split(" routes to ")[1].split())
         children = running.children(recursive=True)
         try:
-            yield Replicas(port, ports, running)
+            yield Replicas(router, port, ports, running)
             children = running.children(recursive=True)
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
@@ -136,21 +144,23 @@ def test_what_the_router_adds_to_a_body_asks_for_nothing(
     assert post(replicas.port, path, body)["usage"]["total_tokens"] > 0
 
 
-def test_tenants_are_kept_apart_in_completions_only(replicas: Replicas) -> None:
-    """The router leaves `cache_salt` out of chats, as docs/several-machines.md warns. Should that
-    end, say so there."""
+def test_tenants_are_kept_apart(replicas: Replicas) -> None:
     text = (
         "a conversation that is longer than one block of the cache, which has sixty-four tokens. "
         * 4
     )
 
     def cached(path: str, salt: str, **body: Any) -> int:
-        asked = {"max_tokens": 1, "cache_salt": salt} | body
+        asked = {"max_tokens": 1, "cache_salt": "a"} | body
         post(replicas.port, path, asked)
-        return cached_tokens(post(replicas.port, path, asked | {"cache_salt": "other"}))
+        return cached_tokens(post(replicas.port, path, asked | {"cache_salt": salt}))
 
-    assert cached("/v1/completions", "a", prompt=text) == 0
-    assert cached("/v1/chat/completions", "a", messages=[{"role": "user", "content": text}]) > 0
+    for path, body in (
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        assert cached(path, "other", **body) == 0
+        assert cached(path, "a", **body) > 0
 
 
 def cached_part(port: int, seed: int) -> float:
@@ -175,45 +185,34 @@ def cached_part(port: int, seed: int) -> float:
     return cached / prompt
 
 
-@contextmanager
-def another_router(replicas: Replicas, policy: str) -> Iterator[int]:
-    """Of the same replicas."""
-    port, metrics_port = free_ports(2)
-    urls = [f"http://127.0.0.1:{own}" for own in replicas.ports]
-    with subprocess.Popen(
-        router(port, metrics_port, urls, policy), start_new_session=True
-    ) as process:
-        try:
-            until(lambda: healthy(port) == len(urls))
-            yield port
-        finally:
-            process.kill()
-
-
 def test_the_router_knows_the_model_by_its_name(replicas: Replicas) -> None:
     """From /server_info; without that its list says `unknown`."""
     status, body = get(replicas.port, "/v1/models")
     assert status == 200 and [one["id"] for one in body["data"]] == ["tiny"]
 
 
-def test_more_prompt_tokens_come_from_a_cache_than_in_turns(replicas: Replicas) -> None:
+def test_more_prompt_tokens_come_from_a_cache_than_in_turns(
+    replicas: Replicas, tmp_path: Path
+) -> None:
     """Each conversation stays where its beginning is, and yet both replicas work."""
     before = [stats(port)["total_requests"] for port in replicas.ports]
-    cache_aware = cached_part(replicas.port, 1)
+    kept_together = cached_part(replicas.port, 1)
     answered = [
         stats(port)["total_requests"] - old
         for port, old in zip(replicas.ports, before, strict=True)
     ]
     assert sum(answered) == TALKS * TURNS and min(answered) >= TURNS
-    with another_router(replicas, "round_robin") as port:
+    urls = [f"http://127.0.0.1:{port}" for port in replicas.ports]
+    with router_before(urls, tmp_path, replicas.router, "round_robin") as port:
         in_turns = cached_part(port, 2)
     log.info(
-        "cached: %.3f cache-aware, %.3f in turns; requests of each replica: %s",
-        cache_aware,
+        "cached: %.3f kept together by %s, %.3f in turns; requests of each replica: %s",
+        kept_together,
+        replicas.router,
         in_turns,
         answered,
     )
-    assert cache_aware > in_turns * 1.1
+    assert kept_together > in_turns * 1.1
 
 
 class Client(threading.Thread):

@@ -4,6 +4,7 @@ sent."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +22,12 @@ class Exchange:
     method: str
     path: str
     began: float
+    given_headers: dict[str, str]
+    """Of the request"""
     body: bytes = b""
     status: int = 0
     headers: dict[str, str] = attrs.field(factory=dict)
+    """Of the answer"""
     answer: bytes = b""
     silence_s: float = 0.0
     """The longest time without a byte."""
@@ -55,6 +59,11 @@ class Exchange:
         return {"kind": "http", **fields, **texts, "seconds": trio.current_time() - self.began}
 
 
+def _texts(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """By names in lower case."""
+    return {name.decode().lower(): value.decode("latin-1") for name, value in headers}
+
+
 class Recorder:
     """Writes the lines. `observe` takes the records of requests, which have tokens of the prompt
     and of the cache."""
@@ -76,7 +85,9 @@ class Recorder:
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
-            exchange = Exchange(scope["method"], scope["path"], trio.current_time())
+            exchange = Exchange(
+                scope["method"], scope["path"], trio.current_time(), _texts(scope["headers"])
+            )
 
             async def heard() -> Any:
                 message = await receive()
@@ -86,9 +97,7 @@ class Recorder:
             async def say(message: Any) -> None:
                 if message["type"] == "http.response.start":
                     exchange.status = message["status"]
-                    exchange.headers = {
-                        name.decode().lower(): value.decode() for name, value in message["headers"]
-                    }
+                    exchange.headers = _texts(message["headers"])
                 elif message["type"] == "http.response.body":
                     exchange.sent(message.get("body", b""))
                     exchange.ended = not message.get("more_body", False)

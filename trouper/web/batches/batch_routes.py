@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from functools import partial
 from typing import Annotated, Any, ClassVar
-from uuid import uuid4
 
 import trio
 from quart import Response, request
@@ -16,7 +15,7 @@ from trouper.web.batches.batch_storage import BatchStorage
 from trouper.web.batches.batch_table import STATUSES, TIMES, Batch, BatchSpec
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.input_lines import BatchEndpoint
-from trouper.web.batches.stored_files import PURPOSES, UPLOADED, new_file_id
+from trouper.web.batches.stored_files import FILE_PREFIX, PURPOSES, UPLOADED
 from trouper.web.http.body_faults import ordered, says
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Filled
@@ -183,7 +182,7 @@ class Batches:
         self._storage.require_number(owner, 2, "input_file_id")
         created_at = now()
         spec = BatchSpec(
-            id=f"batch_{uuid4().hex}",
+            id=self._service.new_id("batch_"),
             endpoint=parsed.endpoint,
             input_file_id=file.id,
             completion_window=parsed.completion_window,
@@ -191,8 +190,8 @@ class Batches:
             expires_at=created_at + window_s(parsed.completion_window),
             metadata=parsed.metadata,
             owner=owner,
-            output_file_id=new_file_id(),
-            error_file_id=new_file_id(),
+            output_file_id=self._service.new_id(FILE_PREFIX),
+            error_file_id=self._service.new_id(FILE_PREFIX),
         )
         with self._storage.written_for_client(), trio.CancelScope(shield=True):
             batch = await self._storage.create(spec)

@@ -142,10 +142,10 @@ class BatchStorage:
             )
             raise too_large(message, "too_many_files", param)
 
-    async def begin_file(self, owner: str) -> Upload:
+    async def begin_file(self, owner: str, identifier: str) -> Upload:
         """Raises `RequestFailed` (413) and `OSError`."""
         self.require_number(owner, 1, "file")
-        return await self.files.begin(owner)
+        return await self.files.begin(owner, identifier)
 
     async def has_room(self, owner: str, size: int) -> None:
         """Wait for `size` bytes of room."""

@@ -21,6 +21,7 @@ from trouper.web.batches.batch_routes import (
 )
 from trouper.web.batches.batch_storage import BatchStorage, too_large
 from trouper.web.batches.stored_files import (
+    FILE_PREFIX,
     PURPOSES,
     UPLOADED,
     Purpose,
@@ -67,7 +68,7 @@ class Files:
         await self._storage.open(create=True)
         settings, owner = self._service.settings, self._service.key_identity
         begin, require_room = (
-            partial(self._storage.begin_file, owner),
+            partial(self._storage.begin_file, owner, self._service.new_id(FILE_PREFIX)),
             partial(self._storage.require_room, owner),
         )
         form = UploadForm(boundary, begin, require_room, settings.max_file_bytes)

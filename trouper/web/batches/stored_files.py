@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Literal, TypeVar, TypeVarTuple, Unpack
-from uuid import uuid4
 
 import attrs
 import msgspec
@@ -31,6 +30,7 @@ AT_ONCE = 16
 other threads: a file system that hangs (NFS, FUSE) leaves those free."""
 Purpose = Literal["batch", "batch_output", "vision", "user_data"]
 PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output", "vision", "user_data")
+FILE_PREFIX = "file-"
 UPLOADED: tuple[Purpose, ...] = ("batch", "vision", "user_data")
 """Purposes of clients' files."""
 IMAGES: tuple[Purpose, ...] = ("vision", "user_data")
@@ -187,9 +187,8 @@ class FileStore:
             (self._directory / name).unlink(missing_ok=True)
         return complete, [file.id for file in files if sizes.get(file.id) != file.bytes]
 
-    async def begin(self, owner: str) -> Upload:
+    async def begin(self, owner: str, identifier: str) -> Upload:
         """Begin a client's file. The bytes count until `end`."""
-        identifier = new_file_id()
         content = await on_disk(Content.create, self.path(identifier))
         upload = Upload(identifier, owner, content)
         self._uploads.add(upload)
@@ -277,10 +276,6 @@ class FileStore:
     def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:
         """Owners' files (None: all), the oldest first."""
         return [file for file in self._files.values() if owners is None or file.owner in owners]
-
-
-def new_file_id() -> str:
-    return f"file-{uuid4().hex}"
 
 
 def _read_files(connection: Connection) -> list[StoredFile]:

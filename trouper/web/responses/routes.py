@@ -23,7 +23,7 @@ from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.call_or_answer import with_calls
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
-from trouper.web.responses.call_items import new_id
+from trouper.web.responses.call_items import PREFIXES
 from trouper.web.responses.items import (
     check_outputs,
     has_images,
@@ -164,7 +164,9 @@ class Responses:
         except RequestFailed as failed:
             if failed.problem.context is None or not parsed.stream or parsed.background:
                 raise
-            head = head_of(resolved, new_id("response"), served.name, stored=False)
+            head = head_of(
+                resolved, self._service.new_id(PREFIXES["response"]), served.name, stored=False
+            )
             return as_events(full_context_events(head, failed.problem))
         live = self._begin(resolved, served, answer, items, earlier, stored=stored)
         if parsed.background:
@@ -283,7 +285,7 @@ class Responses:
         tokenizer, parsed = served.runtime.tokenizer, resolved.request
         parses = resolved.tools.offered or tokenizer.thinking is not None
         parser = self._service.parsers(served, resolved.tools, answer)() if parses else None
-        response_id = new_id("response")
+        response_id = self._service.new_id(PREFIXES["response"])
         self._service.note_response_id(response_id)
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)

@@ -56,6 +56,9 @@ BATCH_BEGIN = "trouper.batch_begin"
 """ASGI state key: an async function, called before a model works for the line. Raises
 `RequestFailed`."""
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+SERVER = "x-trouper-server"
+"""A header of a proxy before several servers: the name by which it knows this one."""
+SERVER_NAME = re.compile("[a-z0-9]{1,32}")
 
 
 @attrs.define(eq=False)
@@ -99,13 +102,20 @@ class RequestScope:
         sent = headers.get("x-request-id", "")
         return cls(
             headers,
-            sent if REQUEST_ID.fullmatch(sent) else uuid4().hex,
+            sent if REQUEST_ID.fullmatch(sent) else new_id(headers),
             owned,
             nursery,
             writer=state.get(WRITER),
             batch_owner=state.get(BATCH_OWNER),
             begin_line=state.get(BATCH_BEGIN),
         )
+
+
+def new_id(headers: Mapping[str, str]) -> str:
+    """Return a new id, with the name of this server before it if a proxy gave one: by that it finds
+    the server which knows the id."""
+    name = headers.get(SERVER, "")
+    return f"{name}_{uuid4().hex}" if SERVER_NAME.fullmatch(name) else uuid4().hex
 
 
 # Read some forty times a request; Quart's `request` takes ten times as long.
@@ -192,6 +202,10 @@ class CurrentRequest:
     @property
     def request_id(self) -> str:
         return self.scope.request_id
+
+    def new_id(self, prefix: str) -> str:
+        """Return an id for something that outlives the request."""
+        return prefix + new_id(self.headers)
 
     @property
     def batch_owner(self) -> str | None:
