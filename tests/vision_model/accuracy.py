@@ -1,6 +1,7 @@
 """Fresh questions to the model of examples/shapes, answered by mlx-vlm alone.
 
 `python -m tests.vision_model.accuracy --questions 200` prints the wrong answers and their number.
+The seeds are none of the tests'.
 No server and no cache take part: each token is a pass over the whole prompt.
 """
 
@@ -21,7 +22,7 @@ from tokenizers import Tokenizer
 
 from tests.pictures import Picture
 from tests.vision_model.files import DIRECTORY, END_OF_MESSAGE, IMAGE_PAD, Renderer
-from tests.vision_model.questions import Message, draw, fresh
+from tests.vision_model.questions import SEEDS_OF_TESTS, Message, draw, fresh
 
 TOKEN, PATCH = 32, 16
 
@@ -77,7 +78,7 @@ def patches_of(picture: Picture) -> Any:
 def main(directory: Path, questions: int) -> None:
     model, right = Model(directory), 0
     print(f"{model.parameters:,} parameters")
-    for seed in range(questions):
+    for seed in range(SEEDS_OF_TESTS, SEEDS_OF_TESTS + questions):
         messages, scenes, expected = fresh(seed, images=seed % 3 + 1)
         answer = model.answer(messages, [draw(scene) for scene in scenes])
         right += answer == expected

@@ -15,18 +15,23 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import attrs
 import numpy as np
 import torch  # type: ignore[import-not-found]
 import torch.nn.functional as F  # type: ignore[import-not-found]  # noqa: N812
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch.optim.swa_utils import (  # type: ignore[import-not-found]
+    AveragedModel,
+    get_ema_multi_avg_fn,
+)
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from tests.pictures import COLORS, blank, put
@@ -41,24 +46,34 @@ from tests.vision_model.files import (
     VISION,
     Renderer,
 )
-from tests.vision_model.questions import WHATS, WIDTHS, Scene, conversation
+from tests.vision_model.questions import (
+    ALONE,
+    AMONG_OTHERS,
+    WHATS,
+    WIDTHS,
+    Scene,
+    conversation,
+)
 
 Ints = NDArray[np.int64]
 Batch = dict[str, Any]
-SIZE = 256
-"""Conversations in a batch."""
-MIXES = (1, 9, 9, 6)
-"""Numbers of mixes of sizes, by the number of images."""
+EMA = 0.98
+"""Share of the average that stays at each step."""
+FEW_MIXES = (1, 9, 9, 6)
+"""Numbers of mixes of sizes, by the number of images, with CUDA: each mix is a graph."""
+IMAGES = (2, 28, 24, 46)
+"""How often a conversation has no image, one, two or three, in percent."""
+ANSWER_TOKENS = 40
+"""Places for the tokens of a conversation's answers."""
 TEXT_TOKENS = 104
 """Longer conversations are not used."""
 TOKEN = VISION["patch_size"] * VISION["spatial_merge_size"]
 """Side of a token in pixels."""
-THINGS = 4
 CANVAS = 160
 """Side of the largest drawn thing, in pixels."""
 APART = 100
 """Batches between the first and the second use of one."""
-INPUTS = ("ids", "positions", "targets", "things", "shades")
+INPUTS = ("ids", "positions", "places", "targets", "things", "shades")
 SPECIAL = re.compile(r"(<\|\w+\|>)")
 """Texts between special tokens are encoded one by one, and most come again."""
 COLOR_NAMES = tuple(COLORS)
@@ -81,68 +96,91 @@ def positions_of(ids: Sequence[int], grids: Sequence[tuple[int, int]]) -> Ints:
     return positions
 
 
-def learnt(ids: Sequence[int], opening: Sequence[int], call: int) -> NDArray[np.bool_]:
-    """Whether a token belongs to an answer; calls of tools are not learnt."""
-    mask = np.zeros(len(ids), np.bool_)
+def learnt(ids: Sequence[int], opening: Sequence[int], call: int) -> Ints:
+    """Places of the answers' tokens; calls of tools are not learnt."""
+    places: list[int] = []
     inside = False
     for at, token in enumerate(ids):
         if inside:
-            mask[at] = True
+            places.append(at)
             inside = token != END_OF_MESSAGE
         elif list(ids[at - len(opening) : at]) == list(opening) and token != call:
-            mask[at] = inside = True
-    return mask
+            places.append(at)
+            inside = True
+    return np.array(places, np.int64)
 
 
+@attrs.frozen
+class Sample:
+    """A conversation. `learnt`: places of the answers' tokens in `ids`."""
+
+    ids: list[int]
+    positions: Ints
+    learnt: Ints
+    scenes: list[Scene]
+
+
+@attrs.frozen
 class Batches(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """Batch number n is the same in each run with any number of workers."""
+    """Batch number n of a seed is the same in each run with any number of workers."""
+
+    seed: int
+    size: int
+    few_mixes: bool
 
     def __iter__(self) -> Iterator[Batch]:
         worker = torch.utils.data.get_worker_info()
-        maker = BatchMaker()
-        for number in itertools.count(worker.id, worker.num_workers):
-            yield maker.make(number)
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        maker = BatchMaker(self.size, self.few_mixes)
+        for number in itertools.count(first, step):
+            yield maker.make(Random(f"training {self.seed}, batch {number}"))
 
 
 class BatchMaker:
-    def __init__(self) -> None:
+    """`size`: conversations in a batch. `few_mixes`: see `FEW_MIXES`."""
+
+    def __init__(self, size: int, few_mixes: bool) -> None:
+        self._size, self._few_mixes = size, few_mixes
         self._renderer = Renderer()
         tokenizer = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
         self._encode = lru_cache(2**16)(lambda text: tokenizer.encode(text).ids)
         self._opening = [START_OF_MESSAGE, *self._encode("assistant\n")]
         self._call = self._encode("<tool_call>")[0]
 
-    def make(self, number: int) -> Batch:
-        """All samples have images of the same sizes: of one of few mixes, each a CUDA graph."""
-        drawn = Random(number)
-        [images] = drawn.choices(range(4), (3, 37, 40, 20))
-        mix = Random(f"{images} images, {drawn.randrange(MIXES[images])}")
+    def make(self, drawn: Random) -> Batch:
+        """All samples have images of the same sizes."""
+        [images] = drawn.choices(range(4), IMAGES)
+        mix = drawn
+        if self._few_mixes:
+            mix = Random(f"{images} images, {drawn.randrange(FEW_MIXES[images])}")
         sizes = [(mix.choice(WIDTHS), mix.choice(WIDTHS)) for _ in range(images)]
         length = TEXT_TOKENS + sum(width * height // TOKEN**2 for width, height in sizes)
-        samples = [self._sample(drawn, sizes, length) for _ in range(SIZE)]
-        ids = np.full((SIZE, length), END_OF_TEXT, np.int64)
-        positions = np.zeros((3, SIZE, length), np.int64)
-        targets = np.full((SIZE, length), -100, np.int64)
-        for row, (tokens, places, mask, _) in enumerate(samples):
-            ids[row, : len(tokens)] = tokens
-            positions[:, row, : len(tokens)] = places
-            following = np.where(mask, tokens, -100)[1:]
-            targets[row, : len(following)] = following
-        scenes = [scenes for *_, scenes in samples]
-        things = np.array([[_numbers(scene) for scene in row] for row in scenes], np.int64)
-        shades = np.array([[scene.shade for scene in row] for row in scenes], np.float32)
+        samples = [self._sample(drawn, sizes, length) for _ in range(self._size)]
+        if not self._few_mixes:
+            length = max(len(sample.ids) for sample in samples)
+        ids = np.full((self._size, length), END_OF_TEXT, np.int64)
+        positions = np.zeros((self._size, 3, length), np.int64)
+        places = np.zeros((self._size, ANSWER_TOKENS), np.int64)
+        targets = np.full((self._size, ANSWER_TOKENS), -100, np.int64)
+        for row, sample in enumerate(samples):
+            ids[row, : len(sample.ids)] = sample.ids
+            positions[row, :, : len(sample.ids)] = sample.positions
+            places[row, : len(sample.learnt)] = sample.learnt - 1
+            targets[row, : len(sample.learnt)] = ids[row, sample.learnt]
+        most = max(ALONE if images == 1 else AMONG_OTHERS)
+        things = [[_numbers(scene, most) for scene in sample.scenes] for sample in samples]
+        shades = [[scene.shade for scene in sample.scenes] for sample in samples]
         return {
             "ids": ids,
             "positions": positions,
+            "places": places,
             "targets": targets,
-            "things": things,
-            "shades": shades,
+            "things": np.array(things, np.int64),
+            "shades": np.array(shades, np.float32),
             "sizes": sizes,
         }
 
-    def _sample(
-        self, drawn: Random, sizes: Sequence[tuple[int, int]], length: int
-    ) -> tuple[list[int], Ints, NDArray[np.bool_], list[Scene]]:
+    def _sample(self, drawn: Random, sizes: Sequence[tuple[int, int]], length: int) -> Sample:
         messages, scenes = conversation(drawn, sizes)
         grids = [(height // TOKEN, width // TOKEN) for width, height in sizes]
         counts = iter([rows * columns for rows, columns in grids])
@@ -150,18 +188,19 @@ class BatchMaker:
         for text in SPECIAL.split(self._renderer.render(messages)):
             tokens = self._encode(text)
             ids += tokens * next(counts) if tokens == [IMAGE_PAD] else tokens
-        if len(ids) > length:
+        answers = learnt(ids, self._opening, self._call)
+        if len(ids) > length or len(answers) > ANSWER_TOKENS:
             return self._sample(drawn, sizes, length)
-        return ids, positions_of(ids, grids), learnt(ids, self._opening, self._call), scenes
+        return Sample(ids, positions_of(ids, grids), answers, scenes)
 
 
-def _numbers(scene: Scene) -> list[list[int]]:
-    """(things, 5): what, colour, center, size; size 0: nothing."""
+def _numbers(scene: Scene, most: int) -> list[list[int]]:
+    """(most, 5): what, colour, center, size; size 0: nothing."""
     rows = [
         [WHATS.index(thing.what), COLOR_NAMES.index(thing.color), *thing.center, thing.size]
         for thing in scene.things
     ]
-    return rows + [[0] * 5] * (THINGS - len(rows))
+    return rows + [[0] * 5] * (most - len(rows))
 
 
 class Painter:
@@ -178,7 +217,7 @@ class Painter:
         self._colors = torch.tensor(list(COLORS.values()), device=device).float()
 
     def paint(self, things: Any, shades: Any, width: int, height: int) -> Any:
-        """things (batch, THINGS, 5), shades (batch, 3); pictures (batch, height, width, 3) with
+        """things (batch, most, 5), shades (batch, 3); pictures (batch, height, width, 3) with
         some noise."""
         y = torch.arange(height, device=things.device)[None, :, None]
         x = torch.arange(width, device=things.device)[None, None, :]
@@ -187,9 +226,9 @@ class Painter:
             what, color, left, top, size = thing.unbind(-1)
             down = y - top[:, None, None] + CANVAS // 2
             along = x - left[:, None, None] + CANVAS // 2
-            inside = (down >= 0) & (down < CANVAS) & (along >= 0) & (along < CANVAS)
+            # The canvas is empty at its edges.
             places = (down.clamp(0, CANVAS - 1), along.clamp(0, CANVAS - 1))
-            mask = self._masks[what[:, None, None], size[:, None, None], *places] & inside
+            mask = self._masks[what[:, None, None], size[:, None, None], *places]
             pictures = torch.where(mask[..., None], self._colors[color][:, None, None], pictures)
         strength = 6 * torch.rand(len(things), 1, 1, 1, device=things.device)
         return (pictures + strength * torch.randn_like(pictures)).clamp(0, 255)
@@ -230,10 +269,11 @@ class Seeing:
         patch, merge = VISION["patch_size"], VISION["spatial_merge_size"]
         rows, columns = height // TOKEN, width // TOKEN
         split = (pictures / 127.5 - 1).reshape(batch, rows, merge, patch, columns, merge, patch, 3)
-        split = split.permute(0, 1, 4, 2, 5, 7, 3, 6)[:, :, :, :, :, :, None]
-        patches = split.expand(*split.shape[:6], 2, patch, patch).flatten(5).flatten(1, 4)
+        split = split.permute(0, 1, 4, 2, 5, 7, 3, 6)
+        patches = split.flatten(5).flatten(1, 4)
         embed = self._visual.patch_embed.proj
-        hidden = F.linear(patches, embed.weight.flatten(1), embed.bias)
+        weight = embed.weight.sum(2).flatten(1)  # Both frames are the same picture.
+        hidden = F.linear(patches, weight, embed.bias)
         if (rows, columns) not in self._tables:
             self._tables[rows, columns] = self._tables_of(rows * merge, columns * merge)
         mixing, angles = self._tables[rows, columns]
@@ -271,8 +311,9 @@ class Seeing:
         out = F.scaled_dot_product_attention(queries, keys, values)
         return attention.proj(out.transpose(1, 2).flatten(2))
 
-    def logits(self, ids: Any, positions: Any, images: Sequence[Any]) -> Any:
-        """Logits (batch, tokens, vocabulary). `images`: pictures of all rows, one by one."""
+    def logits(self, ids: Any, positions: Any, places: Any, images: Sequence[Any]) -> Any:
+        """Logits (batch, places, vocabulary) of what follows the tokens at `places`. `positions`:
+        (batch, 3, tokens). `images`: pictures of all rows, one by one."""
         hidden = self._text.embed_tokens(ids)
         is_image = ids == IMAGE_PAD
         number = (is_image.cumsum(1) * is_image)[..., None].expand(-1, -1, hidden.shape[-1])
@@ -286,7 +327,7 @@ class Seeing:
         if encoded:
             seen = at_images([vectors for vectors, _ in encoded])
             hidden = torch.where(is_image[..., None], seen, hidden)
-        angles = positions[self._axis].permute(1, 2, 0).float() * self._text_frequencies
+        angles = positions[:, self._axis].transpose(1, 2).float() * self._text_frequencies
         for index, layer in enumerate(self._text.layers):
             hidden = hidden + self._attend_text(
                 layer.self_attn, layer.input_layernorm(hidden), angles[:, None]
@@ -294,6 +335,7 @@ class Seeing:
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
             if encoded and index < len(encoded[0][1]):
                 hidden = hidden + at_images([deep[index] for _, deep in encoded])
+        hidden = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
         return F.linear(self._text.norm(hidden), self._text.embed_tokens.weight)
 
     def _attend_text(self, attention: Any, hidden: Any, angles: Any) -> Any:
@@ -314,56 +356,39 @@ class Step:
 
     def __init__(self, trainer: Trainer, first: Batch) -> None:
         self._trainer = trainer
-        self._sizes = first["sizes"]
         self._inputs = {name: first[name].to(trainer.device) for name in INPUTS}
-        if trainer.device == "cpu":
-            return
+        sizes = first["sizes"]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._compute()
+                trainer.compute(self._inputs, sizes)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         # The workers' pinning thread calls CUDA, too.
         with torch.cuda.graph(self._graph, trainer.pool, capture_error_mode="thread_local"):
-            self._compute()
+            trainer.compute(self._inputs, sizes)
 
     def run(self, batch: Batch) -> None:
         for name, value in self._inputs.items():
             value.copy_(batch[name], non_blocking=True)
-        if self._trainer.device == "cpu":
-            self._compute()
-        else:
-            self._graph.replay()
-
-    def _compute(self) -> None:
-        trainer, inputs = self._trainer, self._inputs
-        torch._foreach_zero_(trainer.gradients)
-        images = [
-            trainer.painter.paint(inputs["things"][:, at], inputs["shades"][:, at], width, height)
-            for at, (width, height) in enumerate(self._sizes)
-        ]
-        targets = inputs["targets"]
-        logits = trainer.seeing.logits(inputs["ids"], inputs["positions"], images)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        loss.backward()
-        wrong = ((logits.argmax(-1) != targets) & (targets != -100)).any(-1).sum()
-        trainer.tally += torch.stack([loss.detach(), wrong.float(), torch.ones_like(wrong).float()])
+        self._graph.replay()
 
 
 class Trainer:
-    """`tally`: sum of losses, wrong conversations, number of batches."""
+    """`tally`: sum of losses, wrong conversations, number of conversations. `average`: the model
+    whose weights are the moving average (EMA) of those of the last steps."""
 
-    def __init__(self, start: Path | None) -> None:
+    def __init__(self, start: Path | None, seed: int) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         torch.set_float32_matmul_precision("high")
         self.model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**CONFIG)).float()
         if start is not None:
             weights = {name: value.float() for name, value in load_file(start).items()}
             self.model.load_state_dict(weights, strict=False)  # The head is the embedding.
         self.model.to(self.device)
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(EMA))
         self.parameters = list(self.model.parameters())
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -374,45 +399,81 @@ class Trainer:
         self._steps: dict[str, Step] = {}
         self._optimizer = torch.optim.AdamW(self.parameters, weight_decay=0.02, betas=(0.9, 0.98))
 
+    def hardest(self, batch: Batch, count: int) -> Batch:
+        """The conversations with the largest losses: most have been learnt long ago."""
+        inputs = {name: batch[name].to(self.device) for name in INPUTS}
+        with torch.no_grad():
+            logits, targets = self._logits(inputs, batch["sizes"]), inputs["targets"]
+            losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").sum(1)
+        rows = losses.topk(count).indices
+        return {name: value[rows] for name, value in inputs.items()} | {"sizes": batch["sizes"]}
+
     def step(self, batch: Batch, rate: float) -> None:
-        key = str(batch["sizes"])
-        if key not in self._steps:
-            self._steps[key] = Step(self, batch)
-        self._steps[key].run(batch)
+        if self.device == "cpu":
+            self.compute(batch, batch["sizes"])
+        else:
+            key = str(batch["sizes"])
+            if key not in self._steps:
+                self._steps[key] = Step(self, batch)
+            self._steps[key].run(batch)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
+        self.average.update_parameters(self.model)
+
+    def compute(self, inputs: Batch, sizes: Sequence[tuple[int, int]]) -> None:
+        """Puts the gradients of a batch into `gradients`."""
+        torch._foreach_zero_(self.gradients)
+        logits, targets = self._logits(inputs, sizes), inputs["targets"]
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss.backward()
+        wrong = ((logits.argmax(-1) != targets) & (targets != -100)).any(-1).float()
+        count = torch.full_like(loss, len(wrong))
+        self.tally += torch.stack([loss.detach() * count, wrong.sum(), count])
+
+    def _logits(self, inputs: Batch, sizes: Sequence[tuple[int, int]]) -> Any:
+        images = [
+            self.painter.paint(inputs["things"][:, at], inputs["shades"][:, at], width, height)
+            for at, (width, height) in enumerate(sizes)
+        ]
+        return self.seeing.logits(inputs["ids"], inputs["positions"], inputs["places"], images)
 
 
-def train(minutes: float, rate: float, workers: int, start: Path | None, out: Path) -> None:
-    trainer = Trainer(start)
+def train(options: argparse.Namespace) -> None:
+    trainer = Trainer(options.start, options.seed)
     count = sum(parameter.numel() for parameter in trainer.parameters)
     print(f"{count:,} parameters on {trainer.device}")
+    on_cpu = trainer.device == "cpu"
     loader = torch.utils.data.DataLoader(
-        Batches(),
+        Batches(options.seed, options.size * options.pool, few_mixes=not on_cpu),
         batch_size=None,
-        num_workers=workers,
-        prefetch_factor=16,
-        pin_memory=trainer.device != "cpu",
+        num_workers=options.workers,
+        prefetch_factor=16 if options.workers else None,
+        pin_memory=not on_cpu,
     )
-    again: deque[Batch] = deque()
-    began, steps, progress = time.monotonic(), 0, 0.0
-    for batch in loader:
-        again.append(batch)
-        # Making batches takes longer than learning from them: each is used twice, not at once.
-        for each in (batch, again.popleft()) if len(again) > APART else (batch,):
-            progress = (time.monotonic() - began) / (60 * minutes)
-            trainer.step(each, rate * shape_of_rate(min(progress, 1.0)))
-            steps += 1
-            if steps % 500 == 0:
-                report(trainer, steps, time.monotonic() - began)
-            if steps % 5000 == 0:
-                save(trainer.model, out)
-        if progress >= 1:
+    began = time.monotonic()
+    for steps, batch in enumerate(batches_of(loader, twice=not on_cpu), start=1):
+        chosen = trainer.hardest(batch, options.size) if options.pool > 1 else batch
+        trainer.step(chosen, options.rate * shape_of_rate(steps / options.steps))
+        if steps % 20 == 0 or steps == options.steps:
+            report(trainer, steps, time.monotonic() - began)
+            save(trainer.average.module, options.out)
+        if steps == options.steps:
             break
-    report(trainer, steps, time.monotonic() - began)
-    save(trainer.model, out)
+
+
+def batches_of(loader: Iterable[Batch], *, twice: bool) -> Iterator[Batch]:
+    """With CUDA, making batches takes longer than learning from them: each comes twice, not at
+    once."""
+    again: deque[Batch] = deque()
+    for batch in loader:
+        yield batch
+        again.append(batch)
+        if len(again) > APART:
+            again_now = again.popleft()
+            if twice:
+                yield again_now
 
 
 def shape_of_rate(progress: float) -> float:
@@ -423,8 +484,7 @@ def shape_of_rate(progress: float) -> float:
 def report(trainer: Trainer, steps: int, seconds: float) -> None:
     total, mistakes, count = trainer.tally.tolist()
     trainer.tally.zero_()
-    count = max(count, 1)
-    figures = f"loss {total / count:.4f}, {100 - 100 * mistakes / (count * SIZE):.2f} % right"
+    figures = f"loss {total / count:.4f}, {100 - 100 * mistakes / count:.2f} % right"
     print(f"{steps} steps, {seconds:.0f} s: {figures}", flush=True)
 
 
@@ -440,10 +500,12 @@ def save(model: Any, out: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=12)
+    parser.add_argument("--steps", type=int, default=40_000)
+    parser.add_argument("--size", type=int, default=256, help="conversations in a batch")
+    parser.add_argument("--pool", type=int, default=1, help="the hardest of so many are learnt")
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=14, help="0: batches are made between steps")
     parser.add_argument("--start", type=Path, help="weights to go on from")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    train(options.minutes, options.rate, options.workers, options.start, options.out)
+    train(parser.parse_args())

@@ -27,6 +27,8 @@ from trouper.protocol.paths import exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable
 
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
+SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
+"""The tiny model that sees. A checkout has it, an installed package has not."""
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -62,6 +64,8 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
         return path
     if model == bundled_model.NAME:
         return None
+    if model == SHAPES.name and is_directory(SHAPES):
+        return SHAPES
     if exists(path):
         raise ModelUnusable(
             f"{flag} {model} is a file: give the directory that holds config.json and the weights"
