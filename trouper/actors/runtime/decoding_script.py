@@ -14,7 +14,8 @@ import resource
 import struct
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -42,12 +43,10 @@ OPTIONAL = ("WEBP", "AVIF")
 def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     """Answer each order, until the pipe is closed."""
     try:
-        from PIL import AvifImagePlugin, features
+        from PIL import features
     except ImportError:
         _send(outbox, NO_PILLOW)
         return
-    # Each thread would count as memory. Pillow has no other way to say this.
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     missing = {name for name in OPTIONAL if not features.check(name.lower())}
     _send(outbox, DECODED)
     while len(head := inbox.read(ORDER.size)) == ORDER.size:
@@ -83,7 +82,8 @@ def _decode(data: bytes, format: str, size: tuple[int, int]) -> Image:
     """The first frame as RGB. Raises `MemoryError` and, for a damaged file, anything else."""
     from PIL import Image
 
-    image: Image.Image = Image.open(io.BytesIO(data), formats=[format])
+    with _allow_one_processor():
+        image: Image.Image = Image.open(io.BytesIO(data), formats=[format])
     if image.size != size:  # Limits were checked for the header's size.
         raise ValueError
     image.load()
@@ -97,6 +97,25 @@ def _decode(data: bytes, format: str, size: tuple[int, int]) -> Image:
     white = Image.new("RGB", image.size, "white")
     white.paste(image, mask=image.getchannel("A"))
     return white
+
+
+@contextmanager
+def _allow_one_processor() -> Iterator[None]:
+    """Let Pillow open AVIF for one thread: each would count as memory.
+
+    Pillow starts as many threads as the process may use processors when a file is opened.
+    """
+    if sys.platform != "linux":  # macOS does not enforce the limit on memory.
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, {min(allowed)})
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
 
 
 def _turn(image: Image, orientation: int) -> Image:
