@@ -1,10 +1,5 @@
 """The RequestIntake actor. Waits on requests from the edge; owns validation against the model,
-tokenizing and the compiling of grammars.
-
-Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar,
-DRY's breakers) are prepared on worker threads, in lanes (`worker_threads.py`), and may be
-overtaken.
-"""
+tokenizing and the compiling of grammars."""
 
 from __future__ import annotations
 
@@ -47,6 +42,9 @@ from trouper.protocol.waits import WaitReason
 log = logging.getLogger("trouper.intake")
 LONG_GRAMMAR = 8192
 Spread = Callable[[Grammar], Awaitable[None]]
+
+# Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any
+# grammar, DRY's breakers) are prepared on worker threads, in lanes, and may be overtaken.
 
 
 async def take_in_requests(

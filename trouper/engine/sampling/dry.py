@@ -1,10 +1,5 @@
 """DRY, "don't repeat yourself": a penalty on the token that would continue a repetition
-(https://github.com/oobabooga/text-generation-webui/pull/5677), in llama.cpp's form.
-
-The lengths of matches are kept: a new token t makes the match at j one longer than the match at j -
-1 was, if the token at j is t, else 0. A step is one comparison of (k, W) on the device. A breaker
-sets all matches to 0.
-"""
+(https://github.com/oobabooga/text-generation-webui/pull/5677), in llama.cpp's form."""
 
 from __future__ import annotations
 
@@ -202,6 +197,8 @@ class Dry:
         mask: NDArray[np.bool_] | None = None,
     ) -> mx.array:
         """Append tokens (k,) to the `rows` of `mask` (k,). Returns the matches."""
+        # A new token t makes the match at j one longer than the match at j - 1 was, if the token at
+        # j is t, else 0: one comparison of (k, W) on the device. A breaker sets all matches to 0.
         before = rows.tokens
         rows.append(tokens, mask)
         after = mx.pad(matches[:, :-1], [(0, 0), (1, 0)]) + 1

@@ -1,10 +1,5 @@
-"""Makes a small config of the same architecture from a model's config.
-
-The meaning of a key follows from its name. Widths and counts of heads are divided by common
-factors, so that relations between them (heads * head size = hidden size; heads a multiple of KV
-heads; a mixer's heads * head size = a multiple of the hidden size) are preserved. `tiny` tries
-whether a config builds and its model runs.
-"""
+"""Makes a small config of the same architecture from a model's config. `tiny` tries whether a
+config builds and its model runs."""
 
 from __future__ import annotations
 
@@ -14,6 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
+
+# The meaning of a key follows from its name. Widths and counts of heads are divided by common
+# factors, so that relations between them (heads * head size = hidden size; heads a multiple of KV
+# heads; a mixer's heads * head size = a multiple of the hidden size) are preserved.
 
 Config = dict[str, Any]
 WINDOW, VOCABULARY, EXPERTS, ACTIVE, STATE = 16, 512, 8, 2, 16
