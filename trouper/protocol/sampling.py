@@ -39,8 +39,8 @@ def parameter(default: Any, *bounds: Any, selects: bool = False) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """Sampling parameters of one row, constant for the row's life. Defaults are off but for the
-    temperature; below `COLDEST` it is greedy. docs/parameters.md says what each does."""
+    """Sampling parameters of one row, constant for the row's life. All are off by default but the
+    temperature (greedy below `COLDEST`). docs/parameters.md explains each."""
 
     temperature: float = parameter(1.0, 0, FINITE)
     top_p: float = parameter(1.0, 0, 1, selects=True)

@@ -103,7 +103,7 @@ def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     try:
         require_regular(path)
         if (size := path.stat().st_size) > longest_bytes:
@@ -183,7 +183,7 @@ def unnamed_files(directory: Path) -> list[str]:
 
 
 def quantized_by(config: Mapping[str, Any]) -> str:
-    """Quantization method of foreign checkpoints; "" for none."""
+    """The method of foreign checkpoints; "" for none."""
     quantization = section(config, "quantization_config") or _of_text(config)
     return str(quantization.get("quant_method", ""))
 

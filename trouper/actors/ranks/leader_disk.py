@@ -265,7 +265,6 @@ class LeaderDisk:
             pending.answer(rank, fetched.seconds)
 
     def _pending_write(self, keys: tuple[bytes, ...]) -> PendingWrite:
-        """Find or begin a write."""
         # A follower's answer may precede rank 0's order, since its engine may be ahead.
         if keys not in self._writes:
             self._writes[keys] = PendingWrite(

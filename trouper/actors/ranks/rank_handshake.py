@@ -47,7 +47,6 @@ PACKAGES = ("mlx", "mlx-lm")
 """Packages whose versions change numbers, and thus tokens."""
 # Without the fingerprint, which names a rank's own shard; engines compare the files while loading.
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
-"""Fields of the model cards that must be equal."""
 
 
 @attrs.frozen

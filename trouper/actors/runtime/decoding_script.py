@@ -1,9 +1,5 @@
-"""Script that decodes images in a process of its own (`decoding_process.py`).
-
-A file may crash a decoder, or take memory and time; decoders of images have had holes, too. The
-script imports nothing of the package. Frames on stdin: ORDER, then the file. Frames on stdout:
-ANSWER, then pixels; first an ANSWER that says whether Pillow is there.
-"""
+"""Script that decodes images in a process of its own (`decoding_process.py`), since a file may
+crash a decoder, or take memory and time. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -22,6 +18,8 @@ from typing import TYPE_CHECKING, BinaryIO
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Frames on stdin: ORDER, then the file. Frames on stdout: ANSWER, then pixels; first an ANSWER that
+# says whether Pillow is there.
 ORDER = struct.Struct("<2B5I")
 """Index of the format, orientation, width and height as stored, height and width of the answer,
 bytes of the file."""
@@ -33,7 +31,6 @@ MEMORY_BYTES = 2 * 2**30
 CPU_S = 10
 """For one image. A WebP of 64 megapixels takes half of it."""
 NICER = 5
-"""Increment of the nice value."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 """Pillow's names. An order has an index."""
 OPTIONAL = ("WEBP", "AVIF")
@@ -101,10 +98,8 @@ def _decode(data: bytes, format: str, size: tuple[int, int]) -> Image:
 
 @contextmanager
 def _allow_one_processor() -> Iterator[None]:
-    """Let Pillow open AVIF for one thread: each would count as memory.
-
-    Pillow starts as many threads as the process may use processors when a file is opened.
-    """
+    """Let Pillow open AVIF for one thread: each would count as memory."""
+    # When a file is opened, Pillow takes a thread for each processor that the process may use.
     if sys.platform != "linux":  # macOS does not enforce the limit on memory.
         yield
         return

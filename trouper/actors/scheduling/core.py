@@ -165,7 +165,6 @@ class Core:
 
     @property
     def awaits_image(self) -> bool:
-        """Whether an image's pixels were ordered."""
         return self._images.busy
 
     @property
@@ -298,10 +297,9 @@ class Core:
     # -- plans -----------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Plan | None:
-        """The next plan, to be sent at once; None without work or with two unanswered plans.
-
-        The engine may answer a plan as late as at the arrival of the next one: an empty plan brings
-        the last one's tokens."""
+        """The next plan, to be sent at once; None without work or with two unanswered plans."""
+        # The engine may answer a plan as late as at the arrival of the next one: an empty plan
+        # brings the last one's tokens.
         self._now = now
         if len(self._unanswered) == PLANS_IN_FLIGHT:
             return None

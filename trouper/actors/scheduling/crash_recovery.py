@@ -1,9 +1,5 @@
 """State that outlives a crash of Scheduler, RankMirror and ModelStepper: requests, and the
-attribution of crashes.
-
-Blocks in memory are lost: after an exception in a step neither arrays nor device can be trusted.
-Files are verified when read: rows resume from the disk and compute the rest again.
-"""
+attribution of crashes."""
 
 from __future__ import annotations
 
@@ -38,6 +34,8 @@ class LeftBehind:
     used_bytes: int = 0
 
 
+# Blocks in memory are lost: after an exception in a step neither arrays nor device can be trusted.
+# Files are verified when read: rows resume from the disk and compute the rest again.
 class Recovery:
     """Recovery of one graph. Several ranks have none: one rank's crash ends all."""
 

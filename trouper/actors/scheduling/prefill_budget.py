@@ -76,8 +76,8 @@ class ChunkSizer:
             self.tokens = max(self.min_tokens, min(self.max_tokens, tokens))
 
     def tokens_behind(self, context: int) -> int:
-        """Tokens of a step whose longest prompt has `context` tokens so far: fewer than `tokens`
-        where attention to them will take longer than it did in the last step."""
+        """Tokens of a step whose longest prompt has `context` tokens so far: fewer where attention
+        to them will take longer than in the last step."""
         # Two steps are planned before one is measured, in which a prompt may have grown threefold.
         tokens, seconds = self._seen
         if not (tokens and self._end):
@@ -164,7 +164,8 @@ def share_chunks(
 
 def round_chunk(start: int, tokens: int, step: int) -> int:
     """Shorten a chunk behind `start` to end at a multiple of `step`, or of a smaller power of two,
-    keeping half of the tokens: lengths of attention then recur."""
+    keeping half of the tokens."""
+    # Lengths of attention then recur.
     unit = min(step, 1 << max(tokens.bit_length() - 2, 0))
     return (start + tokens) // unit * unit - start
 

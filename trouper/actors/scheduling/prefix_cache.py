@@ -280,7 +280,7 @@ class PrefixCache:
             self._eviction.unpin(node)
 
     def on_disk(self, blocks: Iterable[tuple[bytes, BlockRef]]) -> None:
-        """Record blocks, each with the parent's key."""
+        """Each block comes with the parent's key."""
         empty = not self.tree.sizes.token_bytes
         for parent_key, ref in blocks:
             self.tree.on_disk(parent_key, attrs.evolve(ref, payload=True) if empty else ref)
@@ -329,7 +329,6 @@ class PrefixCache:
         return self._eviction.bytes
 
     def bound(self, nbytes: int | None) -> None:
-        """Bound the bytes of further stores."""
         self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:

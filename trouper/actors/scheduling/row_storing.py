@@ -1,9 +1,4 @@
-"""Storing of rows as blocks and snapshots, and reuse of live rows.
-
-Full blocks are stored by the plan after the last chunk. The *tail* behind them is stored when the
-row ends, or has grown by `TAIL_TOKENS`; until then other rows copy the tail from the row. A
-*primary* is a row that prefills tokens which a waiting prompt shares.
-"""
+"""Storing of rows as blocks and snapshots, and reuse of live rows."""
 
 from __future__ import annotations
 
@@ -184,6 +179,9 @@ class LiveRows:
         return match._replace(primary=primary, until=until)
 
 
+# Full blocks are stored by the plan after the last chunk. The *tail* behind them is stored when the
+# row ends, or has grown by `TAIL_TOKENS`; until then other rows copy the tail from the row. A
+# *primary* is a row that prefills tokens which a waiting prompt shares.
 @attrs.frozen(eq=False)
 class RowStoring:
     """`snapshot_tokens`: interval of snapshots; None: the model needs none."""

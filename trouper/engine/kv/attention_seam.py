@@ -31,8 +31,10 @@ from trouper.engine.platform.device import is_cpu
 
 @attrs.frozen(eq=False)
 class Parts:
-    """Keys, values or masks of each bank. Not an array: a model that computes with keys fails when
-    the pass is built, and has no banks (`Capabilities.banks`)."""
+    """Keys, values or masks of each bank."""
+
+    # Not an array: a model that computes with keys fails when the pass is built, and has no banks
+    # (`Capabilities.banks`).
 
     of_banks: Sequence[Any]
     ranges: Sequence[slice]
@@ -96,12 +98,11 @@ def joined(caches: Sequence[Sequence[Any]], region: Region, ranges: Sequence[sli
 
 NAME = "scaled_dot_product_attention"
 plain = base.scaled_dot_product_attention
-"""mlx-lm's own function."""
 _replaced = {plain}
 GROUPED_KEYS = 1536
 """Keys from which a CPU's decoding attends by groups."""
 OPTIONS = ("scale", "mask", "sinks")
-"""Parameters after the cache."""
+"""After the cache."""
 
 
 def scaled_dot_product_attention(

@@ -229,7 +229,7 @@ class BlockStore:
             self._rows.restore_snapshot(row, stored.arrays)
 
     def persist(self, blocks: Iterable[BlockId]) -> list[BlockArrays]:
-        """Refer to the blocks' arrays, which then survive an eviction."""
+        """References survive an eviction."""
         return [readable(self._stored[block]) for block in blocks]
 
 

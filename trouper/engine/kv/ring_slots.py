@@ -18,8 +18,8 @@ ANY_LENGTH = 2**31
 
 
 def ring_slack(draft_tokens: int) -> int:
-    """Tokens of a ring beyond the window, with at most `draft_tokens` drafts a step. Drafts
-    overwrite the oldest tokens, and a snapshot may be wanted of two steps ago."""
+    """Tokens of a ring beyond the window, with at most `draft_tokens` drafts a step."""
+    # Drafts overwrite the oldest tokens, and a snapshot may be wanted of two steps ago.
     return 3 * (draft_tokens + 1)
 
 

@@ -1,8 +1,4 @@
-"""Adaptation of messages to chat templates that refuse or drop some. Pure.
-
-A change depends only on messages up to there: a first turn stays the same in later turns, and the
-prefix cache holds.
-"""
+"""Adaptation of messages to chat templates that refuse or drop some. Pure."""
 
 from __future__ import annotations
 
@@ -24,6 +20,8 @@ ID_LENGTH = 9
 """Length that Mistral's templates require."""
 
 
+# A change depends only on messages up to there: a first turn stays the same in later turns, and the
+# prefix cache holds.
 @attrs.frozen(kw_only=True)
 class MessageAdaptation:
     """The defaults change nothing."""

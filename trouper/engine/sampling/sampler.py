@@ -379,11 +379,9 @@ def hashed(keys: mx.array, ids: mx.array) -> mx.array:
 
 def gumbel_of(bits: mx.array) -> mx.array:
     """Map 32 random bits to a Gumbel variate in [-2.9, 22.9], float32: minus the logarithm of an
-    exponential waiting time.
-
-    The shortest times win and need a float's full precision: the logarithm of a float near 1 has
-    none.
-    """
+    exponential waiting time."""
+    # The shortest times win and need a float's full precision: the logarithm of a float near 1 has
+    # none.
     uniform = mx.minimum((bits.astype(mx.float32) + 0.5) * (1 / (1 << 32)), 1 - 2**-24)
     wait = mx.where(uniform < 2**-10, uniform + 0.5 * uniform * uniform, -mx.log(1 - uniform))
     return -mx.log(wait)

@@ -110,7 +110,7 @@ def _logprobs(logits: mx.array) -> mx.array:
 
 
 def worst(error: mx.array) -> float:
-    """Return the largest error. Waits for the device."""
+    """Waits for the device."""
     return float(error.max().item())  # type: ignore[arg-type]
 
 
@@ -124,7 +124,7 @@ ModelRun = Callable[[Tokens, Sequence[int]], mx.array]
 
 
 class WrongAloneError(Exception):
-    """The model's own code is wrong for one row. The message is one line."""
+    """The message is one line."""
 
 
 def run_alone(model: nn.Module) -> ModelRun:
@@ -198,7 +198,8 @@ class Reference:
 
     def _noise(self) -> tuple[float, float]:
         """Return the error of the first text in odd chunks, as rows are judged and at the worst
-        position; with coarse arithmetic also token by token, which may use other kernels."""
+        position."""
+        # With coarse arithmetic also token by token, which may use other kernels.
         text = self.texts[0]
         ways = [
             cut(len(text), self._odd),

@@ -1,8 +1,4 @@
-"""Messages of a request, and the messages that chat templates get.
-
-In lenient readings, all but the text of documents and of blocks of server tools is skipped: an
-error would fail every later request of a conversation.
-"""
+"""Messages of a request, and the messages that chat templates get."""
 
 from __future__ import annotations
 
@@ -195,6 +191,8 @@ def _system(system: str | Sequence[TextBlock] | None) -> list[Json]:
     return [{"role": "system", "content": text}] if text else []
 
 
+# In lenient readings, all but the text of documents and of blocks of server tools is skipped: an
+# error would fail every later request of a conversation.
 class TurnReader:
     """Makes messages of turns. Keeps the model's names by call id: results have only the id."""
 

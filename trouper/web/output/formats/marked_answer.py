@@ -1,8 +1,4 @@
-"""Answers with markers between reasoning, calls and content: all families but harmony.
-
-A section without a call stays text. A call inside of reasoning counts only at the end of the
-answer, where the model forgot to close the reasoning (vLLM #35687).
-"""
+"""Answers with markers between reasoning, calls and content: all families but harmony."""
 
 from __future__ import annotations
 
@@ -40,6 +36,8 @@ def _no_section(_source: TextSource, _sink: CallSink) -> Steps[bool]:
 NO_CALLS = CallFormat((), _no_section)
 
 
+# A section without a call stays text. A call inside of reasoning counts only at the end of the
+# answer, where the model forgot to close the reasoning (vLLM #35687).
 class MarkedAnswer:
     """Reads one answer. `thinking`: markers of reasoning; `answering`: markers of the answer,
     dropped."""
