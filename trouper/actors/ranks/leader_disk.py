@@ -163,6 +163,8 @@ class LeaderDisk:
     async def _relay_orders(
         self, writer_orders: trio.MemorySendChannel[DiskOrder], reads: trio.Nursery
     ) -> None:
+        """Pass orders to rank 0's writer: reads also to the followers, or answered as empty while a
+        rank is silent; writes noted until each rank has its part."""
         with writer_orders:
             async for order in self._edges.orders:
                 match order:

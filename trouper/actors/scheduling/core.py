@@ -379,6 +379,8 @@ class Core:
         return tuple(stores)
 
     def _chunks(self, ready: list[Sequence], decoding: list[Sequence]) -> tuple[Chunk, ...]:
+        """Choose the rows and tokens that the step prefills: one kind of work, as many tokens as
+        the stall bound allows, shared or in turns."""
         prefilling = self._shares.may_prefill(ready, decoding)
         if not prefilling:
             return ()

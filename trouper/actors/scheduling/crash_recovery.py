@@ -63,12 +63,16 @@ class Recovery:
         return self.end() if self._ended else 0
 
     def judge(self, error: BaseException, now: float) -> Verdict:
+        """Decide what a crash of the group means: a lack of memory or of the system's resources,
+        which counts no crash, or a fault to attribute to requests."""
         left, self.crashed = self._left, True
         cause = cause_of(error)
         involved = left.involved if left is not None else ()
-        if no_memory := isinstance(error, OutOfDeviceMemory) and self.allocations.failed(
-            involved, left.used_bytes if left is not None else 0, now
-        ):
+        used_bytes = left.used_bytes if left is not None else 0
+        no_memory = isinstance(error, OutOfDeviceMemory) and self.allocations.failed(
+            involved, used_bytes, now
+        )
+        if no_memory:
             verdict = Verdict(counts=False)
         elif isinstance(error, SystemShortage):
             self.shortages.failed(involved, now)

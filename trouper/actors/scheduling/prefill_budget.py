@@ -100,12 +100,8 @@ class ChunkSizer:
         """Learn from a step of `tokens` prefilled tokens and `seconds`, decode included. `limited`:
         more tokens were waiting. `preparing`: kernels were prepared, and chunks can only grow.
         `end`: the longest context at the step's end."""
-        if (
-            seconds <= 0
-            or tokens <= 0
-            or (preparing and seconds > self.target_s)
-            or self._surprising(tokens, seconds)
-        ):
+        says_nothing = seconds <= 0 or tokens <= 0 or (preparing and seconds > self.target_s)
+        if says_nothing or self._surprising(tokens, seconds):
             return
         self._measured, self._seen, self._end = True, (tokens, seconds), end
         ratio = self.target_s / seconds
@@ -245,6 +241,8 @@ class PrefillBudget:
         return requested if requested <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
+        """Learn from a step: the bound of a stall from steps that only decode, chunk sizes and
+        speed from those that prefill."""
         # If decoding alone comes near the stall bound (a large batch, a busy machine), prefill may
         # take as long again: with less a client would wait for minutes.
         prefilled = sum(chunk.tokens for chunk in plan.prefill)

@@ -187,9 +187,11 @@ class PrefixTree:
         return node
 
     def _prune(self, node: Node) -> None:
-        while (parent := node.parent) is not None and not (
-            node.usable or node.pins or not node.is_leaf or self._nodes.get(node.key) is not node
-        ):
+        """Remove the node, and then parents, as far as nobody needs them."""
+        while (parent := node.parent) is not None:
+            is_needed = node.usable or node.pins or not node.is_leaf
+            if is_needed or self._nodes.get(node.key) is not node:
+                return
             del self._nodes[node.key]
             parent.detach(node)
             node = parent

@@ -145,18 +145,18 @@ def _attend(
         mask = keys.mask()[:, None] if mask is None else mask
         keys, values = keys.view(), values.view()
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
-    if (
-        shared == 1
-        or queries.shape[2] != 1
-        or keys.shape[2] < GROUPED_KEYS
-        or not is_cpu()
-        or not _of_groups(mask, options)
-    ):
+    if shared == 1 or not _grouping_pays(queries, keys, mask, options):
         return plain(queries, keys, values, cache, mask=mask, **options)
     grouped = queries.reshape(-1, keys.shape[1], shared, queries.shape[3])
     return plain(grouped, keys, values, cache, mask=mask, **options).reshape(
         -1, heads, 1, values.shape[3]
     )
+
+
+def _grouping_pays(queries: mx.array, keys: mx.array, mask: Any, options: dict[str, Any]) -> bool:
+    """Whether a CPU decodes a token behind many keys, and a group's heads have equal arguments."""
+    is_long_decode = queries.shape[2] == 1 and keys.shape[2] >= GROUPED_KEYS
+    return is_long_decode and is_cpu() and _of_groups(mask, options)
 
 
 def _of_groups(mask: Any, options: dict[str, Any]) -> bool:

@@ -132,6 +132,8 @@ class Dry:
     """DRY of one set of rows, k of which use DRY."""
 
     def __init__(self, rows: Sequence[Sampling], states: Sequence[Repetitions | None]) -> None:
+        """Stack the parameters and states of those rows that use DRY. `states`: None for the
+        others."""
         kept = [
             (index, row, state)
             for index, (row, state) in enumerate(zip(rows, states, strict=True))

@@ -261,10 +261,12 @@ Kind = tuple[str, int]
 
 
 def _kind(row: Sampling, vocabulary: int) -> Kind:
+    """Choose the cheapest function that samples the row exactly, and the number of candidates."""
     if row.greedy:
         return "greedy", 0
     candidates = _candidates(row.top_k) if row.top_k else 0
-    if row.top_n_sigma > 0 or row.typical_p < 1 or row.xtc_probability > 0:
+    needs_all_filters = row.top_n_sigma > 0 or row.typical_p < 1 or row.xtc_probability > 0
+    if needs_all_filters:
         return "filtered", candidates if candidates == CANDIDATES else 0
     if candidates == CANDIDATES or 0 < candidates <= min(MAX_CANDIDATES, vocabulary // 4):
         return "narrow", candidates

@@ -126,6 +126,8 @@ def _hidden(config: Mapping[str, Any]) -> int:
 
 
 def _size_factor(config: Mapping[str, Any]) -> int:
+    """Largest power of two by which all sizes of heads are divided so that none, nor the hidden
+    size, becomes too small."""
     sizes, hidden = _integers(config, SIZES_HEADS), _hidden(config)
     heads = max(
         _integers(config, re.compile(r"^(num_attention_heads|num_heads|n_heads?)$")), default=0
@@ -158,9 +160,8 @@ def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
         rule = next((rule for pattern, rule in rules if pattern.search(key)), None)
         if isinstance(value, list | str):
             return _sequence(key, value, rule, by, num_layers)
-        if rule is None or value is None or isinstance(value, bool) or not isinstance(value, int):
-            return value
-        return rule(value)
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return rule(value) if rule is not None and is_number else value
 
     return small(config)
 

@@ -345,6 +345,8 @@ def _is_plain(block: Any, known: tuple[str, ...]) -> bool:
 
 
 def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any]:
+    """Read one block leniently: known types stay, others become their text, or are skipped by
+    name."""
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "tool_result" and kind in known and isinstance(block.get("content"), list):
         inner = [
@@ -363,6 +365,8 @@ def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any
 
 
 def _text_of(kind: str, block: Json) -> str | None:
+    """The text of a block that the reading does not know: a document's, or a search result's. None:
+    the block holds none."""
     source = block.get("source")
     if kind == "document" and isinstance(source, dict):
         if source.get("type") == "text" and isinstance(source.get("data"), str):

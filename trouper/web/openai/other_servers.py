@@ -297,7 +297,8 @@ def known_tools(
             kept.append(tool)
             continue
         kind = tool.get("type")
-        if kind is None and ("function" in tool or "name" in tool or not tool):
+        looks_like_function = "function" in tool or "name" in tool or not tool
+        if kind is None and looks_like_function:
             kept.append(tool | {"type": "function"})
         elif kind in known or not isinstance(kind, str | None):
             kept.append(tool)

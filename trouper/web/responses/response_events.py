@@ -234,6 +234,7 @@ class ResponseDialect:
     # -- items ------------------------------------------------------------------------------------
 
     def _say(self, delta: ParsedDelta) -> bytes:
+        """Format a part of the answer as events. Blanks wait until text follows."""
         match delta:
             case Content(text) if self._open is not None and self._open.kind == "content":
                 return self._write(text)

@@ -294,6 +294,8 @@ def _remove(connection: Connection, response_id: str) -> None:
 
 
 def _trim(connection: Connection, oldest: float, max_count: int, max_bytes: int) -> None:
+    """Remove expired responses, then of the owner with the most, the least recently used, until the
+    bounds hold."""
     expired = "SELECT id FROM responses WHERE used < ?"
     for (response_id,) in connection.execute(expired, (oldest,)).fetchall():
         _remove(connection, response_id)

@@ -103,6 +103,8 @@ class MarkedAnswer:
             pass
 
     def _content_part(self) -> Steps[bool]:
+        """Read the next piece of content, or the marker or call in its place; False at the answer's
+        end."""
         source = self._source
         self._emit(source.run(self._stops) if self._fresh else source.take(self._words))
         source.keep()
@@ -148,8 +150,11 @@ class MarkedAnswer:
         source = self._source
         position = source.position
         marker = yield from source.first_of(self._answering)
-        if not marker or "|" in marker or self._fresh or (yield from source.ends_with(())):
-            return bool(marker)
+        if not marker:
+            return False
+        counts_anywhere = "|" in marker or self._fresh
+        if counts_anywhere or (yield from source.ends_with(())):
+            return True
         source.rewind(position)
         return False
 
@@ -221,6 +226,8 @@ class MarkedAnswer:
             self._source.rewind(0)
 
     def _reasoning(self, end: str) -> Steps[None]:
+        """Read reasoning up to the marker `end`, the answer's end, or a call inside that ends the
+        answer."""
         source, sink = self._source, self._sink
         sink.kind, fresh, before = "reasoning", True, ""
         space: list[str] = []
