@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,13 @@ from tests.image_files import FORMATS, bomb, encoded, mutated, picture, png_chun
 from tests.long_tests import PLAYED
 from trouper.actors.image_decoder import decode_images, refuse_images
 from trouper.actors.runtime.decoding_process import SCRIPT, DecodingProcess
-from trouper.actors.runtime.decoding_script import ANSWER, CPU_S, MEMORY_BYTES, NO_PILLOW
+from trouper.actors.runtime.decoding_script import (
+    ANSWER,
+    CPU_S,
+    MEMORY_BYTES,
+    NO_PILLOW,
+    _allow_one_processor,
+)
 from trouper.protocol.media import (
     DecodeImage,
     ImageDecoded,
@@ -202,6 +208,23 @@ async def test_one_pixel_is_enough(format: ImageFormat) -> None:
     async with decoding() as bench:
         decoded = await bench.pixels(encoded(Image.new("RGB", (1, 1), "red"), format), 32, 32)
     assert np.abs(decoded.astype(int) - (255, 0, 0)).max() < 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts threads as memory")
+def test_avif_is_opened_for_one_thread_and_processors_come_back() -> None:
+    data, allowed = encoded(picture(640, 480), "avif"), os.sched_getaffinity(0)
+    if len(allowed) == 1:
+        pytest.skip("Pillow starts no threads on one processor")
+
+    def count_threads(opened: AbstractContextManager[None]) -> int:
+        with opened:
+            image = Image.open(io.BytesIO(data))
+        image.load()
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = count_threads(_allow_one_processor())
+    assert count_threads(nullcontext()) > before, "threads are seen"
+    assert os.sched_getaffinity(0) == allowed
 
 
 async def test_the_longest_image_is_decoded() -> None:

@@ -259,8 +259,8 @@ class Graph:
         )
 
     async def _group(self) -> None:
-        """Run Scheduler, ModelStepper and RankMirror, which crash and restart together. A crash
-        ends a group of ranks: followers cannot continue with a new engine of rank 0."""
+        """Run Scheduler, ModelStepper and RankMirror, which crash and restart together."""
+        # A crash ends a group of ranks: followers cannot continue with a new engine of rank 0.
         try:
             await self._run_group()
         except* Exception as crash:

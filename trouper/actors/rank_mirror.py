@@ -1,9 +1,5 @@
 """The RankMirror actor, only with several ranks. Waits on plans and on the engine's answers; owns
-the control links to the other ranks.
-
-Rank 0's mirror adds the expected state to each plan, sends the plan to the followers
-(`ranks/follower.py`), corrects the state by the answers, and passes the answers on.
-"""
+the control links to the other ranks."""
 
 from __future__ import annotations
 
@@ -28,6 +24,8 @@ class MirrorEdges:
 
 async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
     """Run the actor, which ends when all plans are answered."""
+    # Each plan gets the expected state and goes to the followers. The state is corrected by the
+    # answers, which are passed on.
     # No checkpoint between the copies of a plan: all ranks get the plan, or none.
     expected = ExpectedState()
     with edges.plans, edges.results:

@@ -1,10 +1,5 @@
 """The RequestIntake actor. Waits on requests from the edge; owns validation against the model,
-tokenizing and the compiling of grammars.
-
-Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar,
-DRY's breakers) are prepared on worker threads, in lanes (`worker_threads.py`), and may be
-overtaken.
-"""
+tokenizing and the compiling of grammars."""
 
 from __future__ import annotations
 
@@ -47,6 +42,9 @@ from trouper.protocol.waits import WaitReason
 log = logging.getLogger("trouper.intake")
 LONG_GRAMMAR = 8192
 Spread = Callable[[Grammar], Awaitable[None]]
+
+# Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any
+# grammar, DRY's breakers) are prepared on worker threads, in lanes, and may be overtaken.
 
 
 async def take_in_requests(
@@ -228,6 +226,8 @@ def _text_only_output(request: Generate) -> str:
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:
+    """Refuse what this model cannot do: embeddings or generation, logits processors that nobody
+    gave, a source of drafts that is not there. Raises `RequestFailed` (400)."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if model.card.no_generation and not request.embed:
@@ -335,12 +335,14 @@ def room(request: Generate, prompt_tokens: int, context_length: int, settings: S
     if not prompt_tokens:
         raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     prompt_name = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
-    if settings.max_prompt_tokens is not None and prompt_tokens > settings.max_prompt_tokens:
-        excess = ContextExcess(prompt_tokens, 0, settings.max_prompt_tokens)
+    limit = settings.max_prompt_tokens
+    if limit is not None and prompt_tokens > limit:
+        excess = ContextExcess(prompt_tokens, 0, limit)
         raise context_full(excess, prompt_name, flags="--max-prompt-tokens")
     context = min(context_length, settings.max_kv_size or context_length)
     remaining = context - prompt_tokens
-    if remaining < 1 or ((request.max_tokens or 0) > remaining and not request.as_room_allows):
+    asks_for_more = (request.max_tokens or 0) > remaining and not request.as_room_allows
+    if remaining < 1 or asks_for_more:
         excess = ContextExcess(prompt_tokens, request.max_tokens or 1, context)
         raise context_full(excess, "max_tokens" if remaining >= 1 else prompt_name)
     return min(request.max_tokens or settings.default_max_tokens, remaining)

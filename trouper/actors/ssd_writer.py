@@ -1,10 +1,5 @@
 """The SSDWriter actor. Waits on orders; owns the cache directory: no other actor writes, removes or
-measures there.
-
-Reads precede writes, since requests wait. Writes yield to decoding by rests. An unreadable file is
-set aside; a faulty disk detaches the tier and is tried again at the next sweep or inspection.
-Neither costs a token.
-"""
+measures there."""
 
 from __future__ import annotations
 
@@ -56,6 +51,10 @@ from trouper.storage.stored_blocks import (
     catalogue_batches,
     parents_first,
 )
+
+# Reads precede writes, since requests wait. Writes yield to decoding by rests. An unreadable file
+# is set aside; a faulty disk detaches the tier and is tried again at the next sweep or inspection.
+# Neither costs a token.
 
 log = logging.getLogger("trouper.writer")
 T = TypeVar("T")

@@ -148,6 +148,7 @@ def model(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def _model(settings: Settings) -> Finding:
+    """Whether the model is here, can be opened, and fits with a useful context."""
     from trouper.engine import probe
     from trouper.engine.loading import bundled_model, lora_adapter
 

@@ -180,7 +180,7 @@ def _table(
 
 
 def _own(key: str, value: Any) -> Any:
-    """Raises `ValueError`."""
+    """Check a key that only tables have: path, aliases, pinned, or a time. Raises `ValueError`."""
     match key, value:
         case "path", str() if value.strip():
             return str(expanded(value)) if value.startswith("~") else value

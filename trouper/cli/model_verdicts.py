@@ -1,9 +1,4 @@
-"""Why `serve` would refuse models, for `trouper models`.
-
-A model is opened as `serve` opens one, which takes about a second. Models that passed are
-remembered by the state of their files and of the code that reads them; the code of a plugin may
-change without its version, and models that need one are opened each time.
-"""
+"""Why `serve` would refuse models, for `trouper models`."""
 
 from __future__ import annotations
 
@@ -32,6 +27,9 @@ class Passed(msgspec.Struct, frozen=True):
     state: str
 
 
+# A model is opened as `serve` opens one, which takes about a second. Models that passed are
+# remembered by the state of their files and of the code that reads them; the code of a plugin may
+# change without its version, and models that need one are opened each time.
 def with_problems(models: Sequence[ModelFiles]) -> list[ModelFiles]:
     """The models with `problem` as `serve` would say it."""
     from trouper.engine.architectures.architecture_lookup import descriptions, registered

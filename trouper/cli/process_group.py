@@ -71,6 +71,8 @@ class Supervisor:
             self._leaving.set()
 
     async def _live_on(self) -> int:
+        """Run lives of the group until one ends well, fails for good, or is the last allowed.
+        Returns the exit code."""
         pause_s, starts = FIRST_PAUSE_S, 0
         while True:
             began = trio.current_time()
@@ -78,13 +80,10 @@ class Supervisor:
             # A process that ends by our signal has not failed.
             expected_code = -signal.SIGTERM if self._leaving.is_set() else 0
             failed = [code for code in codes if code not in (0, expected_code)]
-            if (
-                self._leaving.is_set()
-                or not failed
-                or USAGE_ERROR in failed
-                or starts == self._restarts
-            ):
-                return USAGE_ERROR if USAGE_ERROR in failed else _exit_code(failed)
+            fails_for_good = USAGE_ERROR in failed
+            has_ended = self._leaving.is_set() or not failed
+            if has_ended or fails_for_good or starts == self._restarts:
+                return USAGE_ERROR if fails_for_good else _exit_code(failed)
             if trio.current_time() - began > LIVED_S:
                 pause_s = FIRST_PAUSE_S
             starts += 1

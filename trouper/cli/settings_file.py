@@ -109,6 +109,8 @@ def _warn(message: str) -> None:
 def _apply(
     context: click.Context, _: click.Parameter, given: Path | None, *, works_here: bool
 ) -> None:
+    """Take the settings of --config or a default file, and say which they are; `serve` logs that
+    itself."""
     if context.resilient_parsing:
         return
     if given is None and not works_here and is_file(IN_WORKING_DIRECTORY):

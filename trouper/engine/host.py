@@ -270,7 +270,7 @@ class MlxEngine:
             self._waiting.put(WAKE)
 
     def memory(self) -> MemoryStats:
-        """In bytes, from any thread."""
+        """From any thread."""
         return device.memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

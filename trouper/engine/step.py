@@ -323,6 +323,8 @@ class StepEngine:
         return launched.stepped
 
     def _read(self, launched: Launched) -> Stepped:
+        """Read what the device computed, and commit tokens and accepted drafts to rows and
+        grammars."""
         began = time.perf_counter()
         if launched.prefilled.ready is not None:
             mx.eval(launched.prefilled.ready)

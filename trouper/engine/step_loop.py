@@ -1,12 +1,4 @@
-"""The loop of the engine's thread. Step n is read:
-
-- On an asynchronous device, around the launch of step n+1 (see `ReadAhead`). An idle engine's first
-token is read at once: launching takes as long as a fast GPU's step.
-
-- On a CPU, between building step n+1 and sending, because MLX bounds operations in flight. Step n
-is read at once if no plan waits, if building waits for the device (prompts, blocks, drafts,
-grammars, logits processors), or if the number of BLAS threads changes.
-"""
+"""The loop of the engine's thread."""
 
 from __future__ import annotations
 
@@ -147,7 +139,8 @@ class ReadAhead:
 
 @attrs.define(eq=False)
 class StepLoop:
-    """Answers one session's plans in order."""
+    """Answers one session's plans in order. Step n is read around the launch of step n+1 on an
+    asynchronous device, and between building and sending step n+1 on a CPU."""
 
     engine: StepEngine
     plans: Waiting
@@ -183,15 +176,19 @@ class StepLoop:
             self.engine.collect(self._unread)
 
     def _may_wait(self, launched: Launched) -> bool:
-        """Whether the step is read with the next plan."""
+        """Whether the step is read with the next plan, rather than at once."""
         if self._ahead:
+            # An idle engine's first token is read at once: launching takes as long as a fast GPU's
+            # step.
             return not launched.has_first_tokens_alone
-        is_lazy = (
+        # MLX bounds the operations in flight on a CPU. Building a step waits for the device if it
+        # has prompts, blocks, drafts, grammars or logits processors.
+        builds_without_wait = (
             rows_alone(launched.plan) > 0
             and launched.sampled is not None
             and launched.sampled.is_lazy
         )
-        return is_lazy and self.side.is_idle and not self.plans.empty()
+        return builds_without_wait and self.side.is_idle and not self.plans.empty()
 
     def _before_sending(self) -> None:
         if self._unread is not None and (
@@ -223,8 +220,7 @@ class StepLoop:
 
 def rows_alone(plan: Plan) -> int:
     """Number of decoding rows, if nothing else takes time; else 0."""
-    return (
-        0
-        if plan.prefill or plan.admit or plan.drafts or plan.load or plan.store or plan.encode
-        else len(plan.decode)
+    has_other_work = (
+        plan.prefill or plan.admit or plan.drafts or plan.load or plan.store or plan.encode
     )
+    return 0 if has_other_work else len(plan.decode)

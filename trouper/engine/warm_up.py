@@ -153,7 +153,8 @@ def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
 
 def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, width: int) -> None:
     """Run chunks of `width` tokens up to masks as arrays, then attention at each multiple with a
-    real chunk's queries: cuDNN plans for lengths and strides."""
+    real chunk's queries."""
+    # cuDNN plans for lengths and strides.
     shapes, row = engine.shapes, RowId(0)
     start = (
         next((at for at in range(width, tokens, width) if shapes.alone(width, at)), tokens)

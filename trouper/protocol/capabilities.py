@@ -13,18 +13,14 @@ FEATURES: tuple[Feature, ...] = ("batch", "prefill_together", "restore", "drafts
 
 @attrs.frozen(kw_only=True)
 class Capabilities:
-    """Reason why each feature is off; "" means on.
+    """Reason why each feature is off; "" means on."""
 
-    batch: rows share a forward pass. prefill_together: prompts of different lengths share a padded
-    pass, and a row without KV decodes beside others. restore: KV and state come back from cached
-    blocks. drafts: wrong drafts can be undone. banks: long rows do not share buffers with short
-    ones."""
-
-    batch: str = ""
+    batch: str = ""  # Rows share a forward pass.
+    # Prompts of different lengths share a padded pass, and a row without KV decodes beside others.
     prefill_together: str = ""
-    restore: str = ""
-    drafts: str = ""
-    banks: str = ""
+    restore: str = ""  # KV and state come back from cached blocks.
+    drafts: str = ""  # Wrong drafts can be undone.
+    banks: str = ""  # Long rows do not share buffers with short ones.
 
     def __attrs_post_init__(self) -> None:
         if self.batch:

@@ -104,11 +104,8 @@ def host_pattern(text: str) -> str:
     """Check a pattern for `Host.within`. Raises `ValueError`."""
     pattern = text.lower().removesuffix(".")
     host = Host.parse(pattern)
-    if (
-        text == "*"
-        or DOMAIN.fullmatch(pattern)
-        or (host is not None and host.port is None and host.address)
-    ):
+    is_address = host is not None and host.port is None and host.address is not None
+    if text == "*" or DOMAIN.fullmatch(pattern) or is_address:
         return pattern
     raise ValueError(
         f"{text!r} is no host; write NAME without scheme and port, .DOMAIN for it and all below "

@@ -33,8 +33,9 @@ def _capacity_unit(tokens: int, step: int) -> int:
 
 
 def bank_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
-    """Level of the bank for `tokens` tokens. The next level begins at 15/16 of the maximum, for
-    rows of like length to move one after another."""
+    """Level of the bank for `tokens` tokens."""
+    # The next level begins at 15/16 of the maximum, for rows of like length to move one after
+    # another.
     return lowest_level(-(-16 * tokens // 15), first_bank)
 
 
@@ -173,8 +174,9 @@ class KvLayout:
         )
 
     def batch_bytes(self, rows: Iterable[tuple[int, int]]) -> int:
-        """Upper bound for rows of (tokens, tokens soon). Each row of a shared bank counts the
-        longest length allowed there, since a leaving row may have been so long."""
+        """Upper bound for rows of (tokens, tokens soon)."""
+        # Each row of a shared bank counts the longest length allowed there, since a leaving row may
+        # have been so long.
         return self.bytes_of(BatchLengths(starmap(self.usage, rows)))
 
     def bytes_of(self, batch: BatchLengths) -> int:

@@ -1,9 +1,4 @@
-"""Images of requests: the file, its place in a prompt, its pixels (docs/images.md).
-
-An image takes a span of the prompt. Its tokens are ordinary ids of the family's vocabulary; the
-engine puts the encoder's vectors in the place of their embeddings. The prefix cache sees identity
-tokens in their place, made from the image's digest.
-"""
+"""Images of requests: the file, its place in a prompt, its pixels (docs/images.md)."""
 
 from __future__ import annotations
 
@@ -48,6 +43,9 @@ class ImageShape:
     grid: tuple[int, int, int]
 
 
+# The span's tokens are ordinary ids of the family's vocabulary; the engine puts the encoder's
+# vectors in the place of their embeddings. The prefix cache sees identity tokens in their place,
+# made from the image's digest.
 @attrs.frozen
 class MediaSpan:
     """The tokens of one image in a prompt."""

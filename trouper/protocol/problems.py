@@ -164,8 +164,9 @@ def context_full(
     excess: ContextExcess, param: str, *, flags: str = "", note: str = ""
 ) -> RequestFailed:
     """Return the refusal of a prompt or length beyond the context, the only one there is. `flags`
-    set the limit; `note` says how tokens were counted. Clients that shorten conversations search
-    for these phrases, which tests/web/test_client_errors.py lists."""
+    set the limit; `note` says how tokens were counted."""
+    # Clients that shorten conversations search for these phrases, which
+    # tests/web/test_client_errors.py lists.
     prompt, answer = excess.prompt_tokens, excess.max_tokens
     name = "messages" if param == "messages" else "prompt"
     fault = "max_tokens is too large" if param == "max_tokens" else "the prompt is too long"

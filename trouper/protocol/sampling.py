@@ -39,33 +39,31 @@ def parameter(default: Any, *bounds: Any, selects: bool = False) -> Any:
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """Sampling parameters of one row, constant for the row's life.
-
-    Off: temperature < `COLDEST` (greedy), top_k 0, top_n_sigma 0, top_p 1, min_p 0, typical_p 1,
-    xtc_probability 0, dry_multiplier 0. `seed` keys the noise by (seed, position, token id), in any
-    batch. presence and frequency penalties (OpenAI) count generated tokens, repetition (CTRL) the
-    prompt, too. `logit_bias` comes first.
-
-    top_n_sigma, typical_p, XTC and DRY as in llama.cpp. top_n_sigma: logits of at least the best
-    minus so many standard deviations stay. XTC: in a share `xtc_probability` of draws, of the
-    tokens with at least `xtc_threshold` only the least likely stays. DRY: a token that continues a
-    repetition of n >= dry_allowed_length tokens loses dry_multiplier * dry_base ** (n -
-    dry_allowed_length); `dry_sequence_breakers` and the last `dry_penalty_last_n` tokens (-1: all)
-    bound repetitions."""
+    """Sampling parameters of one row, constant for the row's life. All are off by default but the
+    temperature (greedy below `COLDEST`). docs/parameters.md explains each."""
 
     temperature: float = parameter(1.0, 0, FINITE)
     top_p: float = parameter(1.0, 0, 1, selects=True)
     top_k: int = parameter(0, 0, INT32, True, selects=True)
     min_p: float = parameter(0.0, 0, 1, selects=True)
+    # Repetition counts the tokens of prompt and answer (CTRL), the others those of the answer
+    # (OpenAI).
     repetition_penalty: float = parameter(1.0, 1e-30, FINITE)
     presence_penalty: float = parameter(0.0, -FINITE, FINITE)
     frequency_penalty: float = parameter(0.0, -FINITE, FINITE)
     logit_bias: tuple[tuple[int, float], ...] = parameter((), selects=True)
+    # Keys the noise by (seed, position, token id), in any batch.
     seed: int = parameter(0, -inf, inf, True)
+    # Logits of at least the best minus so many standard deviations stay.
     top_n_sigma: float = parameter(0.0, 0, FINITE, selects=True)
     typical_p: float = parameter(1.0, 0, 1, selects=True)
+    # In this share of draws, of the tokens with at least `xtc_threshold` only the least likely
+    # stays.
     xtc_probability: float = parameter(0.0, 0, 1, selects=True)
     xtc_threshold: float = parameter(0.1, 0, 1)
+    # A token that continues a repetition of n >= dry_allowed_length tokens loses dry_multiplier *
+    # dry_base ** (n - dry_allowed_length). Breakers and the last `dry_penalty_last_n` tokens (-1:
+    # all) bound repetitions.
     dry_multiplier: float = parameter(0.0, 0, FINITE)
     dry_base: float = parameter(1.75, 0, FINITE)
     dry_allowed_length: int = parameter(2, 1, INT32, True)

@@ -417,6 +417,7 @@ class ServerSettings:
     )
 
     def __attrs_post_init__(self) -> None:
+        """Check what depends on several settings. Raises `SettingsInvalid`."""
         given: object = self.api_key
         if isinstance(given, str):  # Each character would be a key, and an empty text none.
             raise SettingsInvalid("--api-key: give a tuple of keys, not one text", "--api-key")
@@ -433,7 +434,8 @@ class ServerSettings:
                 "the port by --port"
             )
             raise SettingsInvalid(message, "--host")
-        if not (is_loopback(self.host) or self.api_key or self.api_key_file or self.allow_no_key):
+        has_keys = bool(self.api_key or self.api_key_file)
+        if not (is_loopback(self.host) or has_keys or self.allow_no_key):
             raise SettingsInvalid(
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, "
                 "--api-key-file), "

@@ -267,7 +267,7 @@ class BoundedDirectory:
         return freed >= surplus, removed
 
     def remove(self, path: Path) -> None:
-        """Remove a file, which may be missing. Raises `OSError`."""
+        """The file may be missing. Raises `OSError`."""
         if freed := self._unlink(path):
             self._usage.add(-freed)
 

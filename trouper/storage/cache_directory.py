@@ -87,9 +87,9 @@ def write_temporary(path: Path, data: bytes) -> Path:
 
 
 def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
-    """Remove abandoned temporary files and files unused for `ttl_s`. A last use in the future (a
-    wrong clock) becomes now: the file would stay for ever. Files that vanish or cannot be removed
-    are no error."""
+    """Remove abandoned temporary files and files unused for `ttl_s`. Files that vanish or cannot be
+    removed are no error."""
+    # A last use in the future (a wrong clock) becomes now: the file would stay for ever.
     now = time.time()
     kept = kept_bytes = swept = 0
     for entry, stat in _files(directory):

@@ -44,11 +44,10 @@ def namespace(parts: Mapping[str, str]) -> str:
 
 
 def file_digest(path: Path, memo: Path | None, advance: Callable[[int], None] | None = None) -> str:
-    """xxh3_128 of the content, in hex. `memo` caches digests, since weights take seconds.
-
-    `advance` gets the bytes read since the last call. Raises `OSError` if the file cannot be read.
-    The hash detects accidents at disk speed; an attacker with a collision controls the weights
-    anyway."""
+    """xxh3_128 of the content, in hex. `memo` caches digests, since weights take seconds. `advance`
+    gets the bytes read since the last call. Raises `OSError` if the file cannot be read."""
+    # This hash detects accidents at disk speed; an attacker with a collision controls the weights
+    # anyway.
     real = path.resolve(strict=True)
     before = _state(real)
     known = _recall(memo)

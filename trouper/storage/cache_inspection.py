@@ -24,7 +24,7 @@ SUMMED = ("files", "bytes", "blocks", "snapshots", "tokens", "unreadable")
 
 @attrs.frozen
 class NamespaceStats:
-    """Statistics of one namespace: one model and KV format."""
+    """One model and KV format."""
 
     name: str
     files: int = 0

@@ -103,7 +103,7 @@ def _require_counts(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, longest_bytes: int = LONGEST_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON object. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     try:
         require_regular(path)
         if (size := path.stat().st_size) > longest_bytes:
@@ -183,7 +183,7 @@ def unnamed_files(directory: Path) -> list[str]:
 
 
 def quantized_by(config: Mapping[str, Any]) -> str:
-    """Quantization method of foreign checkpoints; "" for none."""
+    """The method of foreign checkpoints; "" for none."""
     quantization = section(config, "quantization_config") or _of_text(config)
     return str(quantization.get("quant_method", ""))
 
@@ -227,15 +227,17 @@ def header_of(path: Path, longest_bytes: int = LONGEST_HEADER_BYTES) -> Header:
 
 
 def _require_sound(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    # Raise `ModelUnusable` where shapes and bytes differ, or tensors share bytes: a small file
-    # would take any memory.
+    """Raise `ModelUnusable` where shapes and bytes differ, or tensors share bytes."""
+    # Otherwise a small file would take any memory.
     for name, tensor in tensors.items():
         begin, end = tensor.data_offsets
         item = DTYPE_BYTES.get(tensor.dtype)
         sizes = tensor.shape
         if len(sizes) > MAX_AXES or not all(0 <= size <= LARGEST_DIMENSION for size in sizes):
             raise ModelUnusable(f"{path}: {name} has a shape that no tensor has")
-        if begin < 0 or end < begin or (item and item * math.prod(sizes) != end - begin):
+        has_no_extent = begin < 0 or end < begin
+        has_other_size = item and item * math.prod(sizes) != end - begin
+        if has_no_extent or has_other_size:
             raise ModelUnusable(f"{path}: {name} does not have the bytes of its shape")
     spans = sorted(tensor.data_offsets for tensor in tensors.values())
     if any(after[0] < before[1] for before, after in pairwise(spans)):

@@ -39,7 +39,6 @@ EXTENDING = ("yarn", "deepseek_yarn")
 
 
 def context_length(config: Mapping[str, Any]) -> int:
-    """Maximum tokens of a sequence."""
     return max(
         (_named(level) for level in (config, section(config, "text_config")) if _named(level)),
         default=_default(config),

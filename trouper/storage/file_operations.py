@@ -105,7 +105,7 @@ class Disk:
         os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def files(self, directory: Path) -> list[File]:
-        """List the regular files. Another server may remove some meanwhile."""
+        """Another server may remove some meanwhile."""
         found = []
         with os.scandir(directory) as entries:
             for entry in entries:

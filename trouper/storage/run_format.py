@@ -4,8 +4,8 @@
     header    JSON, padded with spaces to 8 bytes: `__metadata__`, then types, shapes, offsets
     data      b0.0 b0.1 ... b1.0 ...: payloads by block; then s0.0 ...: snapshots
 
-Neighbouring blocks are one read. The metadata begins with a checksum of all else before the data,
-and has one of each payload and snapshot: xxh3_128, against accidents, not attackers."""
+Neighbouring blocks are one read.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from xxhash import xxh3_128, xxh3_128_hexdigest, xxh32_hexdigest
 from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.storage.file_operations import Buffer
 from trouper.storage.stored_blocks import BlockEntry, Damaged, RunInfo
+
+# The metadata begins with a checksum of all else before the data, and has one of each payload and
+# snapshot: xxh3_128, against accidents, not attackers.
 
 FORMAT: Final = "trouper-run-1"
 SUFFIX: Final = ".safetensors"

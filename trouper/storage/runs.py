@@ -172,7 +172,7 @@ class RunStore:
             return run.header.info
 
     def touch(self, names: Iterable[str]) -> None:
-        """Set the last use to now. Raises `OSError`."""
+        """Raises `OSError`."""
         for name in names:
             path = self.path / name
             with suppress(FileNotFoundError):
@@ -182,7 +182,7 @@ class RunStore:
     # -- removing --------------------------------------------------------------------------------
 
     def remove(self, name: str) -> None:
-        """Remove a run, which may be missing. Raises `OSError`."""
+        """The run may be missing. Raises `OSError`."""
         self._files.remove(self.path / name)
         self._runs.pop(name, None)
 

@@ -3,7 +3,7 @@
 Fault: `setrlimit(RLIMIT_NOFILE, (2048, 4096))` in mlx_lm/utils.py raises under a lower hard limit,
 and reduces a higher soft one.
 Seen: mlx-lm 0.32.2.
-Upstream: no report is known; none was searched for.
+Upstream: https://github.com/ml-explore/mlx-lm/issues/1589.
 Without: no start under a hard limit below 4,096; `--max-connections` ends at 2,048.
 """
 

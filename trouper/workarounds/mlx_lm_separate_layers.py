@@ -104,6 +104,7 @@ def _form(layer: Any) -> object:
 
 
 def _merge(layers: Sequence[Any]) -> None:
+    """Concatenate the layers' parameters into one layer's; theirs become views."""
     first, sizes = layers[0], tuple(layer.weight.shape[0] for layer in layers)
     of_all: Any = dict.__new__(type(first))
     nn.Module.__init__(of_all)

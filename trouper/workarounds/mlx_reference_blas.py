@@ -3,7 +3,7 @@
 Fault: the wheel links libblas. OpenBLAS's symbols have a prefix in scipy-openblas32; aliases are
 made here.
 Seen: MLX 0.32.4, scipy-openblas32 0.3.34.
-Upstream: no report is known; none was searched for.
+Upstream: no report was found in November 2026.
 Without: float32 products of a CPU take many times as long (docs/workarounds.md).
 """
 

@@ -3,7 +3,8 @@
 Fault: where group_size is k, `supports_qmm_sm90` (mlx/backend/cuda/quantized/qmm/qmm.cu) allows a
 kernel with wrong products of two or more rows.
 Seen: MLX 0.32.4, H200: 64 inputs, affine, 4 and 8 bits.
-Upstream: no report is known; none was searched for.
+Upstream: no report was found in November 2026; the kernel is of
+https://github.com/ml-explore/mlx/pull/3160.
 Without: wrong tokens on Hopper, for example with low-rank projections.
 """
 

@@ -3,7 +3,7 @@
 Fault: OpenBLAS forwards `cblas_sgemm` of one row to `cblas_sgemv` on 64-bit Arm alone
 (GEMM_GEMV_FORWARD in Makefile.system).
 Seen: scipy-openblas32 0.3.34.
-Upstream: no report is known; none was searched for.
+Upstream: https://github.com/OpenMathLib/OpenBLAS/pull/4814 (arm64 alone: exactness of x86-64).
 Without: one stream on an x86-64 CPU decodes at about half the speed (docs/workarounds.md).
 """
 

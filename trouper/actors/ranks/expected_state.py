@@ -45,7 +45,6 @@ class ExpectedState:
         return {row: int(self._lengths[index]) for row, index in self._indices.items()}
 
     def digest(self) -> Digest:
-        """Digest of the state before the next plan."""
         return Digest(
             rows=ranks.pairs(self._ids, self._decoding),
             lengths=ranks.pairs(self._ids, self._lengths),

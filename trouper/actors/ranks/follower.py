@@ -1,10 +1,5 @@
-"""A follower: a rank that replays rank 0's plans with its own shard of model and cache. No
-decisions, no HTTP.
-
-Waits on plans, reports state and failures to rank 0, and ends when dismissed or when rank 0 is
-lost. The engine may then be blocked in a collective for ever, so `ended` is set outside the
-engine's thread, and ends the process.
-"""
+"""A follower: a rank that replays rank 0's plans with its own shard of model and cache. Waits on
+plans, reports state and failures to rank 0, and ends when dismissed or when rank 0 is lost."""
 
 from __future__ import annotations
 
@@ -74,6 +69,8 @@ class Follower:
         self._secret = secret
         self._disk_writer = disk_writer
         self.joined = trio.Event()
+        # Set outside of the engine's thread, and ends the process: the engine may be blocked in a
+        # collective for ever.
         self.ended = trio.Event()
         self.reason = ""
         """Reason of the end; "" if regular."""

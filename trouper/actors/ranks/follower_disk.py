@@ -48,8 +48,6 @@ Keys = tuple[bytes, ...]
 
 
 class FollowerDisk:
-    """The two actors, blocks read for rank 0, and writes in flight."""
-
     def __init__(
         self,
         card: ModelCard,

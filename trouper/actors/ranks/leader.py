@@ -1,9 +1,5 @@
-"""Rank 0's side of the group of ranks: members, messages to all of them, and the end of the group.
-
-A collective that never ends cannot be cancelled, so losses are detected outside the engine: a
-closed connection, missing heartbeats (`rank_link`), an overlong step, a reported failure. The
-first one gives the reason, and sets `lost`.
-"""
+"""Rank 0's side of the group of ranks: members, messages to all of them, and the end of the
+group."""
 
 from __future__ import annotations
 
@@ -50,6 +46,9 @@ LOADING_S = 60.0
 DISK_REPORTS = 1024
 
 
+# A collective that never ends cannot be cancelled, so losses are detected outside the engine: a
+# closed connection, missing heartbeats (`rank_link`), an overlong step, a reported failure. The
+# first one gives the reason, and sets `lost`.
 class Leader:
     """The group as rank 0 sees it. `run` lasts for life; other methods may be called meanwhile."""
 
@@ -205,7 +204,6 @@ class Leader:
     # -- reports ----------------------------------------------------------------------------------
 
     def directories(self) -> dict[int, DirectoryStats | None]:
-        """Every follower's cache directory, by rank; None until read."""
         return {rank: member.directory for rank, member in sorted(self._members.items())}
 
     def memory(self, local: MemoryStats) -> MemoryStats:

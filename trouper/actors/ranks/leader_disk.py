@@ -1,20 +1,5 @@
 """The disk tier over ranks: rank 0's relay between Scheduler and CacheJanitor and every rank's
-SSDWriter.
-
-A block is on disk only if every rank has its shard. A read keeps that true without one rank's disk
-delaying another's engine:
-
-1. Scheduler's `Read` goes to the followers as `Fetch` before rank 0's own writer. Links are in
-   order, so the `Fetch` precedes any plan with its ticket.
-2. A follower reads and *keeps* its shards, and answers with the number of leading blocks.
-3. After all answers, or the time limit, Scheduler gets the shortest prefix and the longest
-   duration.
-4. Scheduler's `Load`s name ticket and block; each rank inserts its own bytes
-   (`FollowerDisk.replay`). A plan that settles the ticket frees the others.
-
-A late rank is not asked for PAUSE_S, and the tier is detached: a slow disk may cost blocks, never a
-request. A run is on disk when every rank has written its part.
-"""
+SSDWriter. A block is on disk only if every rank has its shard."""
 
 from __future__ import annotations
 
@@ -82,6 +67,19 @@ class PendingWrite:
 def nothing_read(ticket: int, *, must_settle: bool = False) -> Loaded:
     return Loaded(ticket=ticket, blocks=(), nbytes=0, seconds=0.0, must_settle=must_settle)
 
+
+# A read, by which no rank's disk delays the engine of another:
+#
+# 1. Scheduler's `Read` goes to the followers as `Fetch` before rank 0's own writer. Links are in
+#    order, so the `Fetch` precedes any plan with its ticket.
+# 2. A follower reads and *keeps* its shards, and answers with the number of leading blocks.
+# 3. After all answers, or the time limit, Scheduler gets the shortest prefix and the longest
+#    duration.
+# 4. Scheduler's `Load`s name ticket and block; each rank inserts its own bytes
+#    (`FollowerDisk.replay`). A plan that settles the ticket frees the others.
+#
+# A late rank is not asked for PAUSE_S, and the tier is detached: a slow disk may cost blocks, never
+# a request.
 
 log = logging.getLogger("trouper.writer")
 ANSWER_S = 10.0
@@ -165,6 +163,8 @@ class LeaderDisk:
     async def _relay_orders(
         self, writer_orders: trio.MemorySendChannel[DiskOrder], reads: trio.Nursery
     ) -> None:
+        """Pass orders to rank 0's writer: reads also to the followers, or answered as empty while a
+        rank is silent; writes noted until each rank has its part."""
         with writer_orders:
             async for order in self._edges.orders:
                 match order:
@@ -267,7 +267,6 @@ class LeaderDisk:
             pending.answer(rank, fetched.seconds)
 
     def _pending_write(self, keys: tuple[bytes, ...]) -> PendingWrite:
-        """Find or begin a write."""
         # A follower's answer may precede rank 0's order, since its engine may be ahead.
         if keys not in self._writes:
             self._writes[keys] = PendingWrite(

@@ -2,23 +2,14 @@
 
 The order of its steps matters, since each protects the next.
 
-1. *Invitation.* Rank 0 sends its address to all ranks by a collective. Whoever reaches MLX's ring
-   can take part, so the secret is in a file of each rank (--rank-secret-file), which `trouper
-   launch` makes on one machine. Without a file the invitation has a new secret, and the ring's
-   network must be trusted.
-2. *Authentication* (`Link.authenticate`), in both directions and before any message is parsed: a
-   comparison of 32 bytes is safer to expose than a decoder.
-3. *Hello.* The wire version is compared first, since other fields mean the same only for equal
-   versions; then the rank, then package versions and flags. All before weights are read: a wrong
-   flag costs seconds.
-4. *Refusal.* Both processes end with one reason. A new start would fail too, so the launcher does
-   not try again.
+1. *Invitation.* Rank 0 sends its address to all ranks by a collective.
+2. *Authentication*, in both directions, before any message is parsed.
+3. *Hello.* The wire version is compared first, then rank, package versions and flags.
+4. *Refusal.* Both processes end with one reason, and the launcher does not try again.
 5. *Heartbeats* begin before the load, which may take longer than `--rank-timeout-s`.
-6. *Ready.* Rank 0 compares all model cards. The cache of all ranks becomes as large as the
-   smallest, since all ranks store and evict alike.
-7. *Plans* follow the last `Ready`. Every rank starts empty and receives every plan in order. Nobody
-   can join later: a rank that lost its connection has missed plans, so the group ends, and the
-   launcher starts anew.
+6. *Ready.* Rank 0 compares all model cards.
+7. *Plans* follow the last `Ready`. Nobody can join later, having missed plans.
+
 """
 
 from __future__ import annotations
@@ -56,7 +47,6 @@ PACKAGES = ("mlx", "mlx-lm")
 """Packages whose versions change numbers, and thus tokens."""
 # Without the fingerprint, which names a rank's own shard; engines compare the files while loading.
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
-"""Fields of the model cards that must be equal."""
 
 
 @attrs.frozen
@@ -70,6 +60,8 @@ class Invitation:
     @classmethod
     def to(cls, host: str, port: int, own: Secret = b"") -> Invitation:
         """`own`: the ranks' secret, which is not sent."""
+        # Whoever reaches MLX's ring can take part. Without secrets in files (which `trouper launch`
+        # makes on one machine) the network of the ring must be trusted.
         return cls(host, port, b"" if own else secrets.token_bytes(SECRET_BYTES))
 
     def encode(self) -> bytes:
@@ -102,6 +94,7 @@ async def join_leader(
     if bool(own) == bool(invited):
         here, there = ("this rank", "rank 0") if own else ("rank 0", "this rank")
         raise LinkFailed(f"{here} has a --rank-secret-file, {there} has none: give it to all ranks")
+    # A comparison of 32 bytes is safer to expose than a decoder.
     link = await Link.authenticate(stream, own or invited, "follower")
     hello = Hello(
         rank=joined.rank,
@@ -132,6 +125,8 @@ async def accept_follower(stream: trio.abc.Stream, secret: bytes) -> tuple[Link,
 
 def reason_to_refuse(hello: Hello, settings: Settings, ranks: Container[int]) -> str:
     """Reason why a follower cannot join; "" if admitted. `ranks`: ranks that have joined."""
+    # All of this precedes the weights: a wrong flag costs seconds. Other fields mean the same only
+    # for equal versions.
     ours, theirs = dict(shared_flags(settings)), dict(hello.flags)
     if hello.version != VERSION or ours.keys() != theirs.keys():
         return (

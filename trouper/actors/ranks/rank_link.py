@@ -1,9 +1,4 @@
-"""The control link: an authenticated connection for messages between rank 0 and a follower.
-
-Each end sends a nonce, then an HMAC of both nonces and its role under the shared secret
-(`rank_handshake.Invitation`), and parses no message before the other's HMAC is verified. The role
-defeats reflection of an HMAC to its sender.
-"""
+"""The control link: an authenticated connection for messages between rank 0 and a follower."""
 
 from __future__ import annotations
 
@@ -46,6 +41,9 @@ class Link:
     @classmethod
     async def authenticate(cls, stream: trio.abc.Stream, secret: bytes, role: Role) -> Self:
         """Raises `LinkFailed` if the other end lacks the secret. The caller limits the duration."""
+        # Each end sends a nonce, then an HMAC of both nonces and its role under the shared secret,
+        # and parses no message before the other's HMAC is verified. The role defeats reflection of
+        # an HMAC to its sender.
         nonce = secrets.token_bytes(PROOF_BYTES)
         link = cls(stream)
         await link.send_frame(nonce)

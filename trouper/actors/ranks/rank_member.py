@@ -53,9 +53,7 @@ class RankMember:
         self.step = -1
         self.memory: MemoryStats | None = None
         self.card: ModelCard | None = None
-        """The loaded model; None before."""
         self.directory: DirectoryStats | None = None
-        """The follower's cache directory; None until read."""
         self._link, self._group, self._timeout_s = link, group, timeout_s
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
 

@@ -32,7 +32,7 @@ class AdapterTable:
         self._running: Counter[str] = Counter()
         self._changed = trio.Event()
         self.unloaded: tuple[str, ...] = ()
-        """Names of unloaded adapters, perhaps loaded again since."""
+        """Perhaps loaded again since."""
         self.changing = trio.StrictFIFOLock()
         """One adapter is loaded or unloaded at a time."""
 

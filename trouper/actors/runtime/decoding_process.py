@@ -116,7 +116,6 @@ class DecodingProcess:
         return ImageRefused("image_crashes_decoder", f"{reason}; convert it to another format")
 
     async def stop(self) -> None:
-        """End the process, if there is one."""
         process, self._process = self._process, None
         if process is None:
             return

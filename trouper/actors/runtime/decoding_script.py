@@ -1,9 +1,5 @@
-"""Script that decodes images in a process of its own (`decoding_process.py`).
-
-A file may crash a decoder, or take memory and time; decoders of images have had holes, too. The
-script imports nothing of the package. Frames on stdin: ORDER, then the file. Frames on stdout:
-ANSWER, then pixels; first an ANSWER that says whether Pillow is there.
-"""
+"""Script that decodes images in a process of its own (`decoding_process.py`), since a file may
+crash a decoder, or take memory and time. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -14,13 +10,16 @@ import resource
 import struct
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+# Frames on stdin: ORDER, then the file. Frames on stdout: ANSWER, then pixels; first an ANSWER that
+# says whether Pillow is there.
 ORDER = struct.Struct("<2B5I")
 """Index of the format, orientation, width and height as stored, height and width of the answer,
 bytes of the file."""
@@ -32,7 +31,6 @@ MEMORY_BYTES = 2 * 2**30
 CPU_S = 10
 """For one image. A WebP of 64 megapixels takes half of it."""
 NICER = 5
-"""Increment of the nice value."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 """Pillow's names. An order has an index."""
 OPTIONAL = ("WEBP", "AVIF")
@@ -42,12 +40,10 @@ OPTIONAL = ("WEBP", "AVIF")
 def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     """Answer each order, until the pipe is closed."""
     try:
-        from PIL import AvifImagePlugin, features
+        from PIL import features
     except ImportError:
         _send(outbox, NO_PILLOW)
         return
-    # Each thread would count as memory. Pillow has no other way to say this.
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     missing = {name for name in OPTIONAL if not features.check(name.lower())}
     _send(outbox, DECODED)
     while len(head := inbox.read(ORDER.size)) == ORDER.size:
@@ -83,7 +79,8 @@ def _decode(data: bytes, format: str, size: tuple[int, int]) -> Image:
     """The first frame as RGB. Raises `MemoryError` and, for a damaged file, anything else."""
     from PIL import Image
 
-    image: Image.Image = Image.open(io.BytesIO(data), formats=[format])
+    with _allow_one_processor():
+        image: Image.Image = Image.open(io.BytesIO(data), formats=[format])
     if image.size != size:  # Limits were checked for the header's size.
         raise ValueError
     image.load()
@@ -97,6 +94,23 @@ def _decode(data: bytes, format: str, size: tuple[int, int]) -> Image:
     white = Image.new("RGB", image.size, "white")
     white.paste(image, mask=image.getchannel("A"))
     return white
+
+
+@contextmanager
+def _allow_one_processor() -> Iterator[None]:
+    """Let Pillow open AVIF for one thread: each would count as memory."""
+    # When a file is opened, Pillow takes a thread for each processor that the process may use.
+    if sys.platform != "linux":  # macOS does not enforce the limit on memory.
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, {min(allowed)})
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
 
 
 def _turn(image: Image, orientation: int) -> Image:

@@ -1,9 +1,4 @@
-"""Sizes of image files from their headers, without decoding.
-
-Own readers: Pillow decodes a whole PNG before it tells the orientation, and stays out of the
-server's process. Each reader looks at MAX_PARTS parts of a file at most, so that its time is
-bounded.
-"""
+"""Sizes of image files from their headers, without decoding."""
 
 from __future__ import annotations
 
@@ -17,13 +12,15 @@ import attrs
 
 from trouper.protocol.media import ImageFormat, ImageSize
 
+# The readers are ours: Pillow decodes a whole PNG before it tells the orientation, and stays out of
+# the server's process.
 MAX_PIXELS = 64 * 2**20
 """Cameras of "64 megapixels" have up to 64.4 million."""
 MAX_SIDE = 16_384
 MAX_RATIO = 200
 """Largest quotient of the sides. Qwen's rules for sizes refuse more."""
 MAX_PARTS = 65_536
-"""Number of chunks, segments or boxes of a file that are looked at."""
+"""Chunks, segments or boxes of a file that are looked at: a bound on the time."""
 SENDABLE = "send it as PNG, JPEG, WebP, GIF, BMP or AVIF"
 
 

@@ -43,8 +43,8 @@ def check_images(prompt: Prompt, card: ModelCard, output: str = "") -> None:
 def insert_images(
     tokens: Tokens, prompt: Prompt, card: ModelCard, tokenizer: Tokenizer, settings: Settings
 ) -> tuple[Tokens, tuple[PromptImage, ...]]:
-    """Replace the template's markers, the k-th by the k-th image. A client's text is never one: the
-    tokenizer encodes control tokens in it as text. Raises `RequestFailed` (400)."""
+    """Replace the template's markers, the k-th by the k-th image. Raises `RequestFailed` (400)."""
+    # A client's text is never a marker: the tokenizer encodes control tokens in it as text.
     sources, layout = images_of(prompt), card.images
     if not sources or layout is None:
         return tokens, ()

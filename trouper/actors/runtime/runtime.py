@@ -88,8 +88,9 @@ class Runtime:
     async def send(
         self, request: Generate, ended: Ended | None = None, admit: Admit | None = None
     ) -> Answer:
-        """Send a request as `submit` does, without waiting for the queue (`Answer.wait_accepted`).
-        For requests that belong together: a busy engine fills the queue once a step."""
+        """Send a request as `submit` does, without waiting for the queue
+        (`Answer.wait_accepted`)."""
+        # For requests that belong together: a busy engine fills the queue once a step.
         invalid = None
         try:
             check_bounds(request)
@@ -132,7 +133,7 @@ class Runtime:
 
     @property
     def unloaded_adapters(self) -> tuple[str, ...]:
-        """Names of adapters that were unloaded, perhaps loaded again since."""
+        """Perhaps loaded again since."""
         return self._adapters.unloaded
 
     @property

@@ -117,7 +117,7 @@ class Models(Protocol):
         """Loads and unloads on demand; None for the only model of an embedding program."""
 
     def entries(self) -> Sequence[ModelEntry]:
-        """All models, the default first."""
+        """The default first."""
 
     async def lease(self, name: str | None) -> Lease:
         """The loaded model of that name; None: the default. Raises `RequestFailed` (404, 503)."""

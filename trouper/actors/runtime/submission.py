@@ -47,9 +47,8 @@ whether the request named that length. Returns the permitted length; raises `Req
 
 @attrs.frozen(eq=False)
 class Submission:
-    """A request and the sending end of its replies. The actor that holds a submission is the owner,
-    sends exactly one terminal event, then closes the channel. RequestIntake adds fields by
-    `attrs.evolve` to make a `PreparedRequest`."""
+    """A request and the sending end of its replies. Whoever holds a submission is the owner, sends
+    exactly one terminal event, then closes the channel."""
 
     request: Generate
     replies: trio.MemorySendChannel[Reply]

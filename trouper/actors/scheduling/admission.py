@@ -110,10 +110,11 @@ class Admission:
         return self.shares.admits(sequence) or sequence.standing.isolated
 
     def _look_up(self, sequence: Sequence) -> Found | None:
+        """The prefix to restore; None: the sequence waits, for the disk or a primary. Scored and
+        embedded requests bypass the cache."""
         request = sequence.request
-        if (
-            request.prompt_logprobs is not None and not sequence.num_output_tokens
-        ) or request.embed:
+        is_scored = request.prompt_logprobs is not None and not sequence.num_output_tokens
+        if is_scored or request.embed:
             return self.cache.nothing(sequence.chain)
         if not sequence.is_ready:
             return None

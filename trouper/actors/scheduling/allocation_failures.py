@@ -1,9 +1,4 @@
-"""Steps that failed for lack of memory or of the system's resources. Pure.
-
-After a lack of device memory the engine restarts, and requests resume within half of the bytes in
-use, halved again until a row runs alone. A row that fails twice alone is answered 503, and the
-bound ends. The same content, sent again, runs alone for a while and costs no other row a token.
-"""
+"""Steps that failed for lack of memory or of the system's resources. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +15,9 @@ AGAIN_S = 60.0
 """Time within which a second shortage of the system belongs to the first."""
 
 
+# After a lack of device memory the engine restarts, and requests resume within half of the bytes in
+# use, halved again until a row runs alone. A row that fails twice alone is answered 503, and the
+# bound ends. The same content, sent again, runs alone for a while and costs no other row a token.
 @attrs.define(eq=False)
 class AllocationFailures:
     """Bounds rows and cached blocks after steps that ran out of device memory."""

@@ -15,8 +15,7 @@ SEPARATOR = b"\xff"
 
 
 def cache_namespace(card: ModelCard, settings: Settings) -> str:
-    """Namespace of a model's blocks (F9). The card's fingerprint covers weights, adapter and
-    dtype."""
+    """The card's fingerprint covers weights, adapter and dtype (F9)."""
     parts = {
         "format": str(FORMAT),
         "fingerprint": card.fingerprint or card.id,

@@ -1,10 +1,4 @@
-"""Attribution of crashes to requests. Pure.
-
-All rows of a crashed step become *suspects*. After the restart each suspect is *tried*: alone until
-past the point of the crash. A crash in a trial *convicts*: the content is refused for a while, and
-the others are cleared. A crash that comes only in company isolates more rows at each repetition,
-hence ends.
-"""
+"""Attribution of crashes to requests. Pure."""
 
 from __future__ import annotations
 
@@ -16,6 +10,11 @@ from typing import NewType
 import attrs
 
 from trouper.actors.scheduling.prepared_request import PreparedRequest
+
+# All rows of a crashed step become *suspects*. After the restart each suspect is *tried*: alone
+# until past the point of the crash. A crash in a trial *convicts*: the content is refused for a
+# while, and the others are cleared. A crash that comes only in company isolates more rows at each
+# repetition, hence ends.
 
 QUARANTINE_S = 3600.0
 MAX_CONTENTS = 1024

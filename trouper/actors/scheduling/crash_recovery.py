@@ -1,9 +1,5 @@
 """State that outlives a crash of Scheduler, RankMirror and ModelStepper: requests, and the
-attribution of crashes.
-
-Blocks in memory are lost: after an exception in a step neither arrays nor device can be trusted.
-Files are verified when read: rows resume from the disk and compute the rest again.
-"""
+attribution of crashes."""
 
 from __future__ import annotations
 
@@ -38,6 +34,8 @@ class LeftBehind:
     used_bytes: int = 0
 
 
+# Blocks in memory are lost: after an exception in a step neither arrays nor device can be trusted.
+# Files are verified when read: rows resume from the disk and compute the rest again.
 class Recovery:
     """Recovery of one graph. Several ranks have none: one rank's crash ends all."""
 
@@ -65,12 +63,16 @@ class Recovery:
         return self.end() if self._ended else 0
 
     def judge(self, error: BaseException, now: float) -> Verdict:
+        """Decide what a crash of the group means: a lack of memory or of the system's resources,
+        which counts no crash, or a fault to attribute to requests."""
         left, self.crashed = self._left, True
         cause = cause_of(error)
         involved = left.involved if left is not None else ()
-        if no_memory := isinstance(error, OutOfDeviceMemory) and self.allocations.failed(
-            involved, left.used_bytes if left is not None else 0, now
-        ):
+        used_bytes = left.used_bytes if left is not None else 0
+        no_memory = isinstance(error, OutOfDeviceMemory) and self.allocations.failed(
+            involved, used_bytes, now
+        )
+        if no_memory:
             verdict = Verdict(counts=False)
         elif isinstance(error, SystemShortage):
             self.shortages.failed(involved, now)

@@ -149,12 +149,8 @@ class DiskTier:
 
     def load(self, found: Found, tokens_per_s: float) -> Ticket | None:
         """Order a read of missing nodes, if faster than computing (F8)."""
-        if (
-            not found.missing
-            or not self.attached
-            or self._is_silent
-            or not self._faster(found, tokens_per_s)
-        ):
+        can_read = self.attached and not self._is_silent
+        if not found.missing or not can_read or not self._faster(found, tokens_per_s):
             return None
         requested = self._cache.missing_refs(found)
         ticket = Ticket(next(_tickets), (*found.match.nodes[-1:], *found.missing), requested)

@@ -150,7 +150,7 @@ class Costs:
         """By the length of the longest draft (`round_size`)."""
         self._step = 0
         self._plain: tuple[int, float] | None = None
-        """Rows and seconds of the last plain step with this number of rows."""
+        """Of the last plain step with this number of rows."""
         self._drafted: defaultdict[tuple[Key, int], list[float]] = defaultdict(list)
         """Steps with drafts since then."""
         self._since_plain = 0

@@ -1,11 +1,5 @@
-"""Order of eviction, and the cache's bounds in bytes and blocks. Pure: counts only.
-
-Least recently used leaves go first, as in SGLang's radix cache: a child cannot be found without its
-parent. A snapshot has a time of use of its own and may be evicted alone.
-
-Rows and loads pin nodes. A pin locks the node and all ancestors; the bytes of all others are
-`evictable_bytes`. Locks propagate to the first locked ancestor only.
-"""
+"""Order of eviction, and the cache's bounds in bytes and blocks. Pure: counts only. Least recently
+used leaves go first, as in SGLang's radix cache."""
 
 from __future__ import annotations
 
@@ -17,6 +11,12 @@ import attrs
 
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.plans import BlockId
+
+# A child cannot be found without its parent. A snapshot has a time of use of its own and may be
+# evicted alone.
+#
+# Rows and loads pin nodes. A pin locks the node and all ancestors; the bytes of all others are
+# `evictable_bytes`. Locks propagate to the first locked ancestor only.
 
 NODE_COST = 1024
 """Bytes of a node besides KV, which bound even empty blocks."""

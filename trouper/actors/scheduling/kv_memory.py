@@ -1,12 +1,5 @@
 """KV memory: running rows and cached blocks share a limit, which holds after each plan unless a
-single row runs. Pure.
-
-When rows outgrow the limit, three measures follow in order:
-
-1. Evict unused cached blocks, least recently used first.
-2. Evict blocks that running rows have stored, except the copy of the next row to be preempted.
-3. Preempt rows, of the lowest priority the youngest first; never the last row.
-"""
+single row runs. Pure."""
 
 from __future__ import annotations
 
@@ -311,6 +304,10 @@ class KvMemory:
         return [row for row in self.batch.rows.values() if not row.dropped]
 
     def _fit(self, rows: list[Sequence], limit: int, now: float) -> None:
+        """Evict cached blocks, then preempt rows, until the rows fit into the limit."""
+        # Unused blocks go first, least recently used; then blocks that running rows have stored,
+        # except the copy of the next row to be preempted; then rows, of the lowest priority the
+        # youngest first; never the last row.
         rows.sort(key=_kept_longest)
         excess = self._evict(rows[:-1], self.row_bytes + self.cache.bytes - limit)
         while excess > 0 and len(rows) > 1:

@@ -1,12 +1,5 @@
-"""Preemption: a sequence leaves a row early and resumes later in another.
-
-The dropping plan stores the row's KV as room allows; the rest is computed again. Tokens in flight
-are sampled again, with the same result.
-
-Requests of batches yield to others, since each row makes every step longer: meanwhile batches keep
-`--batch-min-rows` rows. If others need all rows, a request of a batch becomes overdue after
-`--priority-max-wait-s`, and keeps the row to the end.
-"""
+"""Preemption: a sequence leaves a row early and resumes later in another. Tokens in flight are
+sampled again, with the same result."""
 
 from __future__ import annotations
 
@@ -42,6 +35,9 @@ class Preemption:
         sequence.client.report(Progress(now, preempted=True))
 
 
+# Requests of batches yield to others, since each row makes every step longer: meanwhile batches
+# keep `--batch-min-rows` rows. If others need all rows, a request of a batch becomes overdue after
+# `--priority-max-wait-s`, and keeps the row to the end.
 @attrs.define(eq=False)
 class BatchYielding:
     preemption: Preemption

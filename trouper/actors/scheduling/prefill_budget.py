@@ -76,8 +76,8 @@ class ChunkSizer:
             self.tokens = max(self.min_tokens, min(self.max_tokens, tokens))
 
     def tokens_behind(self, context: int) -> int:
-        """Tokens of a step whose longest prompt has `context` tokens so far: fewer than `tokens`
-        where attention to them will take longer than it did in the last step."""
+        """Tokens of a step whose longest prompt has `context` tokens so far: fewer where attention
+        to them will take longer than in the last step."""
         # Two steps are planned before one is measured, in which a prompt may have grown threefold.
         tokens, seconds = self._seen
         if not (tokens and self._end):
@@ -100,12 +100,8 @@ class ChunkSizer:
         """Learn from a step of `tokens` prefilled tokens and `seconds`, decode included. `limited`:
         more tokens were waiting. `preparing`: kernels were prepared, and chunks can only grow.
         `end`: the longest context at the step's end."""
-        if (
-            seconds <= 0
-            or tokens <= 0
-            or (preparing and seconds > self.target_s)
-            or self._surprising(tokens, seconds)
-        ):
+        says_nothing = seconds <= 0 or tokens <= 0 or (preparing and seconds > self.target_s)
+        if says_nothing or self._surprising(tokens, seconds):
             return
         self._measured, self._seen, self._end = True, (tokens, seconds), end
         ratio = self.target_s / seconds
@@ -164,7 +160,8 @@ def share_chunks(
 
 def round_chunk(start: int, tokens: int, step: int) -> int:
     """Shorten a chunk behind `start` to end at a multiple of `step`, or of a smaller power of two,
-    keeping half of the tokens: lengths of attention then recur."""
+    keeping half of the tokens."""
+    # Lengths of attention then recur.
     unit = min(step, 1 << max(tokens.bit_length() - 2, 0))
     return (start + tokens) // unit * unit - start
 
@@ -244,6 +241,8 @@ class PrefillBudget:
         return requested if requested <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
+        """Learn from a step: the bound of a stall from steps that only decode, chunk sizes and
+        speed from those that prefill."""
         # If decoding alone comes near the stall bound (a large batch, a busy machine), prefill may
         # take as long again: with less a client would wait for minutes.
         prefilled = sum(chunk.tokens for chunk in plan.prefill)

@@ -1,10 +1,5 @@
-"""The prefix cache: the part of a prompt that need not be computed (docs/cache.md).
-
-A lookup goes from free to slow: one match of the tree up to the first node in neither memory nor
-disk (F6); then tails of live rows; then the benefit of each wait (`gain`, `missing_tokens`), for
-the core to weigh. A lookup pins nothing. `enter` pins restored nodes until the plan is sent, and
-the row's node until the row ends.
-"""
+"""The prefix cache: the part of a prompt that need not be computed (docs/cache.md). A lookup pins
+nothing."""
 
 from __future__ import annotations
 
@@ -132,6 +127,9 @@ class PrefixCache:
     def look(self, chain: Chain, spans: Ordered[MediaSpan] = ()) -> Found:
         """Look a prompt with images at `spans` up. The last token is always computed, for the
         logits (F3)."""
+        # From free to slow: one match of the tree up to the first node in neither memory nor disk
+        # (F6); then tails of live rows; then the benefit of each wait (`gain`, `missing_tokens`),
+        # for the core to weigh.
         if not self._enabled:
             return self.nothing(chain)
         match = self._match(chain, spans)
@@ -190,6 +188,7 @@ class PrefixCache:
     # -- a row's life ----------------------------------------------------------------------------
 
     def enter(self, row: Sequence, found: Found) -> Restore | None:
+        """Pin restored nodes until the plan is sent, and the row's node until the row ends."""
         if not self._enabled:
             return None
         chain, match, block_size = row.chain, found.match, self.tree.sizes.block_size
@@ -281,7 +280,7 @@ class PrefixCache:
             self._eviction.unpin(node)
 
     def on_disk(self, blocks: Iterable[tuple[bytes, BlockRef]]) -> None:
-        """Record blocks, each with the parent's key."""
+        """Each block comes with the parent's key."""
         empty = not self.tree.sizes.token_bytes
         for parent_key, ref in blocks:
             self.tree.on_disk(parent_key, attrs.evolve(ref, payload=True) if empty else ref)
@@ -330,7 +329,6 @@ class PrefixCache:
         return self._eviction.bytes
 
     def bound(self, nbytes: int | None) -> None:
-        """Bound the bytes of further stores."""
         self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:

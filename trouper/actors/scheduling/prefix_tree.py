@@ -1,9 +1,5 @@
 """The prefix tree: tokens with cached KV, and the KV's location. Pure: no clock, no disk, no
-arrays.
-
-Full blocks are found by key. The last one's children are sorted by tokens, with the longest common
-prefix next to the insertion point: reuse at token granularity.
-"""
+arrays."""
 
 from __future__ import annotations
 
@@ -64,6 +60,8 @@ class Match(NamedTuple):
     """The last full block that matched, or the root, where a row continues."""
 
 
+# Full blocks are found by key. The last one's children are sorted by tokens, with the longest
+# common prefix next to the insertion point: reuse at token granularity.
 class PrefixTree:
     def __init__(self, namespace: bytes, sizes: Sizes, digest: Digest = sha256) -> None:
         self.namespace, self.sizes = namespace, sizes
@@ -189,9 +187,11 @@ class PrefixTree:
         return node
 
     def _prune(self, node: Node) -> None:
-        while (parent := node.parent) is not None and not (
-            node.usable or node.pins or not node.is_leaf or self._nodes.get(node.key) is not node
-        ):
+        """Remove the node, and then parents, as far as nobody needs them."""
+        while (parent := node.parent) is not None:
+            is_needed = node.usable or node.pins or not node.is_leaf
+            if is_needed or self._nodes.get(node.key) is not node:
+                return
             del self._nodes[node.key]
             parent.detach(node)
             node = parent

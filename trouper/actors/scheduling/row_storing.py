@@ -1,9 +1,4 @@
-"""Storing of rows as blocks and snapshots, and reuse of live rows.
-
-Full blocks are stored by the plan after the last chunk. The *tail* behind them is stored when the
-row ends, or has grown by `TAIL_TOKENS`; until then other rows copy the tail from the row. A
-*primary* is a row that prefills tokens which a waiting prompt shares.
-"""
+"""Storing of rows as blocks and snapshots, and reuse of live rows."""
 
 from __future__ import annotations
 
@@ -46,13 +41,13 @@ class WriteQueue:
         self._in_flight: dict[bytes, tuple[bytes, BlockRef]] = {}
 
     def add(self, node: Node | None) -> None:
+        """Queue a node, and the parents that lead to it, up to one that is queued or saved."""
+        if not self.enabled:
+            return
         nodes: deque[Node] = deque()
-        while (
-            self.enabled
-            and node is not None
-            and node.parent is not None
-            and not (node.queued or self._is_saved(node))
-        ):
+        while node is not None and node.parent is not None:
+            if node.queued or self._is_saved(node):
+                break
             node.queued = True
             nodes.appendleft(node)
             node = node.parent
@@ -86,7 +81,8 @@ class WriteQueue:
             nodes.popleft().queued = False
         while nodes:
             nbytes += self._bytes_of(nodes[0])
-            if nodes[0].block is None or self._is_saved(nodes[0]) or (run and nbytes > max_bytes):
+            is_full = run and nbytes > max_bytes
+            if is_full or nodes[0].block is None or self._is_saved(nodes[0]):
                 break
             run.append(nodes.popleft())
             run[-1].queued = False
@@ -184,6 +180,9 @@ class LiveRows:
         return match._replace(primary=primary, until=until)
 
 
+# Full blocks are stored by the plan after the last chunk. The *tail* behind them is stored when the
+# row ends, or has grown by `TAIL_TOKENS`; until then other rows copy the tail from the row. A
+# *primary* is a row that prefills tokens which a waiting prompt shares.
 @attrs.frozen(eq=False)
 class RowStoring:
     """`snapshot_tokens`: interval of snapshots; None: the model needs none."""

@@ -89,7 +89,7 @@ class RunningBatch:
         return self.removed.pop(row, None)
 
     def fail_all(self, problem: Problem) -> int:
-        """Fail every sequence and drop all rows. Returns the number of rows."""
+        """Returns the number of rows."""
         for row in tuple(self.aborted):
             self.finish_aborted(row)
         failed = tuple(self.rows.values())

@@ -132,7 +132,6 @@ class Sequence:
     """Counted KV until `kv_usage_until` scheduled tokens."""
     kv_usage_until: int = 0
     dropped: bool = False
-    """Whether a plan drops the row."""
     node: Node | None = None
     """End of the row's stored blocks, if any."""
     boundaries: list[int] = attrs.field(factory=list)
@@ -182,7 +181,6 @@ class Sequence:
 
     @property
     def spans(self) -> tuple[MediaSpan, ...]:
-        """Images of the prompt, ascending."""
         return tuple(image.span for image in self.client.images)
 
     @property
@@ -371,7 +369,7 @@ class Sequence:
         )
 
     def drop_passed_images(self) -> None:
-        """Let go of images whose tokens are all computed."""
+        """Those whose tokens are all computed."""
         at = self.num_computed_tokens
         self.images_left = [left for left in self.images_left if left.span.end > at]
 

@@ -1,8 +1,4 @@
-"""Which rows draft, by which proposer and how much. Pure.
-
-A row drafts n-grams once the output repeats earlier tokens. While no row does, plans ask
-periodically, at no cost to a step's length.
-"""
+"""Which rows draft, by which proposer and how much. Pure."""
 
 from __future__ import annotations
 
@@ -66,6 +62,8 @@ class Choice(NamedTuple):
     options: Sequence[Option]
 
 
+# A row drafts n-grams once the output repeats earlier tokens. While no row does, plans ask
+# periodically, at no cost to a step's length.
 class Speculation:
     def __init__(self, max_tokens: int, min_match: int, stats: SpeculationStats) -> None:
         """Drafts have at most `max_tokens` tokens; n-grams match at least `min_match`. Counters

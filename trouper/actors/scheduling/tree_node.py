@@ -45,7 +45,6 @@ class Node:
     snapshot_on_disk: bool = False
     queued: bool = False
     pins: int = 0
-    """Rows and loads that use the node."""
     locks: int = 0
     """Number of pins and of locked children."""
     resident_children: int = 0

@@ -1,9 +1,5 @@
 """Sequences without a row, by priority, then by arrival, preempted ones first. Tenants take turns
-within a priority (`tenant_shares.py`).
-
-After `max_wait_s` a sequence is overdue and precedes all others, lest lower numbers starve higher
-ones. Requests of batches become overdue one at a time (`preemption.py`).
-"""
+within a priority."""
 
 from __future__ import annotations
 
@@ -24,6 +20,8 @@ LONE_PATIENCE_S = 10.0
 """Time for which others may overtake a request that must run alone."""
 
 
+# After `max_wait_s` a sequence is overdue and precedes all others, lest lower numbers starve higher
+# ones. Requests of batches become overdue one at a time (`preemption.py`).
 class WaitingQueue:
     def __init__(self, shares: TenantShares, max_wait_s: float = 0.0) -> None:
         """`max_wait_s` 0: no sequence becomes overdue."""

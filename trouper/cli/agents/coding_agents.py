@@ -79,8 +79,8 @@ you changed, with paths, and what you could not do.
 
 
 def _codex_models(served: ServedModel) -> dict[str, Any]:
-    """The description that Codex asks for: without it Codex warns, and assumes 272,000 tokens.
-    Members that one version wants are unknown to others, which read past them."""
+    """The description that Codex asks for: without it Codex warns, and assumes 272,000 tokens."""
+    # Members that one version wants are unknown to others, which read past them.
     entry = {
         "slug": served.model,
         "display_name": served.model,

@@ -73,6 +73,8 @@ def undo(agent: str) -> Iterator[str]:
 
 
 def _undone(path: Path, written: Written) -> Iterator[str]:
+    """Take our change to one file back, and yield lines for a person. The copy goes if nothing else
+    was changed since."""
     now = read_text(path)
     text, edits = _taken_back(path, written)
     if text == now:
@@ -102,7 +104,8 @@ def _taken_back(path: Path, written: Written) -> tuple[str | None, tuple[Edit, .
     now = read_text(path)
     before = None if written.backup is None else read_text(Path(written.backup))
     is_new = written.backup is None
-    if now is None or now == before or (before is None and not is_new):
+    lost_backup = before is None and not is_new
+    if now is None or now == before or lost_backup:
         return now, ()
     if now == written.after:
         return before, ()

@@ -1,8 +1,5 @@
 """Registry of adaptations for mlx-lm's models that assume one offset, one mask or their own cache.
-
-An entry recognises a model, by structure where possible, and changes traits of caches and masks, or
-wraps submodules, with the same arithmetic. Other models run row by row.
-"""
+Other models run row by row."""
 
 from __future__ import annotations
 
@@ -56,6 +53,8 @@ class Adapted:
             self.current.region = None
 
 
+# An entry recognises a model, by structure where possible, and changes traits of caches and masks,
+# or wraps submodules, with the same arithmetic.
 @attrs.frozen
 class Adaptation:
     """`apply` changes a model that it recognises, and returns whether."""

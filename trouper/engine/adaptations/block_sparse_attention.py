@@ -1,9 +1,5 @@
 """Attention over the blocks of keys that an indexer scores best (MiniMax M3), for rows of different
-lengths.
-
-mlx-lm cuts blocks by distance from the last key; rows here begin at 0. Blocks without keys score
-minus infinity.
-"""
+lengths."""
 
 from __future__ import annotations
 
@@ -16,6 +12,8 @@ from trouper.engine.adaptations.row_offsets import CurrentPass
 from trouper.engine.passes.region import Region
 
 
+# mlx-lm cuts blocks by distance from the last key; rows here begin at 0. Blocks without keys score
+# minus infinity.
 class BlockSparseAttention(nn.Module):
     """mlx-lm's attention with block masks of ours."""
 

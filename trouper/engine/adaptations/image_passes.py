@@ -43,8 +43,9 @@ class DeepstackLayer(nn.Module):
 
 
 class MropeRope(nn.Module):
-    """Rotary embedding with three axes, interleaved as in Qwen3-VL and Qwen3.5. Text has equal
-    positions on all axes, for which mlx-lm's rotary embedding is the same."""
+    """Rotary embedding with three axes, interleaved as in Qwen3-VL and Qwen3.5."""
+
+    # Text has equal positions on all axes, for which mlx-lm's rotary embedding is the same.
 
     current_pass: CurrentPass
     sections: MropeSections

@@ -1,8 +1,4 @@
-"""Text parts of mlx-vlm's models, an optional extra, with mlx-lm's interface.
-
-The model's `sanitize` renames weights for the whole model, encoders included: the whole is built
-lazily, and only `language_model` is kept and read.
-"""
+"""Text parts of mlx-vlm's models, an optional extra, with mlx-lm's interface."""
 
 from __future__ import annotations
 
@@ -84,6 +80,8 @@ class LanguageModelArgs(dict[str, Any]):
         return cls(deepcopy(dict(config)))
 
 
+# The model's `sanitize` renames weights for the whole model, encoders included: the whole is built
+# lazily, and only `language_model` is kept and read.
 class WrappedLanguageModel(nn.Module):
     """The `language_model` with mlx-lm's interface."""
 

@@ -1,8 +1,4 @@
-"""The ranks of one model and MLX's collectives, free with one rank.
-
-Collectives cannot be cancelled, and every rank must start the same ones in the same order: plans
-alone may decide (docs/ranks.md). `mx.distributed.init` holds the GIL while waiting (MLX 0.32.4).
-"""
+"""The ranks of one model and MLX's collectives, free with one rank."""
 
 from __future__ import annotations
 
@@ -33,6 +29,8 @@ def backend_of(environment: Mapping[str, str]) -> str | None:
     return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
 
 
+# Collectives cannot be cancelled, and every rank must start the same ones in the same order: plans
+# alone may decide (docs/ranks.md). `mx.distributed.init` holds the GIL while waiting (MLX 0.32.4).
 class RankGroup:
     """Lives on the engine's thread."""
 
@@ -73,7 +71,7 @@ class RankGroup:
         return np.array(self.sum(mx.array(room))).tobytes()
 
     def gather(self, number: int) -> list[int]:
-        """Gather 63-bit numbers in order of ranks. Waits for all ranks."""
+        """In order of ranks, 63 bits each. Waits for all ranks."""
         numbers_by_rank = [number if rank == self.rank else 0 for rank in range(self.size)]
         gathered = self.sum(mx.array(numbers_by_rank, mx.int64))
         numbers: list[int] = gathered.tolist()  # type: ignore[assignment]

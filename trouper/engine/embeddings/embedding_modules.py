@@ -59,7 +59,8 @@ NO_MODULES = EmbeddingModules()
 
 
 def modules_of(directory: Path) -> EmbeddingModules:
-    """Raises `NotSupported`."""
+    """Read the pooling and the steps behind it, in the order that sentence-transformers fixes.
+    Raises `NotSupported` for another module or order."""
     named = _read(directory / MODULES_FILE)
     if named is None:
         return NO_MODULES

@@ -104,7 +104,7 @@ class TokenizerVocabulary:
 
 @attrs.frozen(eq=False)
 class CompiledGrammar:
-    """A compiled grammar. Rows copy `matcher`."""
+    """Rows copy `matcher`."""
 
     matcher: LLMatcher
     nbytes: int
@@ -146,7 +146,7 @@ class Grammars:
         self._slow = LruCache[tuple[GrammarFault, float]](SLOW_BYTES)
         self._trials = TrialPool(self._described)
         self.compiled_inline = 0
-        """Number of grammars that the engine's thread compiled."""
+        """By the engine's thread."""
 
     @cached_property
     def _tokens(self) -> TokenizerVocabulary:
@@ -362,8 +362,9 @@ def _options(source: str) -> str:
 
 
 def _with_calls(grammar: Grammar) -> str:
-    """Return a Lark grammar of the text or a call. A call's object is followed to the end, other
-    calls up to the name: parsers repair more than a grammar would allow."""
+    """Return a Lark grammar of the text or a call."""
+    # A call's object is followed to the end, other calls up to the name: parsers repair more than a
+    # grammar would allow.
     answer = (
         _options(grammar.source)
         if grammar.kind == "choice"
@@ -439,7 +440,8 @@ def _of_schema(source: str, *, compact: bool) -> str:
 
 def _blanks(schema: Any, *, compact: bool) -> dict[str, Any]:
     """Return llguidance's options of whitespace: a blank, or a line break and as much indentation
-    as the schema is deep. Without a bound some models write blanks for ever."""
+    as the schema is deep."""
+    # Without a bound some models write blanks for ever.
     if compact:
         return {"whitespace_flexible": False}
     depth = depth_of(schema)

@@ -56,8 +56,8 @@ class Constraint:
         return 0 if self._matcher.is_stopped() else self._matcher.validate_tokens(list(draft))
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
-        """Masks before each draft token, and after the last; fewer if the grammar ends. Uses a copy
-        of the matcher, since a failed one cannot be rolled back."""
+        """Masks before each draft token, and after the last; fewer if the grammar ends."""
+        # On a copy of the matcher, since a failed one cannot be rolled back.
         masks, lookahead = (
             [self.allowed(drawn)],
             Constraint(self._matcher.deep_copy(), self._eos, self._min_tokens, self._ends),

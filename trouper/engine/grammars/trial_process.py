@@ -25,13 +25,11 @@ log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("trial_script.py")
 START_S = 60.0
 AGAIN_S = 30.0
-"""Time after which a failed start is repeated."""
 SLOW_KEPT_S = 600.0
 """Time for which a slow grammar is refused."""
 SMALL = 8192  # Characters of a grammar that overflows no stack.
 AT_ONCE = 4  # Maximum number of processes: as many as threads of `worker_threads.py`.
 KEPT = 2
-"""Number of idle processes that are kept."""
 
 
 class TrialFailedError(Exception):
@@ -47,7 +45,7 @@ class TrialUnavailableError(Exception):
 
 
 class TrialPool:
-    """The processes that try grammars. Thread-safe."""
+    """Thread-safe."""
 
     def __init__(self, vocabulary: Callable[[], dict[str, Any]]) -> None:
         """`vocabulary`: tokens as latin-1 text, ids of special and of end tokens."""
@@ -123,8 +121,6 @@ class TrialPool:
 
 
 class TrialProcess:
-    """A process that tries one grammar at a time."""
-
     def __init__(self, vocabulary: dict[str, Any]) -> None:
         """Start the process. Raises OSError, EOFError, TimeoutError, MemoryError,
         `TrialUnavailableError`."""
@@ -133,9 +129,9 @@ class TrialProcess:
         self._exchange(vocabulary, START_S)
 
     def _exchange(self, message: dict[str, Any], timeout_s: float) -> Any:
-        """Send a message and return the reply. Ends the process if there is none: a late reply
-        would answer the next message. Raises OSError, EOFError, TimeoutError, MemoryError,
+        """Send a message and return the reply. Raises OSError, EOFError, TimeoutError, MemoryError,
         `TrialUnavailableError`."""
+        # Without a reply the process ends: a late one would answer the next message.
         try:
             return _exchange(self._process, message, timeout_s)
         except (OSError, EOFError) as error:
@@ -154,7 +150,7 @@ class TrialProcess:
         return self._process.poll() is None
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """Returns llguidance's error, or "". Raises `TrialFailedError`, `TrialUnavailableError`."""
+        """As `TrialPool.fault`."""
         try:
             return str(self._exchange({"text": text, "max_items": max_items}, timeout_s))
         except TimeoutError:

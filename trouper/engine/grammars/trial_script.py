@@ -1,9 +1,5 @@
-"""Script that compiles grammars before the server does.
-
-A grammar may overflow llguidance's stack, which ends the process, or compile for minutes. The
-script imports nothing of the package and starts in 0.2 s. Frames on stdin and stdout: a
-little-endian length of four bytes, then JSON; first the vocabulary, then grammars.
-"""
+"""Script that compiles grammars before the server does: one may overflow llguidance's stack, which
+ends the process, or compile for minutes. Imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -51,6 +47,8 @@ class TrialVocabulary:
 
 def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     """Answer each grammar with llguidance's error message, or "", until the pipe is closed."""
+    # Frames on stdin and stdout: a little-endian length of four bytes, then JSON; first the
+    # vocabulary, then grammars.
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     first = receive(inbox)

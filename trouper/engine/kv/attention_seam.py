@@ -31,8 +31,10 @@ from trouper.engine.platform.device import is_cpu
 
 @attrs.frozen(eq=False)
 class Parts:
-    """Keys, values or masks of each bank. Not an array: a model that computes with keys fails when
-    the pass is built, and has no banks (`Capabilities.banks`)."""
+    """Keys, values or masks of each bank."""
+
+    # Not an array: a model that computes with keys fails when the pass is built, and has no banks
+    # (`Capabilities.banks`).
 
     of_banks: Sequence[Any]
     ranges: Sequence[slice]
@@ -96,12 +98,11 @@ def joined(caches: Sequence[Sequence[Any]], region: Region, ranges: Sequence[sli
 
 NAME = "scaled_dot_product_attention"
 plain = base.scaled_dot_product_attention
-"""mlx-lm's own function."""
 _replaced = {plain}
 GROUPED_KEYS = 1536
 """Keys from which a CPU's decoding attends by groups."""
 OPTIONS = ("scale", "mask", "sinks")
-"""Parameters after the cache."""
+"""After the cache."""
 
 
 def scaled_dot_product_attention(
@@ -144,18 +145,18 @@ def _attend(
         mask = keys.mask()[:, None] if mask is None else mask
         keys, values = keys.view(), values.view()
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
-    if (
-        shared == 1
-        or queries.shape[2] != 1
-        or keys.shape[2] < GROUPED_KEYS
-        or not is_cpu()
-        or not _of_groups(mask, options)
-    ):
+    if shared == 1 or not _grouping_pays(queries, keys, mask, options):
         return plain(queries, keys, values, cache, mask=mask, **options)
     grouped = queries.reshape(-1, keys.shape[1], shared, queries.shape[3])
     return plain(grouped, keys, values, cache, mask=mask, **options).reshape(
         -1, heads, 1, values.shape[3]
     )
+
+
+def _grouping_pays(queries: mx.array, keys: mx.array, mask: Any, options: dict[str, Any]) -> bool:
+    """Whether a CPU decodes a token behind many keys, and a group's heads have equal arguments."""
+    is_long_decode = queries.shape[2] == 1 and keys.shape[2] >= GROUPED_KEYS
+    return is_long_decode and is_cpu() and _of_groups(mask, options)
 
 
 def _of_groups(mask: Any, options: dict[str, Any]) -> bool:

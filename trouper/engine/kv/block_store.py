@@ -71,14 +71,10 @@ def _bytes(array: mx.array) -> memoryview | bytes:
 
 def stored_from(payload: Tensors, layout: Layout) -> BlockArrays:
     """Decode a payload. Raises ValueError if the bytes are no block or snapshot of this layout."""
-    if (
-        not payload
-        or payload[0].dtype != "U32"
-        or payload[0].shape != (2,)
-        or payload[0].nbytes != 8
-    ):
+    first = payload[0] if payload else None
+    if first is None or (first.dtype, first.shape, first.nbytes) != ("U32", (2,), 8):
         raise ValueError("the payload does not begin with its kind and length")
-    kind, tokens = np.frombuffer(payload[0].data, "<u4").tolist()
+    kind, tokens = np.frombuffer(first.data, "<u4").tolist()
     if kind not in (BLOCK, SNAPSHOT) or tokens < 1:
         raise ValueError(f"the payload says kind {kind} and {tokens} tokens")
     shapes = layout.snapshot(tokens) if kind == SNAPSHOT else layout.block(tokens)
@@ -229,7 +225,7 @@ class BlockStore:
             self._rows.restore_snapshot(row, stored.arrays)
 
     def persist(self, blocks: Iterable[BlockId]) -> list[BlockArrays]:
-        """Refer to the blocks' arrays, which then survive an eviction."""
+        """References survive an eviction."""
         return [readable(self._stored[block]) for block in blocks]
 
 

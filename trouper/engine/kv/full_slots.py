@@ -87,9 +87,11 @@ class FullSlots(SlotCache):
         query attends to a key."""
         region = self.region
         windowed = window_size is not None and region.longest > window_size
-        if region.causal and not windowed and (width == 1 or not return_array):
+        needs_no_array = width == 1 or not return_array
+        if region.causal and not windowed and needs_no_array:
             return None if width == 1 else "causal"
-        if region.by_length and self.kernel_reads and not windowed and not return_array:
+        kernel_masks = region.by_length and self.kernel_reads
+        if kernel_masks and not windowed and not return_array:
             return None
         return self._shape_mask(region.mask(window_size if windowed else None))
 

@@ -168,8 +168,9 @@ class HeadRows(DraftRows):
         self.complete(ends)
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Compute missing KV of each row's first `ends[row]` tokens. An unknown next token counts
-        as a repetition: such KV may be copied, and is computed again for the row."""
+        """Compute missing KV of each row's first `ends[row]` tokens."""
+        # An unknown next token counts as a repetition: such KV may be copied, and is computed again
+        # for the row.
         missing = {
             row: self._following(row, end) for row, end in ends.items() if row in self.tokens
         }

@@ -42,7 +42,7 @@ def kind_of(cache: Any) -> type:
 
 
 class ListSlots:
-    """Counterpart of mlx-lm's CacheList: several caches of one layer."""
+    """Counterpart of mlx-lm's CacheList."""
 
     def __init__(self, *caches: Any) -> None:
         self.caches = caches

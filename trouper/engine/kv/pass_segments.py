@@ -34,7 +34,6 @@ class Segment:
 
     @property
     def lengths(self) -> Ints:
-        """View of the rows' lengths."""
         return self.bank.slots.lengths[self.start : self.start + self.range.stop - self.range.start]
 
 
@@ -106,7 +105,6 @@ def rows_of(segments: Sequence[Segment]) -> list[RowId]:
 
 
 def add_tokens(segments: Sequence[Segment], tokens: Ints) -> None:
-    """Add to the rows' lengths."""
     for segment in segments:
         lengths = segment.lengths
         lengths += tokens[segment.range]

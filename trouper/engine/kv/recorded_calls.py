@@ -1,9 +1,4 @@
-"""Calls of recurrent layers, recorded in a pass and repeated over fewer tokens.
-
-A layer's inputs are independent of later tokens, and a recorded call is repeated from the state
-before the pass; lazily, so only states are computed. A layer is the innermost module with the
-cache.
-"""
+"""Calls of recurrent layers, recorded in a pass and repeated over fewer tokens."""
 
 from __future__ import annotations
 
@@ -58,6 +53,9 @@ class RecurrentCache(ArraysCache):
             self._lengths = self._lengths - N
 
 
+# A layer's inputs are independent of later tokens, and a recorded call is repeated from the state
+# before the pass; lazily, so only states are computed. A layer is the innermost module with the
+# cache.
 @attrs.frozen(eq=False)
 class RecordedCall:
     """arguments: by name, without a mask; arrays are (n, width, ...) or (n, ...)."""
@@ -188,8 +186,9 @@ PADDING_TRACE = 0.05
 
 
 def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) -> bool:
-    """Try whether padding stays out of states: one token from zeros with padding against one alone.
-    Waits for the device. nemotron_h reads lengths, but not in its scan."""
+    """Try whether padding stays out of states. Waits for the device."""
+    # One token from zeros with padding against one alone. nemotron_h reads lengths, but not in its
+    # scan.
     if not all(layer.reads_lengths for layer in layers):
         return False
     first, one = np.zeros(1, np.int32), np.ones(1, np.int32)

@@ -301,6 +301,6 @@ class StateRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states, and of those before the last passes with drafts."""
+        """Also of those before the last passes with drafts."""
         states = sum(state.nbytes for state in self.state())
         return states + sum(passed.nbytes for passed in self._verified if passed is not None)

@@ -18,8 +18,8 @@ ANY_LENGTH = 2**31
 
 
 def ring_slack(draft_tokens: int) -> int:
-    """Tokens of a ring beyond the window, with at most `draft_tokens` drafts a step. Drafts
-    overwrite the oldest tokens, and a snapshot may be wanted of two steps ago."""
+    """Tokens of a ring beyond the window, with at most `draft_tokens` drafts a step."""
+    # Drafts overwrite the oldest tokens, and a snapshot may be wanted of two steps ago.
     return 3 * (draft_tokens + 1)
 
 
@@ -29,12 +29,11 @@ def ring_length(window: int, slack: int) -> int:
 
 
 class RingSlots(SlotCache):
-    """The counterpart of mlx-lm's RotatingKVCache.
+    """The counterpart of mlx-lm's RotatingKVCache. `slack`: tokens beyond the window."""
 
-    Position p is stored at p % ring; one more index takes tokens that are not kept. `slack`: tokens
-    beyond the window. A pass of at most slack + 1 tokens a row overwrites no key that its first
-    token attends to, hence is written first. Rejected drafts leave the window intact: they
-    overwrote tokens out of reach."""
+    # Position p is stored at p % ring; one more index takes tokens that are not kept. A pass of at
+    # most slack + 1 tokens a row overwrites no key that its first token attends to, hence is
+    # written first. Rejected drafts leave the window intact: they overwrote tokens out of reach.
 
     def __init__(self, window: int, slack: int = 0, traits: Traits = USUAL) -> None:
         super().__init__(traits)

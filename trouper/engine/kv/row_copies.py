@@ -33,23 +33,22 @@ class RowCopies:
         return self._banks[row].slots.length(row)
 
     def read(self, row: RowId, start: int, stop: int) -> list[mx.array]:
-        """(heads, stop - start, dim) views of each buffer that can be cut at a token."""
+        """As `SlotBuffers.read`."""
         assert 0 <= start < stop <= self.length(row), "tokens that the row does not have"
         bank = self._banks[row]
         return bank.buffers.read(bank.slots.slot(row), start, stop)
 
     def write(self, row: RowId, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
-        """Write tokens, as `read` returns, behind the row's last into the layers `leaves`, with
-        room for `room`; `advance` follows."""
+        """As `SlotBuffers.write`, behind the row's last token; `advance` follows."""
         bank = self._banks[row]
         bank.buffers.write(bank.slots.slot(row), self.length(row), parts, room, leaves)
 
     def can_begin_with(self, row: RowId) -> bool:
-        """Whether the row's bank has no other rows nor buffers, as `begin_with` needs."""
+        """As `SlotBuffers.can_begin_with`."""
         return self._banks[row].buffers.can_begin_with
 
     def begin_with(self, row: RowId, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the bank's buffers from the row's first tokens, in pieces for each buffer."""
+        """As `SlotBuffers.begin_with`."""
         self._banks[row].buffers.begin_with(parts, room)
 
     def advance(self, row: RowId, tokens: int) -> None:
@@ -66,8 +65,9 @@ class RowCopies:
         self._banks[row].buffers.start(leaves)
 
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:
-        """Copy rings, then states, as after `length` tokens: now, or up to two drafting steps ago.
-        The rings' slack is for three: rejected drafts lie behind the present length."""
+        """Copy rings, then states, as after `length` tokens: now, or up to two drafting steps
+        ago."""
+        # The rings' slack is for three: rejected drafts lie behind the present length.
         beyond = self.length(row) - length
         assert 0 <= beyond <= self._slack * 2 // 3, (
             "a snapshot is of now, or of what rings still hold"

@@ -222,7 +222,7 @@ class SlotBuffers:
     def write(
         self, slot: int, start: int, parts: Sequence[mx.array], room: int, leaves: slice = ALL
     ) -> None:
-        """Write tokens, as `read` returns, into the layers `leaves`; make room for `room`
+        """Write tokens, as `read` returns, into the layers `leaves`; with room for `room`
         tokens."""
         for cache, parts_of_cache in zip(
             self._full[leaves], dealt(parts, self._layout().full[leaves]), strict=True

@@ -42,7 +42,7 @@ class SlotCache:
         self._updated = False
         self.traits = traits
         self.slots = 0
-        """Number of rows, with or without KV: each has a slot."""
+        """With or without KV: each row has a slot."""
         self.phase = 0
         """Tokens by which buffers are shorter than others', and hence grow earlier: growth of all
         layers in one step would take long."""
@@ -116,8 +116,8 @@ class SlotCache:
                 mx.eval(self.buffers[number])
 
     def hold(self, slots: int) -> None:
-        """Make room for `slots` slots in present and future buffers. Rows without KV are moved,
-        too, and MLX does not check indices beyond a buffer's end."""
+        """Make room for `slots` slots in present and future buffers."""
+        # Rows without KV are moved, too, and MLX does not check indices beyond a buffer's end.
         self.slots = slots
         self.buffers = [
             _grown(buffer, slots, buffer.shape[2], buffer, spares=self.spares)

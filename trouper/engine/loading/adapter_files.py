@@ -109,6 +109,7 @@ def find_adapter(name: str, path: str) -> FoundAdapter:
 
 
 def _not_plain(found: FoundAdapter) -> Iterator[str]:
+    """Yield what an adapter does beyond low-rank products of linear layers, by option."""
     config = found.config
     if not found.is_peft:
         if (kind := config.get("fine_tune_type", "lora")) != "lora":
@@ -236,7 +237,8 @@ def _low_rank(
             FUSE,
         )
     inputs, outputs = sizes_of(module)
-    if a.ndim != 2 or b.ndim != 2 or a.shape != (inputs, b.shape[0]) or b.shape[1] != outputs:
+    are_matrices = a.ndim == 2 and b.ndim == 2
+    if not are_matrices or (a.shape[0], b.shape) != (inputs, (a.shape[1], outputs)):
         raise found.unusable(
             f"{layer} has {outputs} outputs of {inputs} inputs, and the adapter's matrices are "
             f"{a.shape} and {b.shape}",

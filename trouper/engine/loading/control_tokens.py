@@ -1,9 +1,4 @@
-"""Control tokens in the texts of clients.
-
-A break (`BREAK`) goes behind the first character of a control token's text in a message, and
-nobody else writes one: clients' texts hold no surrogates. A control token that covers a break in
-the rendered prompt is the client's, and is encoded as text. Without a break, nothing changes.
-"""
+"""Control tokens in the texts of clients."""
 
 from __future__ import annotations
 
@@ -34,6 +29,9 @@ OPEN = r"\Z"
 Trie = dict[str, Any]
 
 
+# A break (`BREAK`) goes behind the first character of a control token's text in a message, and
+# nobody else writes one: clients' texts hold no surrogates. A control token that covers a break in
+# the rendered prompt is the client's, and is encoded as text. Without a break, nothing changes.
 @attrs.frozen(eq=False)
 class ControlTokens:
     """Special tokens, and added tokens that the chat template or the output format writes."""

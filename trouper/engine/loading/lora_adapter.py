@@ -17,7 +17,7 @@ FILES = ("adapter_config.json", "adapters.safetensors")
 
 
 def require(path: str) -> None:
-    """Check that the files exist. Raises `ModelUnusable`."""
+    """Raises `ModelUnusable`."""
     directory = Path(path)
     if not is_directory(directory):
         what = "is a file" if exists(directory) else "no such directory"

@@ -1,8 +1,4 @@
-"""Adaptation of messages to chat templates that refuse or drop some. Pure.
-
-A change depends only on messages up to there: a first turn stays the same in later turns, and the
-prefix cache holds.
-"""
+"""Adaptation of messages to chat templates that refuse or drop some. Pure."""
 
 from __future__ import annotations
 
@@ -24,6 +20,8 @@ ID_LENGTH = 9
 """Length that Mistral's templates require."""
 
 
+# A change depends only on messages up to there: a first turn stays the same in later turns, and the
+# prefix cache holds.
 @attrs.frozen(kw_only=True)
 class MessageAdaptation:
     """The defaults change nothing."""
@@ -83,6 +81,8 @@ class MessageAdaptation:
         return [self._with_content(turn) for turn in turns]
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        """Change system messages: those at the beginning by `system`, later ones by `later_system`,
+        or by `system_after_tool` behind a tool's result."""
         first = next(
             (index for index, turn in enumerate(messages) if turn["role"] != "system"),
             len(messages),
@@ -131,6 +131,8 @@ class MessageAdaptation:
         return joined
 
     def _with_calls(self, turn: Message) -> list[Message]:
+        """Write an answer's calls as the template takes them: as text, apart from the text, or as
+        given."""
         if turn["role"] == "tool":
             return [self._with_result(turn)]
         if not turn.get("tool_calls"):
@@ -359,6 +361,7 @@ def _hashed(call_id: str) -> str:
 
 
 def _one_by_one(turns: Sequence[Message]) -> list[Message]:
+    """Give each call of several a message of its own, directly before its result."""
     single: list[Message] = []
     waiting: list[Message] = []
     for turn in turns:

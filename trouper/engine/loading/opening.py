@@ -104,17 +104,20 @@ class Opening:
         return make, arguments
 
     def explain(self, directory: Path, reason: str) -> ModelUnusable:
-        """`reason`: the exception's text."""
+        """Why weights and config make no model: an unread quantization, names that differ, or
+        `reason`, the exception's text."""
         extra, missing = self._compare()
         method = quantized_by(read_json(directory / "config.json"))
-        if method and method not in READ and (extra or missing or not self._weights):
+        names_differ = bool(extra or missing)
+        is_unread = bool(method) and method not in READ
+        if is_unread and (names_differ or not self._weights):
             return ModelUnusable(
                 f"{directory} is quantized by {method}, which is not read for this architecture: "
                 "use the unquantized model, or a conversion for MLX"
             )
         if method:
             reason = f"they are quantized by {method}: {reason}"
-        elif self._weights and (extra or missing):
+        elif self._weights and names_differ:
             reason = "; ".join(
                 f"{names} {label}"
                 for names, label in (

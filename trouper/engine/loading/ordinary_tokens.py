@@ -1,9 +1,5 @@
 """Tokens of a text in which no control token is looked for, as transformers gives with
-`split_special_tokens`.
-
-The library's own switch belongs to the whole tokenizer, which threads share, and leaves added
-tokens that are not special.
-"""
+`split_special_tokens`."""
 
 from __future__ import annotations
 
@@ -23,6 +19,8 @@ from trouper.engine.loading.tokenizer_files import inner_tokenizer
 METASPACE = "▁"
 
 
+# The library's own switch belongs to the whole tokenizer, which threads share, and leaves added
+# tokens that are not special.
 @attrs.frozen(eq=False, slots=False)
 class OrdinaryEncoder:
     _wrapped: TokenizerWrapper

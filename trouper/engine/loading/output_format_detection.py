@@ -232,6 +232,8 @@ def _source_format(wrapped: TokenizerWrapper) -> str | None:
 
 
 def _reasoning_format(wrapped: TokenizerWrapper) -> str | None:
+    """Name of the reasoning's format: harmony's tokens decide, then the template, then mlx-lm's
+    detection, then markers in vocabulary or template. None: no reasoning."""
     vocabulary, source = wrapped.get_vocab(), getattr(wrapped, "chat_template", None)
     if all(marker in vocabulary for marker in ("<|channel|>", "<|message|>", "<|start|>")):
         return HARMONY
@@ -243,9 +245,8 @@ def _reasoning_format(wrapped: TokenizerWrapper) -> str | None:
         return next((name for name, markers in THINKING.items() if markers == found), None)
     for name in ("cohere", "seed_oss", "apriel", "granite", "think", "mistral"):
         markers = THINKING[name]
-        if all(marker in vocabulary for marker in markers) or (
-            isinstance(source, str) and _all_in(markers, source)
-        ):
+        are_tokens = all(marker in vocabulary for marker in markers)
+        if are_tokens or (isinstance(source, str) and _all_in(markers, source)):
             return name
     return None
 

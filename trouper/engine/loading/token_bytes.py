@@ -22,7 +22,7 @@ ANCHOR = "a"
 @attrs.frozen
 class TokenTable:
     pieces: tuple[bytes, ...]
-    """Bytes by token id; b"" for special tokens and unused ids."""
+    """By token id; b"" for special tokens and unused ids."""
     specials: Mapping[int, str]
 
 

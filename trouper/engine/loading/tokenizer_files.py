@@ -1,9 +1,4 @@
-"""Opens a directory's tokenizer and chat template, by mlx-lm where possible.
-
-transformers also reads config.json: unknown model types are refused, a missing tokenizer.json gives
-an empty tokenizer, and some types replace the file's pre-tokenizer. Requests switch thinking by
-`enable_thinking` and `reasoning_effort`; some makers' templates read other names.
-"""
+"""Opens a directory's tokenizer and chat template, by mlx-lm where possible."""
 
 from __future__ import annotations
 
@@ -46,6 +41,8 @@ EFFORTS = {"minimal": "low", "xhigh": "max"}  # Kimi K3's names, in `thinking_ef
 GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")  # A tag of transformers' own.
 
 
+# transformers also reads config.json: unknown model types are refused, a missing tokenizer.json
+# gives an empty tokenizer, and some types replace the file's pre-tokenizer.
 def open_tokenizer(directory: Path) -> TokenizerWrapper:
     """Never runs the directory's code. Raises `ModelUnusable` and exceptions of the libraries."""
     options = {"trust_remote_code": False, **_processor_template(directory), **_hints(directory)}
@@ -132,6 +129,8 @@ def apply_template(
     return inner_tokenizer(wrapped).apply_chat_template([*messages], return_dict=False, **options)
 
 
+# Requests switch thinking by `enable_thinking` and `reasoning_effort`; some makers' templates read
+# other names.
 def rename_switches(template: object, options: Mapping[str, Any]) -> dict[str, Any]:
     """`options` with the template's own names of thinking; a name that the request has stays.
     `template`: text, or texts by name."""

@@ -1,9 +1,6 @@
-"""Script that tries a directory's tokenizer and chat templates before the server does.
-
-A template may loop or grow without end, and a tokenizer's expressions may backtrack. The script
-imports nothing of the package. stdin: JSON with `directory`, `conversations`, `cpu_s`. stdout: a
-line per part before the trial, and `FAULT` lines.
-"""
+"""Script that tries a directory's tokenizer and chat templates before the server does: a template
+may loop or grow without end, and a tokenizer's expressions may backtrack. Imports nothing of the
+package."""
 
 from __future__ import annotations
 
@@ -27,6 +24,8 @@ TEXTS = tuple(text * 64 for text in ("a", " ", "1", "!", "\n", "é", "a b ", " \
 
 
 def main() -> None:
+    # stdin: JSON with `directory`, `conversations`, `cpu_s`. stdout: a line per part before the
+    # trial, and `FAULT` lines.
     order = json.load(sys.stdin)
     for limit, maximum in (
         (resource.RLIMIT_AS, MEMORY_BYTES),

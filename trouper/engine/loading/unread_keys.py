@@ -68,10 +68,12 @@ def list_unread(config: dict[str, Any], classes: Classes) -> list[Unread]:
 def _of_part(
     config: Config, source: str, words: frozenset[str], names: frozenset[str]
 ) -> Iterator[Unread]:
-    """`words`: of the code, which may compute what `names` does not show; these refuse nothing."""
+    """Yield the keys of a config that the code does not read and that may change tokens. `words`:
+    of the code, which may compute what `names` does not show; these refuse nothing."""
     named = [*_of_rope(config, names), *_of_quantization(config)]
     for key, value in config.items():
-        if key in names or key in HARMLESS or key in TEXT_PARTS or _is_neutral(value):
+        is_read_or_harmless = key in names or key in HARMLESS or key in TEXT_PARTS
+        if is_read_or_harmless or _is_neutral(value):
             continue
         if (rule := RULES.get(key)) is not None:
             if effect := rule.effect(value, config, source):

@@ -192,7 +192,6 @@ def bytes_to_install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """By path."""
     return {path: layer for path, layer in model.named_modules() if type(layer) in KINDS.values()}
 
 

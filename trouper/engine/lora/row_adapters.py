@@ -1,9 +1,4 @@
-"""The adapter of each row of a pass, and the low-rank products.
-
-A layer adds x A B, with A (inputs, rank) and B (rank, outputs) of the row's adapter; index 0 has
-zeros. Rows of one adapter share two products. Mixed rows have `mx.gather_mm`, like Punica and
-S-LoRA, which reads matrices in place.
-"""
+"""The adapter of each row of a pass, and the low-rank products."""
 
 from __future__ import annotations
 
@@ -36,6 +31,9 @@ class CurrentAdapters:
         return index in self.rows.values()
 
 
+# A layer adds x A B, with A (inputs, rank) and B (rank, outputs) of the row's adapter; index 0 has
+# zeros. Rows of one adapter share two products. Mixed rows have `mx.gather_mm`, like Punica and
+# S-LoRA, which reads matrices in place.
 class RowAdapters:
     """Adapter indices (n,) of a pass's rows; 0: none."""
 

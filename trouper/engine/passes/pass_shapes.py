@@ -118,8 +118,9 @@ class Shapes:
         return self.rounded and self.width(tokens) * (length + tokens) > self.mask_elements
 
     def drafted_width(self, tokens: int) -> int:
-        """Width of a pass that verifies at most `tokens` - 1 drafts a row: from a ladder, for few
-        compiled structures (`compiled_pass.py`). The policy drafts powers of two."""
+        """Width of a pass that verifies at most `tokens` - 1 drafts a row."""
+        # From a ladder, for few compiled structures (`compiled_pass.py`). The policy drafts powers
+        # of two.
         if not self.length_kernel or tokens > MAX_KERNEL_WIDTH:
             return self.width(tokens)
         return 1 + (1 << (tokens - 2).bit_length()) if tokens > 2 else tokens

@@ -23,26 +23,7 @@ Name = str | tuple[int, int, int]
 
 class Region:
     """Slots [start, stop) in a pass of `width` tokens a row. Each bank has a region; several have
-    one more, of all rows, whose `start` and `stop` are no slots.
-
-    lengths: (n,) tokens in KV before the pass. counts: (n,) own tokens of each row; others are
-    padding on the right, never attended to and overwritten later. Both on the host, to spare waits.
-
-    longest: tokens of the longest row after the pass, with padding. room: tokens that buffers must
-    hold. keys: key positions that attention reads.
-
-    level: all rows are equally long and a causal mask is right, also for fewer own tokens. causal:
-    the mask is "causal", or none for a single token; else an array over `keys` positions.
-
-    copied: attention gets gapless copies of keys and values, since the device prepares each
-    length and stride.
-
-    by_length: attention gets whole buffers without mask (`decode_attention.py`).
-
-    singly: the tokens are drafts, each computed as if fed alone.
-
-    deltas: (n,) positions beyond the tokens in KV, behind images with M-RoPE; None: none. `offset`
-    alone has them."""
+    one more, of all rows, whose `start` and `stop` are no slots."""
 
     media: MediaPass | None = None
     """Images, in the region of all rows. None: the pass has none."""
@@ -60,25 +41,30 @@ class Region:
         singly: bool = False,
         deltas: Ints | None = None,
     ) -> None:
+        """lengths: (n,) tokens in KV before the pass. counts: (n,) own tokens of each row. deltas:
+        (n,) positions beyond the tokens in KV, behind images with M-RoPE; None: none. singly: the
+        tokens are drafts, each computed as if fed alone."""
         self.singly = singly
         self._rope_offsets = lengths if deltas is None else lengths + deltas
         self.start, self.stop, self.width = start, start + len(lengths), width
+        # On the host, to spare waits. Tokens that are not a row's own are padding on the right,
+        # never attended to and overwritten later.
         self.lengths, self.counts = lengths, counts
+        # Tokens of the longest row after the pass, with padding; buffers must hold `room`.
         self.longest = self.room = int(lengths.max()) + width
+        # All rows are equally long: a causal mask is right, also for fewer own tokens.
         self.level = bool((lengths == lengths[0]).all())
-        self.causal = self.level and (
-            width == 1
-            or not shapes.rounded
-            or not lengths[0]
-            or width * self.longest > shapes.mask_elements
-        )
+        # The mask is "causal", or none for a single token; else an array over `keys` positions.
+        spares_no_shape = width == 1 or not shapes.rounded or not lengths[0]
+        mask_is_too_large = width * self.longest > shapes.mask_elements
+        self.causal = self.level and (spares_no_shape or mask_is_too_large)
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
+        # Attention gets gapless copies of keys and values: the device prepares each length and
+        # stride.
         self.copied = self.level and shapes.copied(width, self.keys)
-        self.by_length = (
-            not start
-            and (width == 1 or singly)
-            and shapes.by_length(len(lengths), self.longest, width)
-        )
+        # Attention gets whole buffers without a mask (`decode_attention.py`).
+        fills_first_slots = not start and (width == 1 or singly)
+        self.by_length = fills_first_slots and shapes.by_length(len(lengths), self.longest, width)
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property

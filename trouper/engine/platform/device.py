@@ -51,7 +51,6 @@ class KernelMemory:
         return int(USAGE.unpack_from(data)[FOOTPRINT]) if len(data) >= USAGE.size else 0
 
     def pressure(self) -> MemoryPressure:
-        """Return the machine's memory pressure."""
         data = self.sysctl(PRESSURE)
         return LEVELS.get(int.from_bytes(data[:4], "little"), "unknown")
 
@@ -115,7 +114,7 @@ def runs_cuda_kernels() -> bool:
 
 
 def name() -> str:
-    """The device's name, for logs and the model's card."""
+    """For logs and the model's card."""
     info = mx.device_info()
     return str(info.get("device_name") or info.get("architecture") or platform.machine())
 
@@ -140,7 +139,7 @@ def memory_limit_bytes(sharers: int = 1) -> int:
 
 
 def weights_room() -> int:
-    """Bytes for the weights of all models together."""
+    """For all models together, in bytes."""
     return int(memory_limit_bytes() * WEIGHTS_PART)
 
 

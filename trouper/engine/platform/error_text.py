@@ -36,7 +36,6 @@ def line_of(error: BaseException) -> str:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether memory could not be allocated."""
     return is_out_of_memory(f"{type(error).__name__}: {error}")
 
 

@@ -1,12 +1,4 @@
-"""Linear layers that multiply in the fastest way on a CUDA device.
-
-MLX multiplies packed weights by decoding rows (rows, 1, inputs) one by one, and reads all weights
-for each. Here few rows go to our kernel (`few_rows.py`), more become one array for MLX, many meet
-unpacked weights by cuBLAS, and layers with the same input share a launch
-(`mlx_lm_separate_layers.py`).
-
-A layer gets a subclass of its class, and keeps its weights, as with `lora_layers.py`.
-"""
+"""Linear layers that multiply in the fastest way on a CUDA device."""
 
 from __future__ import annotations
 
@@ -22,6 +14,12 @@ from trouper.engine.platform import device
 from trouper.engine.products import few_rows
 from trouper.engine.products.few_rows import WeightFormat, Weights
 from trouper.workarounds import mlx_lm_separate_layers
+
+# MLX multiplies packed weights by decoding rows (rows, 1, inputs) one by one, and reads all weights
+# for each. Here few rows go to our kernel (`few_rows.py`), more become one array for MLX, many meet
+# unpacked weights by cuBLAS, and layers with the same input share a launch
+# (`mlx_lm_separate_layers.py`). A layer of a subclass takes the weights of MLX's, as with
+# `lora_layers.py`.
 
 DTYPES = (mx.bfloat16, mx.float16)
 PACKED_BITS = (4, 8)

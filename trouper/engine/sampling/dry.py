@@ -1,10 +1,5 @@
 """DRY, "don't repeat yourself": a penalty on the token that would continue a repetition
-(https://github.com/oobabooga/text-generation-webui/pull/5677), in llama.cpp's form.
-
-The lengths of matches are kept: a new token t makes the match at j one longer than the match at j -
-1 was, if the token at j is t, else 0. A step is one comparison of (k, W) on the device. A breaker
-sets all matches to 0.
-"""
+(https://github.com/oobabooga/text-generation-webui/pull/5677), in llama.cpp's form."""
 
 from __future__ import annotations
 
@@ -137,6 +132,8 @@ class Dry:
     """DRY of one set of rows, k of which use DRY."""
 
     def __init__(self, rows: Sequence[Sampling], states: Sequence[Repetitions | None]) -> None:
+        """Stack the parameters and states of those rows that use DRY. `states`: None for the
+        others."""
         kept = [
             (index, row, state)
             for index, (row, state) in enumerate(zip(rows, states, strict=True))
@@ -202,6 +199,8 @@ class Dry:
         mask: NDArray[np.bool_] | None = None,
     ) -> mx.array:
         """Append tokens (k,) to the `rows` of `mask` (k,). Returns the matches."""
+        # A new token t makes the match at j one longer than the match at j - 1 was, if the token at
+        # j is t, else 0: one comparison of (k, W) on the device. A breaker sets all matches to 0.
         before = rows.tokens
         rows.append(tokens, mask)
         after = mx.pad(matches[:, :-1], [(0, 0), (1, 0)]) + 1

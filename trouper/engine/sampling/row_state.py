@@ -24,7 +24,7 @@ class ThinkingRule:
     """Follows one row's thinking, and masks the next token as a grammar does."""
 
     fault = ""
-    """Always empty: a thinking budget cannot fail."""
+    """A thinking budget cannot fail."""
 
     def __init__(
         self, limit: ThinkingLimit, vocabulary: int, min_tokens: int = 0, ends: Sequence[int] = ()
@@ -42,7 +42,7 @@ class ThinkingRule:
         self._recent: tuple[int, ...] = ()
 
     def accept(self, token: int) -> str:
-        """Add the next token. Always returns "", since no error is possible."""
+        """Returns "": no error is possible."""
         if self._over:
             return ""
         start, end = self._limit.start, self._limit.end
@@ -55,7 +55,7 @@ class ThinkingRule:
         return ""
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """Number of draft tokens worth verifying: all."""
+        """All of the draft."""
         return len(draft)
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
@@ -99,7 +99,6 @@ class RowState:
     history: History | None = None
     repetitions: Repetitions | None = None
     processors: tuple[str, ...] = ()
-    """Names of logits processors."""
     tokens: RowTokens | None = None
     """For logits processors."""
     constraint: RowConstraint | None = None
@@ -107,13 +106,13 @@ class RowState:
     ends: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     pool: Pool | None = None
-    """Pooled hidden states of an embedded prompt."""
+    """Of an embedded prompt."""
 
 
 def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowState:
     """Make an admitted row's state. `vocabulary`: number of logits. Earlier samples of a resumed
-    row count as output for penalties, grammar, thinking budget and draws. Ends beyond the logits
-    are dropped: MLX would write out of bounds."""
+    row count as output for penalties, grammar, thinking budget and draws."""
+    # Ends beyond the logits are dropped: MLX would write out of bounds.
     prompt = np.frombuffer(admit.prompt, "<i4")
     given, output = np.split(prompt, [len(prompt) - admit.num_output_tokens])
     history = History(given, vocabulary, output) if admit.sampling.penalized else None

@@ -1,22 +1,5 @@
-"""Sampling a token for all rows at once, each with its own parameters.
-
-Rows are split into groups by the work they need, once for each change of the set of rows, never for
-each step:
-
-- greedy: argmax.
-- narrow (1 <= top_k <= 64): the 64 best by two-stage selection, then top_k, top_p, min_p among
-  them. Exact: the 64 best tokens lie in the 64 groups with the best maxima. With a larger top_k the
-  256, 1024, 4096 or 16384 best: the number depends on the row's own top_k alone, so that equal
-  logits at the boundary are chosen as if the row were alone.
-- wide: the whole vocabulary; sorted only where top_p or a still larger top_k needs the order.
-- filtered: rows with top_n_sigma, typical_p or XTC; the 64 best where top_k is as narrow, else the
-  sorted vocabulary.
-
-Order of the filters: bias, penalties, DRY, temperature, top_n_sigma, top_k, typical_p, top_p,
-min_p, XTC. The
-temperature comes first as in Hugging Face transformers and vLLM, the filters follow each other as
-in llama.cpp.
-"""
+"""Sampling a token for all rows at once, each with its own parameters. Filters follow bias,
+penalties and DRY."""
 
 from __future__ import annotations
 
@@ -210,6 +193,8 @@ def choose_filtered(
     .. CANDIDATES."""
     ids, values = top_candidates(logits) if narrow else _descending(logits)
     scaled = values / columns.temperature
+    # The temperature comes first as in Hugging Face transformers and vLLM, then the filters follow
+    # each other as in llama.cpp: top_n_sigma, top_k, typical_p, top_p, min_p, XTC.
     floor = sigma_floor(logits.astype(mx.float32) / columns.temperature, columns.top_n_sigma)
     keep = (mx.arange(ids.shape[1]) < columns.top_k) & (scaled >= floor)
     keep = typical(weights_of(scaled, keep), keep, columns.typical_p)
@@ -261,15 +246,27 @@ def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingG
     ]
 
 
+# Rows are split into groups by the work they need, once for each change of the set of rows:
+#
+# - greedy: argmax.
+# - narrow (1 <= top_k <= 64): the 64 best by two-stage selection, then top_k, top_p, min_p among
+#   them. Exact: the 64 best tokens lie in the 64 groups with the best maxima. With a larger top_k
+#   the 256, 1024, 4096 or 16384 best: the number depends on the row's own top_k alone, so that
+#   equal logits at the boundary are chosen as if the row were alone.
+# - wide: the whole vocabulary; sorted only where top_p or a still larger top_k needs the order.
+# - filtered: rows with top_n_sigma, typical_p or XTC; the 64 best where top_k is as narrow, else
+#   the sorted vocabulary.
 Kind = tuple[str, int]
 """Function that samples a row, and the number of candidates (0: the whole vocabulary)."""
 
 
 def _kind(row: Sampling, vocabulary: int) -> Kind:
+    """Choose the cheapest function that samples the row exactly, and the number of candidates."""
     if row.greedy:
         return "greedy", 0
     candidates = _candidates(row.top_k) if row.top_k else 0
-    if row.top_n_sigma > 0 or row.typical_p < 1 or row.xtc_probability > 0:
+    needs_all_filters = row.top_n_sigma > 0 or row.typical_p < 1 or row.xtc_probability > 0
+    if needs_all_filters:
         return "filtered", candidates if candidates == CANDIDATES else 0
     if candidates == CANDIDATES or 0 < candidates <= min(MAX_CANDIDATES, vocabulary // 4):
         return "narrow", candidates
@@ -384,11 +381,9 @@ def hashed(keys: mx.array, ids: mx.array) -> mx.array:
 
 def gumbel_of(bits: mx.array) -> mx.array:
     """Map 32 random bits to a Gumbel variate in [-2.9, 22.9], float32: minus the logarithm of an
-    exponential waiting time.
-
-    The shortest times win and need a float's full precision: the logarithm of a float near 1 has
-    none.
-    """
+    exponential waiting time."""
+    # The shortest times win and need a float's full precision: the logarithm of a float near 1 has
+    # none.
     uniform = mx.minimum((bits.astype(mx.float32) + 0.5) * (1 / (1 << 32)), 1 - 2**-24)
     wait = mx.where(uniform < 2**-10, uniform + 0.5 * uniform * uniform, -mx.log(1 - uniform))
     return -mx.log(wait)

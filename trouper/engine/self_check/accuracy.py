@@ -1,10 +1,6 @@
-"""The error between two computations of the same logits, and its bounds.
-
-The error of a position is the root mean square, over the vocabulary, of the difference of
-log-probabilities, divided by the standard deviation of the reference's logits. 0: equal. About 1.4:
-unrelated. The error does not depend on the scale of a model's logits, and one
-outlier among 100,000 tokens does not dominate it.
-"""
+"""The error between two computations of the same logits, and its bounds: the root mean square, over
+the vocabulary, of the difference of log-probabilities, divided by the standard deviation of the
+reference's logits. About 1.4: unrelated."""
 
 from __future__ import annotations
 
@@ -20,6 +16,9 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.platform import device
+
+# This error does not depend on the scale of a model's logits, and one outlier among 100,000 tokens
+# does not dominate it.
 
 NOISE_FACTOR = 6.0
 """Factor between the model's error against itself and the bound."""
@@ -111,7 +110,7 @@ def _logprobs(logits: mx.array) -> mx.array:
 
 
 def worst(error: mx.array) -> float:
-    """Return the largest error. Waits for the device."""
+    """Waits for the device."""
     return float(error.max().item())  # type: ignore[arg-type]
 
 
@@ -125,7 +124,7 @@ ModelRun = Callable[[Tokens, Sequence[int]], mx.array]
 
 
 class WrongAloneError(Exception):
-    """The model's own code is wrong for one row. The message is one line."""
+    """The message is one line."""
 
 
 def run_alone(model: nn.Module) -> ModelRun:
@@ -199,7 +198,8 @@ class Reference:
 
     def _noise(self) -> tuple[float, float]:
         """Return the error of the first text in odd chunks, as rows are judged and at the worst
-        position; with coarse arithmetic also token by token, which may use other kernels."""
+        position."""
+        # With coarse arithmetic also token by token, which may use other kernels.
         text = self.texts[0]
         ways = [
             cut(len(text), self._odd),

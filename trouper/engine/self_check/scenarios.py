@@ -338,8 +338,8 @@ SHORT_PARTS = (5, 4)
 
 
 def short_pass(capabilities: Capabilities) -> Scenario:
-    """Make a scenario of two rows, alone and then in one batch: a fault common to all tokens of a
-    row, such as an offset, may not show otherwise."""
+    """Make a scenario of two rows, alone and then in one batch."""
+    # A fault common to all tokens of a row, such as an offset, may not show otherwise.
 
     def script(rows: ForcedRows) -> None:
         first, second = rows.open(0, 1)

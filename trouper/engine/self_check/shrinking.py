@@ -1,10 +1,5 @@
-"""Makes a small config of the same architecture from a model's config.
-
-The meaning of a key follows from its name. Widths and counts of heads are divided by common
-factors, so that relations between them (heads * head size = hidden size; heads a multiple of KV
-heads; a mixer's heads * head size = a multiple of the hidden size) are preserved. `tiny` tries
-whether a config builds and its model runs.
-"""
+"""Makes a small config of the same architecture from a model's config. `tiny` tries whether a
+config builds and its model runs."""
 
 from __future__ import annotations
 
@@ -14,6 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
+
+# The meaning of a key follows from its name. Widths and counts of heads are divided by common
+# factors, so that relations between them (heads * head size = hidden size; heads a multiple of KV
+# heads; a mixer's heads * head size = a multiple of the hidden size) are preserved.
 
 Config = dict[str, Any]
 WINDOW, VOCABULARY, EXPERTS, ACTIVE, STATE = 16, 512, 8, 2, 16
@@ -127,6 +126,8 @@ def _hidden(config: Mapping[str, Any]) -> int:
 
 
 def _size_factor(config: Mapping[str, Any]) -> int:
+    """Largest power of two by which all sizes of heads are divided so that none, nor the hidden
+    size, becomes too small."""
     sizes, hidden = _integers(config, SIZES_HEADS), _hidden(config)
     heads = max(
         _integers(config, re.compile(r"^(num_attention_heads|num_heads|n_heads?)$")), default=0
@@ -159,9 +160,8 @@ def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
         rule = next((rule for pattern, rule in rules if pattern.search(key)), None)
         if isinstance(value, list | str):
             return _sequence(key, value, rule, by, num_layers)
-        if rule is None or value is None or isinstance(value, bool) or not isinstance(value, int):
-            return value
-        return rule(value)
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return rule(value) if rule is not None and is_number else value
 
     return small(config)
 

@@ -75,7 +75,7 @@ def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
 
 
 def vocabulary_of(model: nn.Module) -> int:
-    """Number of logits. Evaluates nothing."""
+    """Evaluates nothing."""
     return int(model(mx.array([[1]]), cache=make_prompt_cache(model)).shape[-1])
 
 

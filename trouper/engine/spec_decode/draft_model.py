@@ -72,6 +72,8 @@ class DraftModel:
             self._tokens[row] += more
 
     def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
+        """Draft for rows that have room: prefill what they lack but the last tokens, then propose.
+        A draft ends before a token that the target lacks."""
         sizes = {
             row: self._bounded(row, size) for row, size in requests.items() if row in self._tokens
         }

@@ -136,7 +136,6 @@ class DraftProposals:
         self._open.difference_update(rows)
 
     def append(self, rows: Sequence[RowId], tokens: Sequence[int]) -> None:
-        """Add the tokens that a step committed."""
         if self._open:
             self._unread.append((rows, tokens))
             if len(self._unread) > MAX_UNREAD:

@@ -13,8 +13,6 @@ from trouper.protocol.plans import RowId
 
 
 class RowProposer(Protocol):
-    """Proposes one row's next tokens."""
-
     @property
     def matched(self) -> int:
         """Number of the row's last tokens that were predicted, or that precede the draft. 0: no
@@ -60,10 +58,9 @@ INDEXED_AT_ONCE = 4096
 
 class NgramProposer:
     """Drafts the tokens behind an earlier occurrence of the row's newest tokens: the longest match,
-    of equally long ones the newest. A match is followed while it holds.
+    of equally long ones the newest. A match is followed while it holds."""
 
-    The index has a chain of the occurrences of each n-gram of the minimum length, as LZ77 (zlib).
-    """
+    # The index has a chain of the occurrences of each n-gram of the minimum length, as LZ77 (zlib).
 
     def __init__(self, prompt: Sequence[int], min_ngram: int, max_ngram: int) -> None:
         assert 1 <= min_ngram <= max_ngram

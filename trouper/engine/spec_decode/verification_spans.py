@@ -1,9 +1,4 @@
-"""Verification of drafts: several positions of each row, sampled as if each were a row.
-
-Row i runs its last token and `counts[i] - 1` draft tokens. A draft token is accepted if it equals
-the token sampled at its position; the first other one ends the span. The result equals the one
-without drafts, at any temperature, since the noise is a hash of the position.
-"""
+"""Verification of drafts: several positions of each row, sampled as if each were a row."""
 
 from __future__ import annotations
 
@@ -19,6 +14,9 @@ from numpy.typing import NDArray
 from trouper.engine.passes.region import Ints
 
 
+# Row i runs its last token and `counts[i] - 1` draft tokens. A draft token is accepted if it equals
+# the token sampled at its position; the first other one ends the span. The result equals the one
+# without drafts, at any temperature, since the noise is a hash of the position.
 class Spans:
     """Positions of n rows, row by row. `width`: positions of the longest row."""
 

@@ -1,8 +1,4 @@
-"""Messages of a request, and the messages that chat templates get.
-
-In lenient readings, all but the text of documents and of blocks of server tools is skipped: an
-error would fail every later request of a conversation.
-"""
+"""Messages of a request, and the messages that chat templates get."""
 
 from __future__ import annotations
 
@@ -195,6 +191,8 @@ def _system(system: str | Sequence[TextBlock] | None) -> list[Json]:
     return [{"role": "system", "content": text}] if text else []
 
 
+# In lenient readings, all but the text of documents and of blocks of server tools is skipped: an
+# error would fail every later request of a conversation.
 class TurnReader:
     """Makes messages of turns. Keeps the model's names by call id: results have only the id."""
 
@@ -347,6 +345,8 @@ def _is_plain(block: Any, known: tuple[str, ...]) -> bool:
 
 
 def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any]:
+    """Read one block leniently: known types stay, others become their text, or are skipped by
+    name."""
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "tool_result" and kind in known and isinstance(block.get("content"), list):
         inner = [
@@ -365,6 +365,8 @@ def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any
 
 
 def _text_of(kind: str, block: Json) -> str | None:
+    """The text of a block that the reading does not know: a document's, or a search result's. None:
+    the block holds none."""
     source = block.get("source")
     if kind == "document" and isinstance(source, dict):
         if source.get("type") == "text" and isinstance(source.get("data"), str):

@@ -129,7 +129,7 @@ CustomTools = Annotated[
 
 
 def tools_of(tools: Sequence[CustomTool] | None, choice: ToolChoiceObject | None) -> Tools:
-    """Raises `RequestFailed` (400)."""
+    """Offer the tools as `choice` says. Raises `RequestFailed` (400)."""
     offered = Tools.of(
         [tool.offer(f"tools.{index}") for index, tool in enumerate(tools or ())],
         several=isinstance(choice, NoneChoice)
@@ -218,6 +218,7 @@ def client_tools_adapted(value: Json, skip: Skip) -> Json:
 
 
 def _adapted(tool: Any, skip: Skip) -> Any:
+    """Give a client's tool the API's inputs, read OpenAI's form, or skip a server's tool (None)."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or kind == "custom":
         return tool

@@ -96,7 +96,7 @@ class BatchStorage:
 
     @property
     def bytes(self) -> int:
-        """Bytes of files, and of answers of batches that have not ended."""
+        """Of files, and of answers of batches that have not ended."""
         return self.files.total_bytes + self._answer_bytes()
 
     @property
@@ -224,7 +224,7 @@ class BatchStorage:
         self.opened.set()
 
     async def create(self, spec: BatchSpec) -> Batch:
-        """Create a batch durably. Raises `OSError`."""
+        """Durably. Raises `OSError`."""
         await self.table.delete(self._forget_surplus(self.of((spec.owner,))))
         batch = Batch(spec)
         await self.table.create(batch)
@@ -244,7 +244,7 @@ class BatchStorage:
         return surplus
 
     def batch(self, batch_id: str, owners: Collection[str] | None) -> Batch:
-        """Return a batch of these owners (None: all). Raises `RequestFailed` (404)."""
+        """`owners` None: all. Raises `RequestFailed` (404)."""
         batch = self.batches.get(batch_id)
         if batch is None or (owners is not None and batch.spec.owner not in owners):
             message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
@@ -252,7 +252,7 @@ class BatchStorage:
         return batch
 
     def of(self, owners: Collection[str] | None) -> Sequence[Batch]:
-        """Owners' batches (None: all), the oldest first."""
+        """`owners` None: all. The oldest first."""
         return [
             batch for batch in self.batches.values() if owners is None or batch.spec.owner in owners
         ]

@@ -1,9 +1,4 @@
-"""Batches, and their lines in the database.
-
-An attempt is written before its request runs, and `begun` before a model works: a request that
-kills the process is counted each time. A line without a stored answer runs again. A batch's end,
-files and deletion of lines are one transaction.
-"""
+"""Batches, and their lines in the database."""
 
 from __future__ import annotations
 
@@ -98,7 +93,7 @@ class Batch:
         return self.status in ENDED
 
     def unanswered(self) -> Iterator[int]:
-        """Yield lines without an answer in the order of the file; some may get one meanwhile."""
+        """In the order of the file; some may get an answer meanwhile."""
         return (number for number in range(self.total) if number not in self.answered)
 
     def count(self, answer: LineAnswer) -> None:
@@ -158,6 +153,9 @@ class Attempts:
     """Runs for which a model began to work."""
 
 
+# An attempt is written before its request runs, and `begun` before a model works: a request that
+# kills the process is counted each time. A line without a stored answer runs again. A batch's end,
+# files and deletion of lines are one transaction.
 class BatchTable:
     """Writes of cancelled tasks are completed: memory and database agree. Methods raise
     `OSError`."""

@@ -1,14 +1,5 @@
-"""Runs batches, a task each, with --batch-rows requests at a time over all batches.
-
-Batch requests have the lowest priority, and batches take turns. The end of a request decides:
-
-- 429 and 503: the request runs again later, until the batch expires, and frees the slot meanwhile.
-- Out of device memory: at most MAX_ATTEMPTS runs, as each costs restarts of the engine.
-- Crash of the engine or kill: at most MAX_ATTEMPTS runs. Attempts for which no model worked (a
-  model was loading) count towards MAX_UNBEGUN alone.
-- Cancellation (shutdown, forced unload, batch cancelled or expired): the attempt does not count.
-- Any other response is the answer, also an error of the client's making.
-"""
+"""Runs batches, a task each, with --batch-rows requests at a time over all batches. Batch requests
+have the lowest priority, and batches take turns."""
 
 from __future__ import annotations
 
@@ -47,6 +38,15 @@ MAX_ATTEMPTS = 3
 """Unfinished runs of a request for which a model began to work."""
 MAX_UNBEGUN = 9
 """Unfinished runs of a request, with or without a model at work."""
+
+# The end of a request decides:
+#
+# - 429 and 503: the request runs again later, until the batch expires. The slot is free meanwhile.
+# - Out of device memory: at most MAX_ATTEMPTS runs, as each costs restarts of the engine.
+# - Crash of the engine or kill: at most MAX_ATTEMPTS runs. Attempts for which no model worked (a
+#   model was loading) count towards MAX_UNBEGUN alone.
+# - Cancellation (shutdown, forced unload, batch cancelled or expired): the attempt does not count.
+# - Any other response is the answer, also an error of the client's making.
 
 # A 500 means that the engine crashed, and the attempt counts. A 503 means shutdown.
 CRASHED = "engine_stopped"

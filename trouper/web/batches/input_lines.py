@@ -1,8 +1,4 @@
-"""Validates a batch's input file before any line runs.
-
-Faults found here fail the batch. Parameters that depend on the model are checked by the endpoint as
-a line runs, and a refusal goes to the error file.
-"""
+"""Validates a batch's input file before any line runs."""
 
 from __future__ import annotations
 
@@ -104,13 +100,13 @@ class InputLines:
         return len(self.offsets)
 
     def read(self, number: int) -> RunLine:
-        """Read a request. Runs in a thread; raises `OSError`."""
+        """Runs in a thread; raises `OSError`."""
         with self.path.open("rb") as file:
             file.seek(self.offsets[number])
             return msgspec.json.decode(file.read(self.sizes[number]), type=RunLine)
 
     def custom_ids(self, numbers: Iterator[int]) -> Iterator[tuple[int, str]]:
-        """Yield each request's `custom_id`. Runs in a thread; raises `OSError`."""
+        """Runs in a thread; raises `OSError`."""
         for number in numbers:
             yield number, self.read(number).custom_id
 
@@ -202,6 +198,8 @@ def _too_many(requests: int, lines: int) -> LineError | None:
 
 def validated(path: Path, endpoint: str, max_line_bytes: int) -> InputLines:
     """Check all lines. Runs in a thread. Raises `LinesInvalid` and `OSError`."""
+    # Faults found here fail the batch. Parameters that depend on the model are checked by the
+    # endpoint as a line runs, and a refusal goes to the error file.
     check, errors = _Validation(endpoint), list[LineError]()
     offsets, sizes = array("Q"), array("L")
     with path.open("rb") as file:

@@ -115,7 +115,7 @@ def code_of(response: LineResponse) -> str | None:
 
 
 def output_line(request_id: str, custom_id: str, response: LineResponse) -> bytes:
-    """Format a response of any status."""
+    """The response may have any status."""
     answer = {
         "status_code": response.status,
         "request_id": request_id,

@@ -1,8 +1,4 @@
-"""Input and output files of batches, and images that requests name.
-
-Content is a file named by id. The description is a row of the database, written last and deleted
-first. The next start removes content without a row.
-"""
+"""Input and output files of batches, and images that requests name."""
 
 from __future__ import annotations
 
@@ -141,6 +137,8 @@ class Upload:
     is_kept: bool = False
 
 
+# Content is a file named by id. The description is a row of the database, written last and deleted
+# first. The next start removes content without a row.
 class FileStore:
     """Only the event loop changes the index in memory. Methods that use the disk raise
     `OSError`."""
@@ -157,7 +155,7 @@ class FileStore:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files, unfinished uploads included."""
+        """Unfinished uploads included."""
         return self._stored_bytes.total() + sum(upload.received for upload in self._uploads)
 
     def bytes_of(self, owners: Collection[str]) -> int:
@@ -165,7 +163,7 @@ class FileStore:
         return received + sum(self._stored_bytes[owner] for owner in owners)
 
     def number_of(self, owners: Collection[str]) -> int:
-        """Number of these owners' files, unfinished uploads included."""
+        """Unfinished uploads included."""
         return sum(self._stored_files[owner] for owner in owners) + sum(
             upload.owner in owners for upload in self._uploads
         )
@@ -257,7 +255,7 @@ class FileStore:
     def get(
         self, file_id: str, owners: Collection[str] | None, param: str | None = None
     ) -> StoredFile:
-        """Return a file of these owners (None: all). Raises `RequestFailed` (404)."""
+        """`owners` None: all. Raises `RequestFailed` (404)."""
         file = self._files.get(file_id)
         if file is None or (owners is not None and file.owner not in owners):
             message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"
@@ -274,7 +272,7 @@ class FileStore:
         return await on_disk(self.path(file.id).read_bytes)
 
     def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:
-        """Owners' files (None: all), the oldest first."""
+        """`owners` None: all. The oldest first."""
         return [file for file in self._files.values() if owners is None or file.owner in owners]
 
 

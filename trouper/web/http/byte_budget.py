@@ -1,11 +1,5 @@
-"""The byte budget of requests (--request-memory): bodies, waiting prompts, unsent answers.
-
-Bytes are taken before the work and returned at the request's end; nobody waits.
-
-- A client (API key, or address) may hold as much as is left free: one alone half of the budget.
-- Requests that hold little may take twice as much.
-- A request of more than half of the budget is refused for good (413).
-"""
+"""The byte budget of requests (--request-memory): bodies, waiting prompts, unsent answers. Bytes
+are taken before the work and returned at the request's end; nobody waits."""
 
 from __future__ import annotations
 
@@ -48,12 +42,14 @@ class ByteBudget:
 
     def take(self, client: str, amount: int, before: int) -> None:
         """Take bytes for a request that holds `before`. Raises `RequestFailed` (413, 429, 503)."""
+        # A client may hold as much as is left free (alone, half of the budget), and for requests
+        # that hold little twice as much.
         free = self.total - self.held - amount
-        others = self._clients[client] + amount
-        if others > (2 * free if before + amount <= LITTLE else free):
+        of_client = self._clients[client] + amount
+        if of_client > (2 * free if before + amount <= LITTLE else free):
             raise RequestFailed(self._refusal(client, amount, before))
         self.held += amount
-        self._clients[client] = others
+        self._clients[client] = of_client
 
     def give_back(self, client: str, amount: int) -> None:
         self.held -= amount

@@ -74,11 +74,11 @@ def answer_to(head: bytes, headers: list[tuple[bytes, bytes]]) -> bytes | None:
 class Held(Protocol):
     @property
     def network(self) -> str:
-        """The client's address, as `network_of` returns it."""
+        """As `network_of` returns it."""
 
     @property
     def idle_since(self) -> float | None:
-        """Time of the last request's end; None during a request."""
+        """The last request's end; None during a request."""
 
 
 Connected = TypeVar("Connected", bound=Held)

@@ -60,7 +60,7 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The router's name: "openai_chat"."""
+        """Such as "openai_chat", for the router."""
         return self.handler.__qualname__.replace(".", "_").lower()
 
     @property
@@ -69,7 +69,7 @@ class Endpoint:
 
     @property
     def template(self) -> str:
-        """The OpenAPI path: "/v1/models/{model}"."""
+        """Such as "/v1/models/{model}", for OpenAPI."""
         return PATH_PARAMETER.sub(r"{\1}", self.path)
 
     @property

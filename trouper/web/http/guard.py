@@ -27,18 +27,13 @@ from trouper.web.http.socket_writer import SocketWriter
 log = logging.getLogger("trouper.web")
 MAX_RECEIVE = 2**16
 MAX_PIPELINED = 16  # Reads that may wait behind a response; more is a flood.
-LINGER_S = 5.0  # Time for which a refused client may go on sending.
+# Time for which a refused client's bytes are dropped: closing a socket with unread bytes would
+# reset the connection and lose the response.
+LINGER_S = 5.0
 
 
 class Connection:
-    """A client's connection.
-
-    - An exception ends only this connection.
-    - The socket is read during responses too, to notice a disconnect.
-    - One clock runs for a request's head and for idling, another for each write.
-    - A refused client's bytes are dropped for LINGER_S: closing a socket with unread bytes would
-      reset the connection and lose the response.
-    """
+    """A client's connection. An exception ends only this one."""
 
     def __init__(
         self,
@@ -60,6 +55,7 @@ class Connection:
         self._stream = stream
         self._lifetime = trio.CancelScope()
         self._writer = SocketWriter(stream, settings.write_timeout_s, self._lifetime.cancel)
+        # One clock runs for a request's head and for idling, another (the writer's) for each write.
         self._patience = trio.CancelScope()
         self._idle, self._since = True, trio.current_time()
         self._fresh = True

@@ -103,7 +103,7 @@ def _detail_of(name: object, path: str) -> Detail:
 
 
 def data_of(url: str, path: str) -> bytes:
-    """Decode a data URL. Raises `RequestFailed` (400)."""
+    """Raises `RequestFailed` (400)."""
     head = DATA_URL.match(url)
     if head is None:
         raise _not_read(url, path)
@@ -127,8 +127,8 @@ def _not_read(url: str, path: str) -> RequestFailed:
 
 
 def check_type(media_type: str, path: str) -> None:
-    """Refuse what is named as no image, or as one of another kind. The file's content decides
-    between the kinds that are read. Raises `RequestFailed` (400)."""
+    """Refuse what is named as no image, or as one of another kind. Raises `RequestFailed` (400)."""
+    # The file's content decides between the kinds that are read.
     kind = media_type.strip().lower()
     name = kind.removeprefix("image/")
     if kind in ("", "application/octet-stream", "image/*"):
@@ -195,7 +195,6 @@ def content_of(pieces: Iterable[str | Json], separator: str = "") -> str | list[
 def joined_content(
     first: str | list[Json], second: str | list[Json], separator: str
 ) -> str | list[Json]:
-    """Contents of two messages as one."""
     return content_of((*_pieces(first), *_pieces(second)), separator)
 
 

@@ -29,7 +29,7 @@ def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
 
 
 def http_problem(status: int, message: str, code: str | None = None) -> Problem:
-    """Return the problem of a request that the HTTP layer refuses."""
+    """For a request that the HTTP layer refuses."""
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return Problem(status, message, kind, None, code)
 

@@ -80,7 +80,7 @@ def word(name: str) -> re.Pattern[str]:
 
 
 def safe_name(name: str) -> str:
-    """Make a client's name safe for headers, labels and logs."""
+    """For headers, labels and logs."""
     return UNSAFE.sub(_percent, name[:MAX_CHARS])[:MAX_CHARS] or EMPTY
 
 

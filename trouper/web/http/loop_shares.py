@@ -1,8 +1,4 @@
-"""Shares of the event loop, between tenants with requests in progress.
-
-A request's time before a model is asked is the tenant's debt, paid off at `SHARE` of the passing
-time. While other tenants have requests, a tenant in debt begins requests at that pace.
-"""
+"""Shares of the event loop, between tenants with requests in progress."""
 
 from __future__ import annotations
 
@@ -61,6 +57,8 @@ class Meter:
             self.since = None
 
 
+# A request's time before a model is asked is the tenant's debt, paid off at `SHARE` of the passing
+# time. While other tenants have requests, a tenant in debt begins requests at that pace.
 class LoopShares:
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self._clock = clock

@@ -70,6 +70,8 @@ class Pages:
         )
 
     def _context(self) -> DocumentContext:
+        """Names and bounds for the document: names only for a known key, bounds if all models are
+        loaded."""
         listed = self._entries()
         # Otherwise the names are private, or not the only ones.
         closed = self._known() and not self._has_aliases()

@@ -37,8 +37,9 @@ NOT_HTTP1 = http_problem(505, "this is not HTTP/1.1", "invalid_http")
 
 
 class StrictHttp(h11.Connection):
-    """Refuses ambiguous heads like invalid ones: a proxy that sees another end of a request would
-    take one client's bytes for another's head (RFC 9112, 2.2, 5.2, 6.1 and 11.2)."""
+    """Refuses ambiguous heads like invalid ones (RFC 9112, 2.2, 5.2, 6.1 and 11.2)."""
+
+    # A proxy that sees another end of a request would take one client's bytes for another's head.
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
         """As in h11. Raises `h11.RemoteProtocolError` also for an ambiguous head."""

@@ -72,7 +72,7 @@ class Query:
 
 
 def list_of(item: Json) -> Json:
-    """Return the schema of a page."""
+    """The schema of a page."""
     return full(
         {
             "object": {"const": "list"},

@@ -1,14 +1,6 @@
 """Decides from a request's head whether a web page may make the request, and signs responses for
-the pages that may (CORS of the Fetch standard).
-
-- **Rebinding**: a stranger's name resolves to this server. Only known names in Host are answered
-  (CVE-2024-28224, in another server).
-- **A cross-origin request**: `fetch` and forms send Origin; images, scripts and links send
-  Sec-Fetch-Site (https://www.w3.org/TR/fetch-metadata/).
-- **A body without preflight**: text or a form, never JSON. Content-Type must be JSON.
-
-Other programs send neither Origin nor Sec-Fetch-Site.
-"""
+the pages that may (CORS of the Fetch standard). Other programs send neither Origin nor
+Sec-Fetch-Site."""
 
 from __future__ import annotations
 
@@ -101,7 +93,8 @@ def decide(head: Head, policy: Policy) -> Problem | None:
 
 
 def _host(head: Head, policy: Policy) -> Problem | None:
-    """Refuse unknown names. No Host means HTTP/1.0, which browsers do not speak."""
+    """Refuse unknown names, since a stranger's may resolve to this server (rebinding,
+    CVE-2024-28224 in another server). No Host means HTTP/1.0, which browsers do not speak."""
     if "*" in policy.allowed_hosts:
         return None
     for authority in head.hosts:
@@ -117,6 +110,7 @@ def _host(head: Head, policy: Policy) -> Problem | None:
 
 
 def _origin(head: Head, policy: Policy) -> Problem | None:
+    """Refuse `fetch` and forms of other origins."""
     if head.origin is None or policy.names(head.origin) or _same_origin(head.origin, head):
         return None
     name = _shown(head.origin)
@@ -136,8 +130,8 @@ def _same_origin(origin: str, head: Head) -> bool:
 
 
 def _site(head: Head, policy: Policy) -> Problem | None:
-    """Refuse other origins' images, scripts and frames, which cost as much as a client's request.
-    Links that a user follows are answered."""
+    """Refuse other origins' images, scripts and frames (https://www.w3.org/TR/fetch-metadata/),
+    which cost as much as a client's request. Links that a user follows are answered."""
     if head.origin is not None or head.fetch_site not in CROSSES or policy.any_origin:
         return None
     if (
@@ -154,6 +148,7 @@ def _site(head: Head, policy: Policy) -> Problem | None:
 
 
 def _body(head: Head) -> Problem | None:
+    """Refuse bodies that a page may send without a preflight: text and forms, never JSON."""
     if head.method not in CHANGES or not head.has_body:
         return None
     essence = (head.content_type or "").partition(";")[0].strip()

@@ -12,11 +12,7 @@ MAX_WRITE = 2**16
 
 
 class SocketWriter:
-    """The sending side of a connection.
-
-    Through the connection's task a chunk costs a task switch, two cancel scopes and four layers of
-    events. `write_now` leaves only unsent bytes to that task.
-    """
+    """The sending side of a connection."""
 
     def __init__(
         self, stream: trio.SocketStream, timeout_s: float, cut: Callable[[], None]
@@ -30,6 +26,8 @@ class SocketWriter:
     def write_now(self, chunk: bytes) -> bytes:
         """Send a chunk of a chunked body (RFC 9112, 7.1), and return the unsent bytes: all during
         another write or after a disconnect."""
+        # Through the connection's task a chunk would cost a task switch, two cancel scopes and four
+        # layers of events.
         framed = b"%x\r\n%b\r\n" % (len(chunk), chunk)
         return framed if self._lock.locked() else framed[self._taken(framed) :]
 

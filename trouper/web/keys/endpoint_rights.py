@@ -120,11 +120,9 @@ FORWARDING = re.compile(
 
 def is_local(client: Sequence[Any] | None, headers: Mapping[str, str], http_version: str) -> bool:
     """Whether the peer is a program on this machine that asks for itself. `client`: host and port,
-    as in ASGI. `headers`: by names in lower case.
-
-    Most proxies name a client in a header, keep the public name as `Host`, or speak HTTP/1.0 (nginx
-    before 1.29.7). Behind any other proxy on this machine, keys are needed.
-    """
+    as in ASGI. `headers`: by names in lower case."""
+    # Most proxies name a client in a header, keep the public name as `Host`, or speak HTTP/1.0
+    # (nginx before 1.29.7). Behind any other proxy on this machine, keys are needed.
     if not client or not is_loopback(str(client[0])) or http_version == "1.0":
         return False
     host = Host.parse(headers.get("host") or "localhost")

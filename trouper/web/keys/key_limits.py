@@ -1,8 +1,4 @@
-"""Requests and tokens a minute of a key, and usage since the server started.
-
-Prompt and longest answer are reserved before a request enters the queue, and count in full while
-the request runs. The tokens used count for another minute.
-"""
+"""Requests and tokens a minute of a key, and usage since the server started."""
 
 from __future__ import annotations
 
@@ -124,7 +120,7 @@ class KeyAccount:
             raise RequestFailed(attrs.evolve(problem, retry_after_s=ceil(wait_s)))
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """Yield OpenAI's headers with the limits."""
+        """OpenAI's, with the limits."""
         for name, window, limit in (
             ("requests", self.requests, self.key.requests_per_minute),
             ("tokens", self.tokens, self.key.tokens_per_minute),
@@ -144,6 +140,8 @@ class RequestTokens:
     """Number of prompts and choices without a reservation."""
 
 
+# Prompt and longest answer are reserved before a request enters the queue, and count in full while
+# the request runs. The tokens used count for another minute.
 @attrs.define(eq=False)
 class Reservation:
     _account: KeyAccount
@@ -218,8 +216,8 @@ class KeyAccounts:
         return account
 
     def listed(self, keys: Keys) -> list[KeyAccount]:
-        """Return the accounts of these keys, each client once, and drop those of removed keys.
-        Labels are updated: a key may have moved in its file."""
+        """Return the accounts of these keys, each client once, and drop those of removed keys."""
+        # Labels are updated: a key may have moved in its file.
         present = {key.identity: key for key in keys.all()}
         self._accounts = {
             name: account for name, account in self._accounts.items() if name in present

@@ -1,8 +1,4 @@
-"""GET /, the files of the page, and GET /v1/live with its data.
-
-Page and files are open; the data needs a key. The path of the files names their content: browsers
-cache them for ever.
-"""
+"""GET /, the files of the page, and GET /v1/live with its data."""
 
 from __future__ import annotations
 
@@ -87,7 +83,8 @@ class Feed:
         self._latest = named_event("snapshot", self._body)
 
     async def once(self) -> dict[str, Any]:
-        """Return the number of the latest snapshot, and the snapshot as an event."""
+        """A snapshot for one request, with the recent requests. Takes a tick: the first look asks
+        actors for figures that the second one has."""
         self.snapshot()
         await trio.sleep_until(next_tick())
         self.snapshot()
@@ -138,6 +135,8 @@ HEADERS = page_headers("script-src 'self'; style-src 'self'; img-src 'self'; con
 ASSETS = "/live/"
 
 
+# Page and files are open; the data needs a key. The path of the files names their content: browsers
+# cache them for ever.
 class Site:
     def __init__(self, service: Service) -> None:
         self._service = service

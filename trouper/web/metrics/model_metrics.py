@@ -1,8 +1,4 @@
-"""Metrics of a model: fields of statistics that are figures, and figures that are computed.
-
-Where vLLM has a metric of the same meaning, name, labels and buckets are vLLM's, for dashboards and
-routers.
-"""
+"""Metrics of a model: fields of statistics that are figures, and figures that are computed."""
 
 from __future__ import annotations
 
@@ -53,6 +49,8 @@ class ModelScrape:
     channels: tuple[ChannelStats, ...]
 
 
+# Where vLLM has a metric of the same meaning, name, labels and buckets are vLLM's, for dashboards
+# and routers.
 @attrs.frozen
 class MetricFamily:
     """A metric's kind, name, help and labels. `name` as Prometheus shows it, with `_total`."""

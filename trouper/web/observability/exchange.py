@@ -98,7 +98,7 @@ class Exchange:
             self.is_complete = True
 
     def by_prompt(self) -> list[list[RequestRecord]]:
-        """Return the records of each prompt's choices, in the order of the request."""
+        """The records of each prompt's choices, in the order of the request."""
         numbers = {name: position for position, name in enumerate(self._prompts)}
         prompts = dict[int, list[RequestRecord]]()
         for record in sorted(self.records, key=lambda record: numbers.get(record.request_id, 0)):
@@ -106,7 +106,6 @@ class Exchange:
         return list(prompts.values())
 
     def leave(self) -> None:
-        """Note the end of the response."""
         self.ended_at = trio.current_time()
 
     def report(self, observers: Iterable[ExchangeObserver]) -> None:

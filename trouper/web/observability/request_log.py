@@ -34,7 +34,7 @@ class RequestOrigin:
 
 
 class RequestLog:
-    """The records of ended requests, of all models."""
+    """Of all models."""
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers

@@ -46,6 +46,7 @@ class ChatDialect(OpenAiDialect):
         )
 
     def _choice(self, index: int, choice: Choice) -> Json:
+        """Format one choice of a complete answer, parsed into content, reasoning and calls."""
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
         reason: str = choice.finished.reason
         seen: Sequence[TokenLogprobs] = ()
@@ -114,8 +115,10 @@ class ChatDialect(OpenAiDialect):
         return self.chunk(choice, answer)
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
+        """Format a delta as chunks. Text alone goes into the prepared shell, which costs least."""
         shelled = self.plain and index == 0 and not delta.logprobs
-        if shelled and self._make_parser is None and index not in self._parsers:
+        is_unparsed = self._make_parser is None and index not in self._parsers
+        if shelled and is_unparsed:
             return self._shell(Content, delta.text) if delta.text else b""
         parser = self._parser(index)
         parsed, seen = parser.push(delta), parser.take_logprobs()
@@ -123,7 +126,8 @@ class ChatDialect(OpenAiDialect):
         if shelled and isinstance(part := parsed[0], Content | Reasoning):
             return self._shell(type(part), part.text)
         deltas = _deltas(parsed)
-        if not deltas and (seen or (self.extras.token_ids and delta.tokens)):
+        shows_tokens = bool(seen) or (self.extras.token_ids and bool(delta.tokens))
+        if not deltas and shows_tokens:
             deltas = [{"content": ""}]  # Fields of tokens are sent although the text is held back.
         choices = self._scored(index, deltas, seen)
         if choices and self.extras.token_ids:

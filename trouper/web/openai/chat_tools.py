@@ -270,7 +270,8 @@ def tools_of(
     choice: str | Named | AllowedChatTools | None,
     parallel: bool | None,
 ) -> Tools:
-    """Raises `RequestFailed` (400)."""
+    """Offer the tools, restricted or with a call required as the choice says. Raises
+    `RequestFailed` (400)."""
     offers = [tool.offer(f"tools.{index}") for index, tool in enumerate(tools or ())]
     offered = Tools.of(offers, several=parallel is not False)
     if choice is None or choice == "auto":

@@ -125,12 +125,16 @@ class CompletionDialect(OpenAiDialect):
         return self.chunk(choice, answer)
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
+        """Format a delta as a chunk, behind the prompt if that is due; text alone goes into the
+        shell."""
         shown = [] if self._silent else self._shown_of(index, delta.logprobs, delta.text)
-        if self.plain and index == 0 and not shown and not self._silent:
+        is_text_alone = self.plain and index == 0 and not shown and not self._silent
+        if is_text_alone:
             return b"".join((self._before, encode(delta.text), self._after)) if delta.text else b""
         pending = self._prompt(index, answer)
         seen = self._logprobs(index, shown) if shown else None
-        if self._silent or not (delta.text or seen or self.extras.token_ids):
+        has_content = bool(delta.text or seen or self.extras.token_ids)
+        if self._silent or not has_content:
             return pending
         choice = self._choice(index, delta.text, None, seen)
         if self.extras.token_ids:

@@ -1,10 +1,5 @@
 """Parameters, tools and content parts of other servers (vLLM, SGLang, llama.cpp, Ollama,
-OpenRouter, DashScope), converted in lenient readings.
-
-`NOT_SKIPPED` has the names whose loss would make an answer wrong. Tools that a server would run are
-left out and named. A placeholder stands for each part but text and images: an error would fail
-every later request of a conversation.
-"""
+OpenRouter, DashScope), converted in lenient readings."""
 
 from __future__ import annotations
 
@@ -26,8 +21,9 @@ from trouper.web.http.leniency import (
     safe_name,
 )
 
+# Stands for each part but text and images: an error would fail every later request of a
+# conversation. The same for every image and turn: the prefix stays cached.
 PLACEHOLDER = "[An image was sent here. This model reads text only.]"
-"""The same for every image and turn: the prefix stays cached."""
 
 
 LENGTHS = ("max_new_tokens", "n_predict", "num_predict", "max_gen_len", "max_tokens_to_sample")
@@ -57,6 +53,7 @@ OPTIONS = frozenset(
         *(field.name for field in attrs.fields(Sampling)),
     }
 )
+# Names whose loss would make an answer wrong.
 NOT_SKIPPED = frozenset(
     {
         "grammar",
@@ -300,7 +297,8 @@ def known_tools(
             kept.append(tool)
             continue
         kind = tool.get("type")
-        if kind is None and ("function" in tool or "name" in tool or not tool):
+        looks_like_function = "function" in tool or "name" in tool or not tool
+        if kind is None and looks_like_function:
             kept.append(tool | {"type": "function"})
         elif kind in known or not isinstance(kind, str | None):
             kept.append(tool)

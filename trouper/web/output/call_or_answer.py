@@ -44,6 +44,7 @@ def with_calls(
 
 
 def _either(grammar: Grammar, tools: Tools, tokenizer: Tokenizer) -> Grammar | None:
+    """The grammar that also accepts calls; None where a call could not be told from an answer."""
     if grammar.kind not in KINDS or grammar.source == "false":
         return None
     name = tokenizer.tool_parser or ""

@@ -15,8 +15,10 @@ Span = tuple[int, int]
 
 
 class ContentLogprobs:
-    """A token waits until its text is shown, or known to be none: a stop string, a marker,
-    reasoning, a call, dropped blanks. How tokens come in deltas changes nothing."""
+    """Holds each token until its text is shown, or known to be none."""
+
+    # No text: a stop string, a marker, reasoning, a call, dropped blanks. How tokens come in deltas
+    # changes nothing.
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

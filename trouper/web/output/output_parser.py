@@ -52,7 +52,7 @@ class OutputParser:
         return self._sink.kind
 
     def take_spans(self) -> list[tuple[int, int]]:
-        """Return where the content since the last call stands in the answer's text."""
+        """As `CallSink.take_spans`."""
         return self._sink.take_spans()
 
     @property

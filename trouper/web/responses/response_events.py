@@ -234,6 +234,7 @@ class ResponseDialect:
     # -- items ------------------------------------------------------------------------------------
 
     def _say(self, delta: ParsedDelta) -> bytes:
+        """Format a part of the answer as events. Blanks wait until text follows."""
         match delta:
             case Content(text) if self._open is not None and self._open.kind == "content":
                 return self._write(text)
@@ -403,8 +404,9 @@ def _framed(kind: str, fields: Json) -> bytes:
 
 
 def full_context_events(head: Json, problem: Problem) -> bytes:
-    """Format the whole stream of a response whose prompt exceeds the context, as OpenAI's API does.
-    Codex makes a conversation shorter after `response.failed` with that code, not after a 400."""
+    """Format the whole stream of a response whose prompt exceeds the context, as OpenAI's API
+    does."""
+    # Codex makes a conversation shorter after `response.failed` with that code, not after a 400.
     outcome: Json = {"completed_at": None, "error": None, "incomplete_details": None}
     running = head | {"status": "in_progress", "output": [], "usage": None} | outcome
     error = {"code": problem.code, "message": problem.message}

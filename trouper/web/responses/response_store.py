@@ -1,10 +1,5 @@
 """Stored responses, bounded by number, bytes and age. Beyond a bound, the largest key loses the
-least recently used response: one key may fill the store, yet keeps no other key from an equal
-share.
-
-Items of a conversation are stored once, with the response that brought them in; images once per
-key. A row without `used` is a deleted or evicted response whose items a later response needs.
-"""
+least recently used response."""
 
 from __future__ import annotations
 
@@ -28,6 +23,10 @@ from trouper.web.output.dialect import Json
 from trouper.web.responses import stored_images
 from trouper.web.serving.state_database import StateDatabase
 from trouper.web.streaming.event_log import EventLog
+
+# One key may fill the store, yet keeps no other key from an equal share. Items of a conversation
+# are stored once, with the response that brought them in; images once per key. A row without `used`
+# is a deleted or evicted response whose items a later response needs.
 
 log = logging.getLogger("trouper.responses")
 DISK_S = 5.0
@@ -295,6 +294,8 @@ def _remove(connection: Connection, response_id: str) -> None:
 
 
 def _trim(connection: Connection, oldest: float, max_count: int, max_bytes: int) -> None:
+    """Remove expired responses, then of the owner with the most, the least recently used, until the
+    bounds hold."""
     expired = "SELECT id FROM responses WHERE used < ?"
     for (response_id,) in connection.execute(expired, (oldest,)).fetchall():
         _remove(connection, response_id)

@@ -1,9 +1,4 @@
-"""`state.sqlite` in --batch-dir: files, batches with answers, and stored responses.
-
-One thread runs all statements, and commits waiting ones together. A commit survives `kill -9`, and
-a durable commit also a power loss, which may undo other commits of the last seconds but keeps the
-database whole.
-"""
+"""`state.sqlite` in --batch-dir: files, batches with answers, and stored responses."""
 
 from __future__ import annotations
 
@@ -119,6 +114,9 @@ class _Job(Generic[T]):
         return self.result  # type: ignore[return-value]  # `work` has returned it.
 
 
+# One thread runs all statements, and commits waiting ones together. A commit survives `kill -9`,
+# and a durable commit also a power loss, which may undo other commits of the last seconds but keeps
+# the database whole.
 class StateDatabase:
     """A directory's database, opened at the first use and locked against other servers."""
 

@@ -221,6 +221,8 @@ class EventStream(ResponseBody):
             self._hold(DELTA_BYTES * more)
 
     async def _next_write(self) -> bytes:
+        """Wait for events and return them as one write: the opening first, a heartbeat after
+        silence."""
         if not self._began:
             self._began = True
             self._opening = b"".join(

@@ -1,9 +1,4 @@
-"""Delivery by the step: one task writes the text of a step to all streams.
-
-The first reply of a step wakes the task, which runs when the scheduler has sent its next plan: by
-then all replies are there. A stream's own task sleeps until a deadline, a reply other than text, a
-full socket, or an error.
-"""
+"""Delivery by the step: one task writes the text of a step to all streams."""
 
 from __future__ import annotations
 
@@ -21,6 +16,9 @@ MAX_EVENTS = 256
 STREAMS_AT_ONCE = 64  # Number of streams after which other tasks run, the scheduler among them.
 
 
+# The first reply of a step wakes the task, which runs when the scheduler has sent its next plan: by
+# then all replies are there. A stream's own task sleeps until a deadline, a reply other than text,
+# a full socket, or an error.
 class StepDelivery:
     """The streams with something to write, and the task that writes."""
 

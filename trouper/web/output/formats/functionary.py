@@ -68,6 +68,7 @@ def _call(source: TextSource, sink: CallSink, name: str) -> Steps[str | None]:
 
 
 def _content(source: TextSource, sink: CallSink) -> Steps[str | None]:
+    """Read content up to the next call's recipient, who is returned; None at the answer's end."""
     # Whitespace in front of a call is no content.
     space: list[str] = []
     while True:

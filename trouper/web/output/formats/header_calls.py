@@ -104,22 +104,23 @@ MISTRAL = HeaderLayout("", partial(_name_by, MISTRAL_HEADER.fullmatch), "", "")
 
 
 def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[bool]:
-    """Returns whether the section's end marker was read. Raises `NotACall`."""
+    """Read calls up to the section's end. Returns whether its end marker was read; False where
+    other text follows a call. Raises `NotACall` without any call."""
     before = sink.calls
+    ends = (layout.section_end, layout.other_end)
     while True:
         yield from source.skip()
-        if sink.calls > before and (
-            yield from source.first_of((layout.section_end, layout.other_end))
-        ):
+        has_call = sink.calls > before
+        if has_call and (yield from source.first_of(ends)):
             return True
-        if sink.calls > before and not layout.call_start:
+        if has_call and not layout.call_start:
             char = yield from source.peek()
-            if char in (END, "<") or (
-                char == "[" and not (yield from source.matches(MISTRAL_CALL))
-            ):
+            if char in (END, "<"):
+                return False
+            if char == "[" and not (yield from source.matches(MISTRAL_CALL)):
                 return False
         if layout.call_start and not (yield from source.matches(layout.call_start)):
-            if sink.calls > before:
+            if has_call:
                 return False
             raise NotACall
         yield from _call(source, sink, layout)

@@ -110,6 +110,8 @@ def read_call(source: TextSource, sink: CallSink, ends: Ends) -> Steps[None]:
 
 
 def _entry(source: TextSource, sink: CallSink, call: _CallObject, ends: Ends) -> Steps[bool]:
+    """Read one member of a call's object; True if the arguments were streamed. A name may hold the
+    object of another level. Raises `NotACall` for a member that no call has."""
     source.rewind(source.position - 1)
     key = yield from _short_string(source)
     yield from source.skip()

@@ -1,8 +1,4 @@
-"""Normalization of a model's JSON, character by character; valid JSON stays as written.
-
-Repaired: missing or wrong closing brackets and commas, single quotes, bare keys and words, Python's
-constants, control characters and quotes inside of strings, wrong escapes.
-"""
+"""Normalization of a model's JSON, character by character; valid JSON stays as written."""
 
 from __future__ import annotations
 
@@ -27,6 +23,8 @@ CLOSERS = {"{": "}", "[": "]"}
 REPLACEMENT = "\\ufffd"
 
 
+# Repaired: missing or wrong closing brackets and commas, single quotes, bare keys and words,
+# Python's constants, control characters and quotes inside of strings, wrong escapes.
 class LenientJson:
     def __init__(self) -> None:
         self.done = False

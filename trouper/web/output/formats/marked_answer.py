@@ -1,8 +1,4 @@
-"""Answers with markers between reasoning, calls and content: all families but harmony.
-
-A section without a call stays text. A call inside of reasoning counts only at the end of the
-answer, where the model forgot to close the reasoning (vLLM #35687).
-"""
+"""Answers with markers between reasoning, calls and content: all families but harmony."""
 
 from __future__ import annotations
 
@@ -40,6 +36,8 @@ def _no_section(_source: TextSource, _sink: CallSink) -> Steps[bool]:
 NO_CALLS = CallFormat((), _no_section)
 
 
+# A section without a call stays text. A call inside of reasoning counts only at the end of the
+# answer, where the model forgot to close the reasoning (vLLM #35687).
 class MarkedAnswer:
     """Reads one answer. `thinking`: markers of reasoning; `answering`: markers of the answer,
     dropped."""
@@ -105,6 +103,8 @@ class MarkedAnswer:
             pass
 
     def _content_part(self) -> Steps[bool]:
+        """Read the next piece of content, or the marker or call in its place; False at the answer's
+        end."""
         source = self._source
         self._emit(source.run(self._stops) if self._fresh else source.take(self._words))
         source.keep()
@@ -150,8 +150,11 @@ class MarkedAnswer:
         source = self._source
         position = source.position
         marker = yield from source.first_of(self._answering)
-        if not marker or "|" in marker or self._fresh or (yield from source.ends_with(())):
-            return bool(marker)
+        if not marker:
+            return False
+        counts_anywhere = "|" in marker or self._fresh
+        if counts_anywhere or (yield from source.ends_with(())):
+            return True
         source.rewind(position)
         return False
 
@@ -223,6 +226,8 @@ class MarkedAnswer:
             self._source.rewind(0)
 
     def _reasoning(self, end: str) -> Steps[None]:
+        """Read reasoning up to the marker `end`, the answer's end, or a call inside that ends the
+        answer."""
         source, sink = self._source, self._sink
         sink.kind, fresh, before = "reasoning", True, ""
         space: list[str] = []

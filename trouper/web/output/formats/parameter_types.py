@@ -39,6 +39,8 @@ def parameter_types(function: Mapping[str, Any]) -> dict[str, SchemaTypes]:
 
 
 def _types(schema: Any, root: Any, depth: int) -> SchemaTypes:
+    """JSON types that a schema allows; `ANY` where it does not say, or says so beyond `depth`
+    references."""
     if not isinstance(schema, Mapping) or not depth:
         return ANY
     if isinstance(reference := schema.get("$ref"), str):

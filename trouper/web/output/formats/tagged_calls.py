@@ -70,6 +70,8 @@ def _skip(source: TextSource, layout: TagLayout) -> Steps[None]:
 
 
 def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
+    """Read one call behind its start marker. Arguments stream as JSON; a call that the answer's end
+    cuts off stays open. Raises `NotACall` for a tool that is not offered."""
     if layout.call[1]:
         header = yield from source.until(layout.call[1], LONGEST_NAME)
     else:
