@@ -259,6 +259,7 @@ def test_the_decoders_seconds_are_counted_also_in_vain() -> None:
         counted.image_orders.clear()
         counted.core.hear_image(ImageDecoded(order.item, pixels, seconds=0.5), counted.now)
         serve(counted)
+        run(counted)
     stats = counted.watches.stats.latest
     assert (stats.images_decoded, stats.image_decoder_seconds) == (1, 1.0)
 

@@ -339,13 +339,13 @@ class Core:
         under_pressure = self._watches.memory.latest.under_pressure
         admits = self._admission.admit(under_pressure=under_pressure, idle=idle, now=now)
         decoding, prefilling = self._batch.decoding, self._batch.prefilling
-        allowed = self._shares.may_prefill(prefilling, decoding)
-        self._images.keep_up(prefilling, allowed, self._budget.limit_bytes)
-        ready = self._images.ready_to_prefill(allowed)
-        encode = self._images.encode(allowed, busy=bool(decoding), others_prefill=bool(ready))
+        with_credit = self._shares.may_prefill(prefilling, decoding)
+        self._images.keep_up(prefilling, with_credit, self._budget.limit_bytes)
+        ready = self._images.ready_to_prefill(with_credit)
+        encode = self._images.encode(with_credit, busy=bool(decoding), others_prefill=bool(ready))
         # Beside streams a slice of an encoder and a chunk take turns, each within the stall bound.
         chunks = () if encode and decoding else self._chunks(ready, busy=bool(decoding))
-        encoded_for = _first_that_needs(encode, allowed)
+        encoded_for = _first_that_needs(encode, with_credit)
         self._shares.note_work(step, chunks, encoded_for, self._batch.rows)
         allowed = self._speculation.allow(decoding)
         for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
