@@ -18,7 +18,7 @@ import pytest
 import trio
 from PIL import Image
 
-from tests.engine.vision.families import IMAGE, checkpoint, load, text_model
+from tests.engine.vision.families import checkpoint, load, text_model
 from tests.image_files import encoded, picture
 from tests.long_tests import PLAYED
 from tests.real.serving import common
@@ -155,7 +155,7 @@ class Watch:
 
 def at_steps(name: str) -> Iterator[int]:
     """Steps of a request in which something happens; all in the long version."""
-    return count(1) if PLAYED else count(1 + FAMILIES.index(name), 3)
+    return count(1) if PLAYED else count(1 + FAMILIES.index(name), 5)
 
 
 # -- alone and in company ------------------------------------------------------------------------
@@ -243,8 +243,7 @@ async def test_after_a_restart_the_disk_has_them(
     monkeypatch.setattr(DiskTier, "_faster", lambda *_: True)
     heard: list[Heard] = []
     async with serving(tiny, ssd_cache_dir=tmp_path / "blocks") as served:
-        for salt in DEPARTS:
-            heard.append(await one(served, *TWO, salt=salt))
+        heard += [await one(served, *TWO, salt=salt) for salt in DEPARTS]
     watch = Watch()
     async with serving(tiny, watch, ssd_cache_dir=tmp_path / "blocks", image_cache=0) as served:
         for first, (salt, contents) in zip(tuple(heard), DEPARTS.items(), strict=True):
