@@ -340,20 +340,26 @@ async def test_rows_go_on_after_a_crash_in_each_step(
     await assert_as_alone(tiny, heard)
 
 
-@every_family
-@pytest.mark.long(but=("mistral3",))
-async def test_a_fault_of_the_encoder_costs_its_request_alone(
-    name: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faults = ["once"]
-    advance = ImageEncoder._advance
+@pytest.fixture
+def encoder_faults(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """Each ends one slice of an image that is begun."""
+    faults, advance = list[Exception](), ImageEncoder._advance
 
     def fail(encoder: ImageEncoder, order: Encode) -> EncodedImage | None:
         if faults and order.pixels is None:
-            raise ValueError(faults.pop())
+            raise faults.pop()
         return advance(encoder, order)
 
     monkeypatch.setattr(ImageEncoder, "_advance", fail)
+    return faults
+
+
+@every_family
+@pytest.mark.long(but=("mistral3",))
+async def test_a_fault_of_the_encoder_costs_its_request_alone(
+    name: str, tiny: Tiny, encoder_faults: list[Exception]
+) -> None:
+    encoder_faults.append(ValueError("no such layer"))
     async with serving(tiny) as served:
         answers = [await served.submit(of(*contents)) for contents in (ONE, TWO, TEXT)]
         with pytest.raises(RequestFailed) as failed:
@@ -362,4 +368,16 @@ async def test_a_fault_of_the_encoder_costs_its_request_alone(
         asks = (of(*TWO), of(*TEXT))
         heard = [await hear(*pair) for pair in zip(asks, answers[1:], strict=True)]
         heard += await served.ask(of(*ONE))
+    await assert_as_alone(tiny, heard)
+
+
+@every_family
+@pytest.mark.long(but=("qwen3_vl",))
+async def test_an_encoder_without_memory_is_tried_again_with_less_for_others(
+    name: str, tiny: Tiny, encoder_faults: list[Exception], endless_restarts: None
+) -> None:
+    encoder_faults.append(RuntimeError("[malloc] out of memory"))
+    async with serving(tiny) as served:
+        heard = await served.ask(*(of(*contents) for contents in (ONE, TWO, TEXT)))
+        assert served.facts.recovery.allocation_failures == 1
     await assert_as_alone(tiny, heard)
