@@ -260,14 +260,16 @@ class FakeEngine:
     """All tokens up to it."""
     encoding: dict[ItemId, int] = attrs.field(factory=dict)
     """Pieces that were run of each image's encoder."""
-    vectors: dict[ItemId, bytes] = attrs.field(factory=dict)
-    """Digests of encoded images."""
+    vectors: dict[ItemId, MediaSpan] = attrs.field(factory=dict)
+    """A place of each encoded image."""
     blind: Callable[[bytes], bool] = lambda digest: False
     """Digests of images whose encoder fails."""
     num_encoded: int = 0
     restored_tokens: int = 0
     held: tuple[int, int] = (0, 0)
     """Blocks and snapshots when the last session ended."""
+    held_images: tuple[int, int] = (0, 0)
+    """Images between two slices, and bytes of vectors, then."""
     diary: Diary = attrs.field(factory=Diary)
     adapter_plan: AdapterPlan = attrs.field(factory=AdapterPlan)
 
@@ -308,6 +310,8 @@ class FakeEngine:
 
     def _forget(self) -> None:
         self.held = len(self.blocks), len(self.snapshots)
+        vector_bytes = sum(map(bytes_of_vectors, self.vectors.values()))
+        self.held_images = len(self.encoding) - len(self.vectors), vector_bytes
         self.rows.clear()
         self.blocks.clear()
         self.snapshots.clear()
@@ -400,8 +404,8 @@ class FakeEngine:
                 unencoded.append((order.item, "its vectors are no numbers"))
                 continue
             self.num_encoded += 1
-            self.vectors[order.item] = order.span.digest
-            encoded.append((order.item, 10 * order.span.num_embedded))
+            self.vectors[order.item] = order.span
+            encoded.append((order.item, bytes_of_vectors(order.span)))
         return tuple(encoded), tuple(unencoded)
 
     def _banks(self) -> tuple[BankStats, ...]:
@@ -563,7 +567,7 @@ class FakeEngine:
         tokens, items = list(row.prompt), list(chunk.items)
         for span in row.media:
             if begin < span.end and span.start < end:
-                digest = self.vectors[items.pop(0)]
+                digest = self.vectors[items.pop(0)].digest
                 size = len(span.tokens)
                 tokens[span.start : span.end] = identity_tokens(digest, size).tolist()
         assert not items, "images that the chunk does not touch"
@@ -575,6 +579,10 @@ class FakeEngine:
         row.begun = True
         row.last = self.token_at(row.key, row.position - 1)
         return row.last
+
+
+def bytes_of_vectors(span: MediaSpan) -> int:
+    return 10 * span.num_embedded
 
 
 def ints(data: bytes | memoryview) -> Tokens:

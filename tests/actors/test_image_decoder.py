@@ -245,6 +245,7 @@ async def test_damaged_images_cost_their_own_request() -> None:
             answer = await bench.tell(order(data))
             assert (answer.pixels, answer.code) == (None, "image_damaged")
             assert answer.fault == "the image is damaged: it cannot be decoded"
+            assert answer.seconds > 0
         assert (await bench.pixels(good)).shape == (30, 40, 3)
         assert bench.pid == pid
 

@@ -15,6 +15,7 @@ import attrs
 
 from tests.core.worlds import RecordingClient
 from tests.fakes import CUTTABLE, ByteTokenizer, card
+from tests.images import FakeLayout, Part, prompt_of
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
@@ -22,8 +23,9 @@ from trouper.protocol.blocks import Tensor
 from trouper.protocol.capabilities import EVERYTHING, Capabilities
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.kv import KvLayout
+from trouper.protocol.media import DecodeImage, ImageDecoded, ItemId, Pixels, PromptImage
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.plans import Encode, Plan, RowId, Stepped
 from trouper.protocol.requests import Generate, TokenPrompt
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
@@ -36,7 +38,7 @@ STEP_S = 0.01
 
 class DrivenCore:
     """One core, with a viewer of the live page unless `viewed` is false. The disk takes each write
-    as soon as it is ordered, and has nothing to read."""
+    as soon as it is ordered, and has nothing to read; images are decoded at once."""
 
     def __init__(
         self,
@@ -64,6 +66,9 @@ class DrivenCore:
         }
         defaults |= {"max_prompt_tokens": CONTEXT, "speculation": "off"}
         self.settings = Settings(**{**defaults, **settings})
+        self._image_orders: list[DecodeImage] = []
+        self._pieces: dict[ItemId, int] = {}
+        """Pieces that were run of each image's encoder."""
         model_card = attrs.evolve(
             card(kv=kv),
             context_length=CONTEXT,
@@ -72,6 +77,7 @@ class DrivenCore:
             draft_model=self.settings.draft_model,
             min_restored_tokens=min_restored_tokens,
             chunk_step=chunk_step,
+            images=FakeLayout(),
         )
         model = LoadedModel(model_card, ByteTokenizer())
         self.core = Core(
@@ -80,6 +86,7 @@ class DrivenCore:
             self.settings,
             watches=self.watches,
             disk=DiskSeam(send=self._order, known=lambda: None),
+            order_image=self._image_orders.append,
         )
         self.core.take_up(0.0)
         self.clients: list[RecordingClient] = []
@@ -89,6 +96,8 @@ class DrivenCore:
         """What the engine says of each step from now on."""
         self.prefill_s = 0.0
         """Seconds that a step takes longer if it prefills."""
+        self.encode_s = 0.0
+        """Seconds of each piece of an image's encoder."""
         self._viewed = viewed
         self._written: list[Write] = []
         self._in_flight: deque[tuple[Plan, Stepped]] = deque()
@@ -108,13 +117,25 @@ class DrivenCore:
         prompt = prefix + tuple(
             (seed * 7 + at * at + at // 5) % 90 + 1 for at in range(length - len(prefix))
         )
+        return self._arrive(prompt, (), max_tokens, tenant)
+
+    def arrive_with_images(self, *contents: Part, tenant: str = "") -> RecordingClient:
+        return self._arrive(*prompt_of(*contents), 1, tenant)
+
+    def _arrive(
+        self,
+        prompt: tuple[int, ...],
+        images: tuple[PromptImage, ...],
+        max_tokens: int,
+        tenant: str,
+    ) -> RecordingClient:
         request = Generate(
             request_id=str(len(self.clients)),
             prompt=TokenPrompt(prompt),
             max_tokens=max_tokens,
             tenant=tenant,
         )
-        client = RecordingClient(request, prompt, max_tokens)
+        client = RecordingClient(request, prompt, max_tokens, images)
         self.clients.append(client)
         self.core.enqueue(client, self.now)
         return client
@@ -148,6 +169,10 @@ class DrivenCore:
                 self.core.hear(
                     Written(tuple(block.key for block in write.blocks), write.nbytes), self.now
                 )
+            while self._image_orders:
+                order = self._image_orders.pop()
+                pixels = Pixels(*order.shape.resized, b"")
+                self.core.hear_image(ImageDecoded(order.item, pixels), self.now)
 
         watched(work)
         self.plans += plans
@@ -191,16 +216,25 @@ class DrivenCore:
             self._prompts[chunk.row] -= chunk.tokens
             if not self._prompts[chunk.row]:
                 rows.append(chunk.row)
+        encoded = tuple(order.item for order in plan.encode if self._encoded(order))
+        encode_s = self.encode_s * sum(order.pieces for order in plan.encode)
         empty = (Tensor("U32", (2,), bytes(8)),)
         return Stepped(
             plan.step,
             tuple(rows),
             (97,) * len(rows),
             (),
-            self.step_s + self.prefill_s * bool(plan.prefill),
+            self.step_s + self.prefill_s * bool(plan.prefill) + encode_s,
             persisted=tuple(empty for _ in plan.persist),
             preparing=self.preparing,
+            encoded=tuple((item, 1) for item in encoded),
+            encode_s=encode_s,
         )
+
+    def _encoded(self, order: Encode) -> bool:
+        """Count an order's pieces. Returns whether they were the last."""
+        self._pieces[order.item] = self._pieces.get(order.item, 0) + order.pieces
+        return self._pieces[order.item] == FakeLayout().num_pieces(order.span.shape)
 
 
 def bytecodes(work: Callable[[], object]) -> int:

@@ -250,6 +250,20 @@ def test_an_image_without_pixels_fails_the_requests_that_need_it(code: str, stat
     assert isinstance(other.terminal[0], Finished)
 
 
+def test_the_decoders_seconds_are_counted_also_in_vain() -> None:
+    counted = seeing()
+    for number, pixels in ((1, Pixels(1, 1, b"")), (2, None)):
+        ask(counted, TEXT, ("image", number, 16), TEXT)
+        run(counted, 2)
+        [order] = counted.image_orders
+        counted.image_orders.clear()
+        counted.core.hear_image(ImageDecoded(order.item, pixels, seconds=0.5), counted.now)
+        serve(counted)
+        run(counted)
+    stats = counted.watches.stats.latest
+    assert (stats.images_decoded, stats.image_decoder_seconds) == (1, 1.0)
+
+
 def test_an_image_without_vectors_fails_its_own_request() -> None:
     broken = seeing()
     _, [bad] = prompt_of(("image", 1, 16))

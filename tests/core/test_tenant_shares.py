@@ -206,6 +206,59 @@ def test_prompts_whose_clients_leave_at_once_take_their_share_at_most() -> None:
     assert prefill_s / (prefill_s + 200 * STEP_S) <= 0.55
 
 
+def encoding(core: DrivenCore, steps: int) -> float:
+    """Seconds of the encoder in so many steps."""
+    begun = len(core.plans)
+    for _ in range(steps):
+        core.step()
+    orders = [order for plan in core.plans[begun:] for order in plan.encode]
+    return core.encode_s * sum(order.pieces for order in orders)
+
+
+def pictures(number: int, tenant: str, core: DrivenCore) -> None:
+    """A request with so many images of its own."""
+    first = 100 * len(core.clients)
+    images = [("image", first + at, 16) for at in range(number)]
+    core.arrive_with_images(*images, (7, 8, 9), tenant=tenant)
+
+
+def test_the_encoder_takes_its_share_beside_streams_of_others_once_its_credit_is_spent() -> None:
+    """Two tenants: half of the time each, as prefill."""
+    core = decode_stream()
+    core.prefill_s, core.encode_s = 0.0, 0.09
+    pictures(2000, "pictures", core)
+    on_credit = int(CREDIT_S / 0.05)
+    assert encoding(core, on_credit) > 0.9 * on_credit * core.encode_s, "in each step"
+    encoding(core, on_credit)
+    encode_s, decode_s = encoding(core, 200), 200 * STEP_S
+    assert encode_s / (encode_s + decode_s) == pytest.approx(0.5, abs=0.05)
+
+
+def test_images_of_a_tenant_without_credit_hold_those_of_others_not_up() -> None:
+    core = decode_stream()
+    core.prefill_s, core.encode_s = 0.0, 0.09
+    pictures(2000, "pictures", core)
+    encoding(core, int(2 * CREDIT_S / 0.05))
+    pictures(1, "one", core)
+    steps = 0
+    while not core.clients[-1].terminal:
+        core.step()
+        steps += 1
+    assert steps < 12, "four pieces, in turns with the other's at most"
+
+
+def test_a_prompt_does_not_pay_for_the_encoder_of_another() -> None:
+    """In steps without streams both run."""
+    core = driven()
+    core.encode_s = 0.05
+    pictures(2000, "pictures", core)
+    core.arrive(100_000, max_tokens=1, seed=1, tenant="long")
+    encoding(core, 100)
+    credit = core.core._shares._credit_s
+    assert credit.get((False, "long"), CREDIT_S) > 0.9 * CREDIT_S
+    assert credit[False, "pictures"] < 0
+
+
 def test_the_streams_of_its_own_tenant_hold_no_prefill_back() -> None:
     core = driven()
     core.arrive(20, max_tokens=20_000, tenant="a")

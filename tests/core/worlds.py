@@ -497,7 +497,7 @@ class CoreWorld:
             "a block leaked"
         )
         assert not any(node.pins for node in nodes), "a node stays pinned"
-        core._images.keep_up((), 0)
+        core._images.keep_up((), (), 0)
         forgotten = core._images.take_forgotten()
         assert self.engine.encoding.keys() <= {*forgotten}, "vectors leaked"
         assert not core._images.nbytes, "items leaked"

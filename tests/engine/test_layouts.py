@@ -241,7 +241,7 @@ def test_the_span_of_qwen_is_a_grid_of_one_token() -> None:
     span = layout.span(7, shape, b"digest")
     assert span.tokens == (151655,) * 1000
     assert span.embedded == ((0, 1000),)
-    assert (span.start, span.end, span.extent, span.atomic) == (7, 1007, 40, False)
+    assert (span.start, span.end, span.extent) == (7, 1007, 40)
     assert (span.digest, span.shape) == (b"digest", shape)
     assert count_positions((span,), 1010) == 1010 - 1000 + 40
 

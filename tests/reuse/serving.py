@@ -99,10 +99,11 @@ class Heard:
     tokens: Tokens
     logprobs: tuple[TokenLogprobs, ...]
     cached: int
+    prompt: Tokens
 
     @property
     def text(self) -> Tokens:
-        return self.ask.prompt + self.tokens
+        return self.prompt + self.tokens
 
     @property
     def computed(self) -> int:
@@ -142,7 +143,7 @@ async def hear(ask: Ask, answer: Answer) -> Heard:
         deltas = [delta async for delta in answer]
     tokens = tuple(token for delta in deltas for token in delta.tokens)
     logprobs = tuple(each for delta in deltas for each in delta.logprobs)
-    return Heard(ask, tokens, logprobs, answer.cached_tokens)
+    return Heard(ask, tokens, logprobs, answer.cached_tokens, answer.accepted.prompt_tokens)
 
 
 Before = Callable[[Plan, StepEngine], None]

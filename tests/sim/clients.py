@@ -10,9 +10,11 @@ import trio
 
 from tests.fakes import EOS
 from tests.policy.reference import reference
-from tests.sim.weather import POISON, Weather, token_at
+from tests.sim.pictures import illustrated, key_of_prompt
+from tests.sim.weather import IMAGE_FAULTS, POISON, Weather, token_at
 from trouper import (
     Answer,
+    ChatPrompt,
     Delta,
     Finished,
     Generate,
@@ -64,6 +66,9 @@ class Client:
             stalls_after=pick((0, 2)) if chance.random() < 0.08 else FOREVER,
             coalesces=chance.random() < 0.3,
         )
+
+    def illustrate(self, chance: Random) -> None:
+        self.request = attrs.evolve(self.request, prompt=illustrated(chance))
 
     async def live(self, runtime: Runtime, trace: list[Any]) -> None:
         await trio.sleep(self.arrives_s)
@@ -125,6 +130,8 @@ class Client:
             assert (self.text, self.outcome, self.tokens) == (text, reason, tokens), self
         else:
             assert len(self.met) == 1 or self.stalled, self
+        if self.outcome in IMAGE_FAULTS:
+            assert isinstance(self.request.prompt, ChatPrompt), self
         self._check_told()
 
     def _check_told(self) -> None:
@@ -189,8 +196,7 @@ def ends(request: Generate) -> set[int]:
 
 def expected(request: Generate) -> tuple[str, str, int]:
     """(text, finish reason, completion tokens) of the whole answer."""
-    assert isinstance(request.prompt, TokenPrompt)
-    key = sum(request.prompt.tokens)
+    key = key_of_prompt(request.prompt)
     pieces: list[bytes] = []
     ended = False
     while not ended and len(pieces) < (request.max_tokens or 20):

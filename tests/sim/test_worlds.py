@@ -54,4 +54,11 @@ def test_the_worlds_meet_every_fate() -> None:
         "draining",
         "device_stuck",
         "died",
+        "image_damaged",
+        "image_crashes_decoder",
+        "image_decoder_unavailable",
+        "decoded",
+        "encoded",
+        "decoder crashed",
+        "drained amid a decode",
     }

@@ -4,21 +4,27 @@ All drawn once."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import attrs
 import trio
 
-from tests.fakes import CUTTABLE, EOS, UNCUTTABLE, ByteTokenizer, FakeEngine
+from tests.fake_images import FakeLayout, ImageTokenizer
+from tests.fakes import CUTTABLE, EOS, UNCUTTABLE, FakeEngine, Tokens
+from trouper.actors.runtime.decoding_process import UNAVAILABLE
 from trouper.actors.runtime.supervision import RestartLimit
 from trouper.protocol.kv import KvLayout
-from trouper.protocol.model import MemoryStats
-from trouper.protocol.plans import Plan
+from trouper.protocol.media import MediaSpan
+from trouper.protocol.model import LoadedModel, MemoryStats
+from trouper.protocol.plans import Admit, Plan
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
 
 STALL_TIMEOUT_S = 0.4
+IMAGE_FAULTS = ("image_damaged", "image_crashes_decoder", UNAVAILABLE)
+"""Codes of requests whose image has no pixels."""
 SAID = "naïve 🦜 parrots say: the end, then ✂ cut. ".encode()
 POISON = "poison"
 """A prompt that crashes RequestIntake."""
@@ -36,11 +42,43 @@ def token_at(key: int, position: int) -> int:
     )
 
 
-class SimTokenizer(ByteTokenizer):
+def key_of(prompt: Tokens, media: Sequence[MediaSpan]) -> int:
+    """The number on which an answer depends: on the prompt, on its images and on their places."""
+    return sum(prompt) + sum(place * span.digest[0] for place, span in enumerate(media, 1))
+
+
+class SimTokenizer(ImageTokenizer):
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         if text == POISON:
             raise SimulatedCrash("the tokenizer died")
         return super().encode(text)
+
+
+@attrs.frozen(kw_only=True)
+class ImageWeather:
+    """Of a model that takes images. The chances are per client, per image that is decoded."""
+
+    illustrated: float
+    decode_s: tuple[float, ...]
+    faults: tuple[tuple[float, str], ...]
+    """Chances and codes: the image is damaged, or the process dies, by the image or from
+    outside."""
+    crash: float
+    """The actor itself crashes."""
+    image_cache: int | None
+
+    @classmethod
+    def draw(cls, chance: Random) -> ImageWeather | None:
+        pick = chance.choice
+        if chance.random() < 0.5:
+            return None
+        return cls(
+            illustrated=pick((0.1, 0.3, 0.6)),
+            decode_s=pick(((0.001,), (0.01, 0.3), (0.5, 10.0), (0.001, 30.0))),
+            faults=tuple((pick((0, 0, 0.1)), code) for code in IMAGE_FAULTS),
+            crash=pick((0, 0, 0, 0.05, 0.5)),
+            image_cache=pick((None, 0, 200)),
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -67,6 +105,8 @@ class Weather:
     """They draft whether it pays or not."""
     roots: tuple[tuple[int, ...], ...]
     """What prompts begin with."""
+    images: ImageWeather | None = None
+    """None: the model takes no images."""
 
     @classmethod
     def draw(cls, chance: Random) -> Weather:
@@ -130,10 +170,19 @@ class SimEngine(FakeEngine):
         self._chance = chance
         self._trace = trace
 
+    async def load(self) -> LoadedModel:
+        model = await super().load()
+        if self._weather.images is None:
+            return model
+        return attrs.evolve(model, card=attrs.evolve(model.card, images=FakeLayout()))
+
+    def key_of(self, admit: Admit, prompt: Tokens) -> int:
+        return key_of(prompt, admit.media)
+
     async def _suffer(self, plan: Plan) -> None:
         weather, fate = self._weather, self._chance.random()
         self._trace.append(
-            (trio.current_time(), plan.step, plan.drop, len(plan.decode), plan.prefill)
+            (trio.current_time(), plan.step, plan.drop, len(plan.decode), plan.prefill, plan.forget)
         )
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         await trio.sleep(self._chance.choice(weather.step_s) + 0.0005 * prefilled)

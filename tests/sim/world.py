@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from random import Random
 from typing import Any
 from unittest import mock
@@ -15,10 +16,13 @@ import attrs
 import trio
 
 from tests.sim.clients import Client
+from tests.sim.pictures import SimDecoder
 from tests.sim.seeded import run_seeded
-from tests.sim.weather import SimEngine, Weather
-from trouper import Answer, Generate, Runtime, Settings
+from tests.sim.weather import ImageWeather, SimEngine, Weather
+from trouper import Answer, Generate, Runtime, Settings, TokenPrompt
+from trouper.actors import graph
 from trouper.actors.graph import run_graph
+from trouper.actors.image_decoder import decode_images
 from trouper.actors.runtime import runtime as runtime_module
 from trouper.actors.runtime.submission import Admit, Submission, open_submission
 from trouper.actors.scheduling import core as core_module
@@ -27,6 +31,7 @@ from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import ProposerName
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.replies import Failed, Finished, Reply
+from trouper.protocol.setting_fields import ByteSize
 
 CLIENTS = 40
 TOO_LONG_S = 10_000
@@ -61,6 +66,7 @@ class World:
     drafts: SpeculationStats = attrs.field(factory=SpeculationStats)
     whole: bool = False
     """Everybody was answered before the graph ended."""
+    decoder: SimDecoder | None = None
     died: bool = False
     """Too many crashes: the graph ended by itself."""
 
@@ -94,6 +100,8 @@ class World:
                 nursery.start_soon(client.live, runtime, self.trace)
             if self.weather.drain_at_s is not None:
                 await trio.sleep(self.weather.drain_at_s)
+                if self.decoder is not None and self.decoder.busy:
+                    self.decoder.met["drained amid a decode"] += 1
                 self._note_drained(await runtime.drain(self.weather.drain_s))
         if self.weather.drain_at_s is None:
             self._note_drained(await runtime.drain(self.weather.drain_s))
@@ -130,18 +138,25 @@ class World:
         ), stats
         if self.whole and not self.died and not self.engine.crashes:
             assert self.engine.held == (stats.cache.blocks, stats.cache.snapshots), stats.cache
+            assert self.engine.held_images == (0, stats.image_cache_bytes), "an image is left"
         assert stats.cache.bytes <= stats.cache.capacity_bytes
         self.drafts = stats.speculation
         assert self.drafts.accepted == sum(self.drafts.accepted_at) <= self.drafts.drafted
         ended = stats.requests_completed + stats.requests_errored + stats.requests_withdrawn
         assert stats.total_requests == ended, stats
-        intake, group, janitor, writer = (actor.restarts for actor in runtime.health().actors)
+        intake, group, janitor, writer, *decoders = (
+            actor.restarts for actor in runtime.health().actors
+        )
+        crashes = [] if self.decoder is None else [self.decoder.met["decoder crashed"]]
+        assert decoders == crashes
         assert (intake, group) == (0, self.engine.crashes["group"])
         assert (janitor, writer) == (self.engine.crashes["janitor"], 0)
 
     @property
     def outcomes(self) -> Counter[str]:
-        return Counter(client.outcome for client in self.clients) + Counter(died=self.died)
+        met = Counter() if self.decoder is None else self.decoder.met
+        counted = Counter(died=self.died, encoded=self.engine.num_encoded)
+        return Counter(client.outcome for client in self.clients) + counted + met
 
 
 def _what_waits(answer: Answer) -> Iterator[Reply]:
@@ -177,13 +192,36 @@ def _watched(submissions: list[Submission]) -> Iterator[None]:
         logging.disable(before)
 
 
+def with_images(
+    seed: int, weather: Weather, clients: Sequence[Client]
+) -> tuple[Weather, SimDecoder | None]:
+    """Give a world images, by draws of their own: the rest of it stays as it is without."""
+    chance = Random(f"images of {seed}")
+    images = ImageWeather.draw(chance)
+    if images is None:
+        return weather, None
+    for client in clients:
+        if isinstance(client.request.prompt, TokenPrompt) and chance.random() < images.illustrated:
+            client.illustrate(chance)
+    image_cache = None if images.image_cache is None else ByteSize(images.image_cache)
+    settings = attrs.evolve(weather.settings, image_cache=image_cache)
+    weather = attrs.evolve(weather, images=images, settings=settings)
+    return weather, SimDecoder(images, chance)
+
+
 def run_world(seed: int) -> World:
     """Raises, whatever is wrong with it."""
     chance = Random(seed)
     weather, trace = Weather.draw(chance), list[Any]()
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
-    world = World(weather, SimEngine(weather, chance, trace), clients, trace)
+    weather, decoder = with_images(seed, weather, clients)
+    world = World(weather, SimEngine(weather, chance, trace), clients, trace, decoder=decoder)
     policy = Eager if weather.eager else Speculation
-    with _watched(world.submissions), mock.patch.object(core_module, "Speculation", policy):
+    decode = partial(decode_images, process=decoder)
+    with (
+        _watched(world.submissions),
+        mock.patch.object(core_module, "Speculation", policy),
+        mock.patch.object(graph, "decode_images", decode),
+    ):
         run_seeded(seed, world.run)
     return world

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import attrs
 import trio
 
 from trouper.actors.runtime.decoding_process import UNAVAILABLE, DecodingProcess
@@ -28,17 +29,14 @@ async def decode_images(
         async for order in orders:
             began = trio.current_time()
             try:
-                pixels = await process.decode(order)
+                answer = ImageDecoded(order.item, await process.decode(order))
             except ImageRefused as refused:
                 answer = ImageDecoded(order.item, fault=refused.reason, code=refused.code)
             except Exception:
                 fault = INTERNAL.message
                 await _send(news, ImageDecoded(order.item, fault=fault, code=UNAVAILABLE))
                 raise
-            else:
-                seconds = trio.current_time() - began
-                answer = ImageDecoded(order.item, pixels, seconds=seconds)
-            await _send(news, answer)
+            await _send(news, attrs.evolve(answer, seconds=trio.current_time() - began))
     finally:
         await process.stop()
 

@@ -178,6 +178,11 @@ class SchedulerStats:
     images_decoded: int = counter(
         "trouper_images_decoded_total", "Images whose pixels were decoded for the encoder."
     )
+    image_decoder_seconds: float = counter(
+        "trouper_image_decoder_seconds_total",
+        "Seconds in which ImageDecoder decoded images, damaged ones too.",
+        default=0.0,
+    )
     images_encoded: int = counter("trouper_images_encoded_total", "Images that were encoded.")
     encoder_seconds: float = counter(
         "trouper_encoder_seconds_total", "Seconds of steps that encoded images.", default=0.0

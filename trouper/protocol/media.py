@@ -62,8 +62,6 @@ class MediaSpan:
     extent: int
     """Positions by which the tokens behind the span advance; the number of tokens, except with
     M-RoPE."""
-    atomic: bool = False
-    """Whether the tokens attend to each other, so that one pass must compute them all."""
 
     @property
     def end(self) -> int:
@@ -131,6 +129,7 @@ class ImageDecoded:
     fault: str = ""
     code: str = "image_damaged"
     seconds: float = 0.0
+    """Time that the decoder took, also in vain."""
 
 
 def count_positions(spans: tuple[MediaSpan, ...], tokens: int) -> int:

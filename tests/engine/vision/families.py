@@ -16,7 +16,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
-from tests.families import write_json
+from tests.families import save_tokenizer, write_json
 from trouper.engine.adaptations.image_passes import adapt_to_images
 from trouper.engine.loading.image_loading import mrope_sections
 from trouper.engine.loading.weights import evaluate, opened
@@ -197,6 +197,16 @@ QWEN_SIZE: Config = {"shortest_edge": 64, "longest_edge": 4096}
 CERTAIN = 1e-3
 """Minimum gap of the best two logits in a reference answer."""
 GAIN, GAIN_OF_RECURRENT = 3.0, 1.25
+QWEN_NAMES = {IMAGE: "<|image_pad|>", START: "<|vision_start|>", END: "<|vision_end|>"}
+QWEN_MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
+PIXTRAL_NAMES = {IMAGE: "[IMG]", BREAK: "[IMG_BREAK]", END: "[IMG_END]"}
+TEMPLATE = (
+    "{{% for m in messages %}}{{{{ m['role'] }}}}: {{% if m['content'] is string %}}"
+    "{{{{ m['content'] }}}}{{% else %}}{{% for part in m['content'] %}}"
+    "{{% if part['type'] == 'image' %}}{marker}{{% else %}}{{{{ part['text'] }}}}{{% endif %}}"
+    "{{% endfor %}}{{% endif %}}<|end|>{{% endfor %}}"
+    "{{% if add_generation_prompt %}}assistant: {{% endif %}}"
+)
 TOKEN_IDS = {"<|image_pad|>": IMAGE, "[IMG]": IMAGE, "[IMG_BREAK]": BREAK, "[IMG_END]": END}
 
 
@@ -294,6 +304,35 @@ def save(name: str, directory: Path, seed: int = 0, *, quantized: str = "") -> n
         config = config | {"quantization": {"group_size": 32, "bits": 8}}
     write_checkpoint(directory, config, dict(tree_flatten(model.parameters())))
     return model
+
+
+def checkpoint(name: str, directory: Path) -> Path:
+    """With a tokenizer that knows the family's tokens, and a template that writes them."""
+    save(name, directory)
+    save_tokenizer(directory)
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text())
+    names, marker = (
+        (QWEN_NAMES, QWEN_MARKER) if name.startswith("qwen") else (PIXTRAL_NAMES, "[IMG]")
+    )
+    for token, text in names.items():
+        piece = next(piece for piece, i in content["model"]["vocab"].items() if i == token)
+        content["added_tokens"].append(_special(token, text))
+        content["model"]["vocab"] = {
+            text if other == piece else other: i for other, i in content["model"]["vocab"].items()
+        }
+    content["model"]["merges"] = []
+    write_json(path, content)
+    path = directory / "tokenizer_config.json"
+    write_json(
+        path, json.loads(path.read_text()) | {"chat_template": TEMPLATE.format(marker=marker)}
+    )
+    return directory
+
+
+def _special(token: int, text: str) -> Config:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": text, "special": True, **flags}
 
 
 def write_checkpoint(directory: Path, config: Config, weights: dict[str, mx.array]) -> None:

@@ -8,8 +8,7 @@ import mlx.core as mx
 
 from tests.engine.driver import Request
 from tests.engine.vision.driver import ImageDriver
-from tests.engine.vision.families import FAMILIES, VOCABULARY, Models, text
-from tests.engine.vision.test_image_loading import checkpoint
+from tests.engine.vision.families import FAMILIES, VOCABULARY, Models, checkpoint, text
 from tests.engine.vision.test_image_rows import TOKENS, certain_prompt, two_images
 from tests.heads import head_weights, published
 from trouper.engine.loading.model_loading import load

@@ -18,6 +18,7 @@ from tests.engine.vision.families import (
     FAMILIES,
     TOKEN_IDS,
     Models,
+    checkpoint,
     picture,
     preprocessor_of,
     save,
@@ -25,7 +26,7 @@ from tests.engine.vision.families import (
 )
 from tests.engine.vision.test_image_passes import encode
 from tests.families import save as save_text
-from tests.families import save_tokenizer, write_json
+from tests.families import write_json
 from trouper.engine.loading import image_loading
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
@@ -40,30 +41,6 @@ PICTURE = picture(16, 24, 1)
 def served(directory: Path, said: list[str] | None = None) -> EvaluatedModel:
     settings = Settings(model=str(directory), self_check="off")
     return load(settings, (said if said is not None else []).append)
-
-
-def checkpoint(name: str, directory: Path) -> Path:
-    """With a tokenizer that knows the family's tokens."""
-    save(name, directory)
-    save_tokenizer(directory)
-    path = directory / "tokenizer.json"
-    content = json.loads(path.read_text())
-    for text, token in TOKEN_IDS.items():
-        if text.startswith("[") != (name == "mistral3"):
-            continue
-        piece = next(piece for piece, i in content["model"]["vocab"].items() if i == token)
-        content["added_tokens"].append(_special(token, text))
-        content["model"]["vocab"] = {
-            text if other == piece else other: i for other, i in content["model"]["vocab"].items()
-        }
-    content["model"]["merges"] = []
-    write_json(path, content)
-    return directory
-
-
-def _special(token: int, text: str) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token, "content": text, "special": True, **flags}
 
 
 def tower_of(name: str, directory: Path) -> Tower:

@@ -24,13 +24,15 @@ from tests.engine.vision.families import (
     text_model,
 )
 from tests.families import build
+from tests.real.serving import apart
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.step import StepEngine
 from trouper.protocol.media import ItemId, MediaSpan, Pixels
-from trouper.protocol.plans import BlockId, Encode, Plan, Restore, RowId, Store
+from trouper.protocol.plans import BlockId, Encode, Load, Plan, Restore, RowId, Store
 
 TOKENS = 6
+CLOSE = 1e-4
 SMALL_BANKS = attrs.evolve(EXACT, first_bank=8, shared_tokens=32)
 one_of_each_kind = pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3"])
 
@@ -120,25 +122,33 @@ def test_rows_with_images_and_text_share_passes(
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3", "pixtral"])
 def test_a_row_is_restored_at_every_token(vision_model: Models, name: str) -> None:
+    """From a block, a live row, and bytes in another engine."""
     model = vision_model(name)
     prompt = certain_prompt(model, two_images)
-    driver = ImageDriver(engine_of(model))
-    items = driver.encode(prompt.spans, prompt.images)
+    driver, other = ImageDriver(engine_of(model)), ImageDriver(engine_of(model))
+    items, others = (each.encode(prompt.spans, prompt.images) for each in (driver, other))
     live = name != "qwen3_5"  # A live row's recurrent state is behind all its tokens.
     for tokens in range(1, len(prompt.tokens)):
         block = BlockId(2 * tokens)
         snapshot = BlockId(2 * tokens + 1) if name == "qwen3_5" else None
+        blocks = (block,) if snapshot is None else (block, snapshot)
         row, step = RowId(driver._next), driver._step
-        orders = {step + 1: {"store": (Store(row, 0, (tokens,), (block,), snapshot),)}}
-        driver._orders = orders
+        stored = Store(row, 0, (tokens,), (block,), snapshot)
+        driver._orders = {step + 1: {"store": (stored,), "persist": blocks}}
         driver._chunk = partial(_first, step=0, tokens=tokens)
         restored = Restore(tokens, (block,), None, snapshot)
-        if live and tokens % 2:
-            restored = Restore(tokens, (), row)
-        request = prompt.request(items)
-        rows = driver.play([request, attrs.evolve(request, join=1, restore=restored)])
-        assert [row.tokens for row in rows] == [prompt.answer] * 2, tokens
-        driver.step(evict=(block,) if snapshot is None else (block, snapshot))
+        request = prompt.request(items, logprobs=3)
+        script = [request, attrs.evolve(request, join=1, restore=restored)]
+        if live:
+            script.append(attrs.evolve(request, join=1, restore=Restore(tokens, (), row)))
+        rows = driver.play(script)
+        driver.step(evict=blocks)
+        loads = map(Load, blocks, driver.persisted[-len(blocks) :])
+        other._orders = {other._step: {"load": tuple(loads)}}
+        rows += other.play([prompt.request(others, logprobs=3, restore=restored)])
+        other.step(evict=blocks)
+        assert [row.tokens for row in rows] == [prompt.answer] * len(rows), tokens
+        assert max(apart(row.logprobs, rows[0].logprobs) for row in rows) < CLOSE, tokens
 
 
 def _first(now: int, step: int, tokens: int) -> int:

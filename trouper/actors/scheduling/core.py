@@ -50,6 +50,7 @@ from trouper.protocol.plans import (
     PLANS_IN_FLIGHT,
     Admit,
     Chunk,
+    Encode,
     Load,
     Plan,
     RowId,
@@ -342,13 +343,15 @@ class Core:
         # Admitted sequences prefill in this step.
         admits = self._admission.admit(under_pressure=under_pressure, idle=idle, now=now)
         decoding, prefilling = self._batch.decoding, self._batch.prefilling
-        self._images.keep_up(prefilling, self._budget.limit_bytes)
-        ready = self._images.ready_to_prefill(prefilling)
-        encode = self._images.encode(busy=bool(decoding), others_prefill=bool(ready))
+        with_credit = self._shares.may_prefill(prefilling, decoding)
+        self._images.keep_up(prefilling, with_credit, self._budget.limit_bytes)
+        ready = self._images.ready_to_prefill(with_credit)
+        encode = self._images.encode(with_credit, busy=bool(decoding), others_prefill=bool(ready))
         # Where rows decode, an encoder's slice and chunks take turns (`ImageItems.encode`): each
         # alone keeps within --decode-stall-ms.
-        chunks = () if encode and decoding else self._chunks(ready, decoding)
-        self._shares.note_prefill(step, chunks, self._batch.rows)
+        chunks = () if encode and decoding else self._chunks(ready, busy=bool(decoding))
+        encoded_for = _first_that_needs(encode, with_credit)
+        self._shares.note_work(step, chunks, encoded_for, self._batch.rows)
         # Before tokens are scheduled: a row drafts no further than its answer has room behind them.
         allowed = self._count_drafts(decoding)
         # A row whose last token is scheduled here is dropped by the next plan.
@@ -402,20 +405,17 @@ class Core:
             stores += self._cache.leave(sequence)
         return tuple(stores)
 
-    def _chunks(self, ready: list[Sequence], decoding: list[Sequence]) -> tuple[Chunk, ...]:
+    def _chunks(self, ready: list[Sequence], *, busy: bool) -> tuple[Chunk, ...]:
         """Share the step's prefill tokens between rows of one kind of work (`Work`: the three kinds
         run different passes, in turns). Each row gets at least one token."""
-        prefilling = self._shares.may_prefill(ready, decoding)
-        if not prefilling:
+        if not ready:
             return ()
-        work = self._prefill_budget.turn({sequence.work for sequence in prefilling})
-        of_this_work = [sequence for sequence in prefilling if sequence.work == work]
+        work = self._prefill_budget.turn({sequence.work for sequence in ready})
+        of_this_work = [sequence for sequence in ready if sequence.work == work]
         remaining = [(sequence.id, sequence.next_chunk) for sequence in of_this_work]
         requested = sum(tokens for _, tokens in remaining)
         context = max(sequence.num_computed_tokens for sequence in of_this_work)
-        budget = self._prefill_budget.budget(
-            requested, busy=bool(decoding), work=work, context=context
-        )
+        budget = self._prefill_budget.budget(requested, busy=busy, work=work, context=context)
         if work != "text" or not self._prefill_together:
             # Each row takes a pass of its own, so a few rows take the step, in turns.
             remaining = take_turns(remaining, budget, self._last_lone)
@@ -466,7 +466,7 @@ class Core:
         self._commit.unusable(self._images.answered(plan, stepped))
         without_encoder = attrs.evolve(stepped, seconds=stepped.seconds - stepped.encode_s)
         self._prefill_budget.answered(plan, without_encoder if plan.encode else stepped)
-        self._shares.charge(plan, stepped.seconds, self._prefill_budget.decode_s)
+        self._shares.charge(plan, stepped, self._prefill_budget.decode_s)
         self.disk.persisted(stepped.persisted)
         # First, so that a suspect that has ended is acquitted before others' results.
         self._commit.drops(plan, now)
@@ -515,6 +515,12 @@ class Core:
             **self._step_statistics.gauges,
         )
         self._batch_view.show(self._batch.rows.values(), self._queue, self._now)
+
+
+def _first_that_needs(orders: Iterable[Encode], rows: Iterable[Sequence]) -> Sequence | None:
+    """The oldest row that an image is encoded for."""
+    items = [order.item for order in orders]
+    return next((row for row in rows if row.needs_image(items)), None) if items else None
 
 
 def _with_images(chunk: Chunk, sequence: Sequence) -> Chunk:

@@ -136,11 +136,7 @@ class CrashHandover:
 
     def _involved(self, unanswered: tuple[Plan, ...]) -> tuple[Involved, ...]:
         items = {order.item for plan in unanswered for order in plan.encode}
-        encoding = {
-            row
-            for row, sequence in self.batch.rows.items()
-            if any(left.id in items for left in sequence.images_left)
-        }
+        encoding = {row for row, sequence in self.batch.rows.items() if sequence.needs_image(items)}
         fresh = encoding.union(*(plan.fresh_rows for plan in unanswered))
         rows = encoding.union(*(plan.rows for plan in unanswered))
         return tuple(

@@ -8,7 +8,7 @@ Vectors are kept for other rows within a bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Literal, Self
 
@@ -30,7 +30,7 @@ from trouper.protocol.plans import Encode, Plan, Stepped
 from trouper.protocol.settings import Settings
 
 DECODED_AHEAD = 2
-"""Items with pixels, or ordered: a photo has 12 MB of them."""
+"""Items with pixels, or ordered, for the rows that may prefill: a photo has 12 MB of them."""
 UNKNOWN_BYTES = 2**28
 """Most bytes of unneeded vectors where the KV memory is unknown."""
 NEWEST = 0.3
@@ -179,18 +179,17 @@ class ImageItems:
             self._items[key] = self._by_id[item.id] = item
         return item
 
-    def keep_up(self, prefilling: Iterable[Sequence], kv_bytes: int | None) -> None:
-        """Order pixels for the rows that prefill, oldest first, and drop what none of them needs:
-        unfinished items at once, vectors beyond the bound. `kv_bytes`: the KV memory; None:
-        unknown."""
+    def keep_up(
+        self, prefilling: Iterable[Sequence], allowed: Iterable[Sequence], kv_bytes: int | None
+    ) -> None:
+        """Order pixels for the rows that may prefill, oldest first, and drop what no row needs:
+        unfinished items at once, vectors beyond the bound. `allowed`: of those that prefill.
+        `kv_bytes`: the KV memory; None: unknown."""
         if not self._items:
             return
-        needed: dict[ItemKey, Item] = {}
         for sequence in prefilling:
             sequence.drop_passed_images()
-            for needed_image in sequence.images_left:
-                item = self._by_id[needed_image.id]
-                needed[item.key] = item
+        needed = self._needed_by(prefilling)
         for item in needed.values():
             item.used_at = next(self._clock)
         unfinished = [item for item in self._items.values() if item.state != "encoded"]
@@ -198,7 +197,11 @@ class ImageItems:
             if item.key not in needed:
                 self._forget(item)
         self._evict(needed, kv_bytes)
-        self._order(needed.values())
+        self._order(self._needed_by(allowed).values())
+
+    def _needed_by(self, rows: Iterable[Sequence]) -> dict[ItemKey, Item]:
+        items = (self._by_id[left.id] for row in rows for left in row.images_left)
+        return {item.key: item for item in items}
 
     @staticmethod
     def ready_to_prefill(prefilling: Iterable[Sequence]) -> list[Sequence]:
@@ -212,8 +215,8 @@ class ImageItems:
                 sequence.wait_for_image()
         return ready
 
-    def _order(self, needed: Iterable[Item]) -> None:
-        ahead = len(self._ordered) + sum(item.state == "decoded" for item in self._items.values())
+    def _order(self, needed: Collection[Item]) -> None:
+        ahead = len(self._ordered) + sum(item.state == "decoded" for item in needed)
         for item in needed:
             if ahead >= DECODED_AHEAD:
                 return
@@ -254,6 +257,7 @@ class ImageItems:
     def hear(self, decoded: ImageDecoded) -> list[UnusableImage]:
         """Take an item's pixels. Returns the item if it has none: its requests fail."""
         self._ordered.discard(decoded.item)
+        self.counters.add(image_decoder_seconds=decoded.seconds)
         item = self._by_id.get(decoded.item)
         if item is None or item.state != "ordered":
             return []  # The rows that needed the image have left.
@@ -284,10 +288,13 @@ class ImageItems:
 
     # -- plans -----------------------------------------------------------------------------------
 
-    def encode(self, *, busy: bool, others_prefill: bool) -> tuple[Encode, ...]:
-        """Choose the next slice of one item. `busy`: the step also decodes. `others_prefill`: rows
-        have tokens to prefill, with which slices take turns beside streams."""
-        item = self._next_item() if self._items else None
+    def encode(
+        self, rows: Iterable[Sequence], *, busy: bool, others_prefill: bool
+    ) -> tuple[Encode, ...]:
+        """Choose the next slice of one item that `rows` need. `busy`: the step also decodes.
+        `others_prefill`: rows have tokens to prefill, with which slices take turns beside
+        streams."""
+        item = self._next_item(rows) if self._items else None
         if item is None or (busy and others_prefill and self._encoded_last):
             self._encoded_last = False
             return ()
@@ -299,11 +306,11 @@ class ImageItems:
         item.pieces += pieces
         return (Encode(item.id, span, pieces, pixels),)
 
-    def _next_item(self) -> Item | None:
+    def _next_item(self, rows: Iterable[Sequence]) -> Item | None:
         """The item that was begun, else the first one that the oldest row needs."""
         waiting = [
             item
-            for item in self._items.values()
+            for item in self._needed_by(rows).values()
             if item.state == "decoded"
             or (item.state == "encoding" and item.pieces < item.num_pieces)
         ]

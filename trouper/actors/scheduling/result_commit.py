@@ -86,7 +86,7 @@ class ResultCommit:
         """Fail the requests that need an image without pixels or vectors."""
         for image in images:
             for sequence in [*self.batch.rows.values()]:
-                if any(left.id == image.id for left in sequence.images_left):
+                if sequence.needs_image((image.id,)):
                     self._fail(sequence, image_failed(sequence, image))
 
     def tokens(self, stepped: Stepped, now: float) -> int:

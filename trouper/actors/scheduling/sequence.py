@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Ordered
 from enum import Enum
 from math import inf
@@ -358,6 +358,10 @@ class Sequence:
         )
         missing = next((left.span.start for left in self.images_left if not left.encoded), None)
         return tokens if missing is None else max(0, min(tokens, missing - at))
+
+    def needs_image(self, items: Collection[ItemId]) -> bool:
+        """Whether any of these is an image whose tokens are still to be computed."""
+        return any(left.id in items for left in self.images_left)
 
     def items_touched(self, tokens: int) -> tuple[ItemId, ...]:
         """Images that the next `tokens` tokens touch."""

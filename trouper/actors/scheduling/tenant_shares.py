@@ -6,7 +6,7 @@ single tenant.
 - **Rows**: at most the number of rows divided by the tenants present.
 - **Prefill**: a step's tokens are split between tenants, then between prompts. While others decode,
   prefill takes credit: each second gives every tenant a share of a second, up to `CREDIT_S`. Rare
-  long prompts are not slowed down.
+  long prompts are not slowed down. The encoder's time for images takes the same credit.
 
 Batches yield to all others (`preemption.py`), and take turns among themselves.
 
@@ -25,7 +25,7 @@ import attrs
 
 from trouper.actors.scheduling.prefill_budget import share_chunks
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.protocol.plans import Chunk, Plan, RowId
+from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 # About 2,000 tokens of a small model on two CPU cores, 140,000 of 4B on a GPU.
 CREDIT_S = 4.0
@@ -39,6 +39,21 @@ def tenant_of(sequence: Sequence) -> Tenant:
     return sequence.of_batch, sequence.request.tenant
 
 
+@attrs.frozen
+class ChargedWork:
+    """Tenants that pay for a step: of the rows that prefill, and of the image that is encoded."""
+
+    rows: Mapping[RowId, Tenant]
+    encoding: Tenant | None
+
+    @property
+    def tenants(self) -> set[Tenant]:
+        return {*self.rows.values()} | ({self.encoding} if self.encoding else set())
+
+
+NO_WORK = ChargedWork({}, None)
+
+
 @attrs.define(eq=False)
 class TenantShares:
     rows: int
@@ -48,8 +63,8 @@ class TenantShares:
     """No count is 0."""
     _credit_s: dict[Tenant, float] = attrs.field(factory=dict)
     # Rows, and all of a tenant's, may have left before the answer.
-    # Tenants of the rows that each unanswered step prefills under contention.
-    _planned: dict[int, dict[RowId, Tenant]] = attrs.field(factory=dict)
+    # Of each unanswered step under contention.
+    _planned: dict[int, ChargedWork] = attrs.field(factory=dict)
 
     def enter(self, counter: Counter[Tenant], sequence: Sequence) -> None:
         counter[tenant_of(sequence)] += 1
@@ -94,8 +109,9 @@ class TenantShares:
     def may_prefill(
         self, prefilling: list[Sequence], decoding: Iterable[Sequence]
     ) -> list[Sequence]:
-        """Rows that may prefill next; all, if only the same tenant decodes."""
-        if not self.contended:
+        """Rows that may prefill next, or have images encoded; all, if only the same tenant
+        decodes."""
+        if not prefilling or not self.contended:
             return prefilling
         streaming = {tenant_of(sequence) for sequence in decoding}
         return [row for row in prefilling if self._has_credit(row) or streaming <= {tenant_of(row)}]
@@ -129,28 +145,40 @@ class TenantShares:
         }
         return tuple(chunks[row] for row, _ in remaining)
 
-    def note_prefill(
-        self, step: int, chunks: Iterable[Chunk], rows: Mapping[RowId, Sequence]
+    def note_work(
+        self,
+        step: int,
+        chunks: Iterable[Chunk],
+        encoding: Sequence | None,
+        rows: Mapping[RowId, Sequence],
     ) -> None:
-        if self.contended and (
-            tenants := {chunk.row: tenant_of(rows[chunk.row]) for chunk in chunks}
-        ):
-            self._planned[step] = tenants
+        """Note who pays for a step. `encoding`: the row whose image is encoded."""
+        if not self.contended:
+            return
+        work = ChargedWork(
+            {chunk.row: tenant_of(rows[chunk.row]) for chunk in chunks},
+            None if encoding is None else tenant_of(encoding),
+        )
+        if work != NO_WORK:
+            self._planned[step] = work
 
-    def charge(self, plan: Plan, seconds: float, decode_s: float) -> None:
-        """Charge a step of `seconds`; `decode_s` is the time of a step that only decodes."""
-        tenants = self._planned.get(plan.step, {})
+    def charge(self, plan: Plan, stepped: Stepped, decode_s: float) -> None:
+        """Charge a step; `decode_s` is the time of a step that only decodes."""
+        work = self._planned.get(plan.step, NO_WORK)
         for step in [step for step in self._planned if step <= plan.step]:
             del self._planned[step]
-        if not (tenants or self._credit_s):
+        if work == NO_WORK and not self._credit_s:
             return
-        present = self.present | {*tenants.values()}
+        present = self.present | work.tenants
         for tenant in [*self._credit_s]:  # Others have full credit, which does not grow.
-            self._change_credit(tenant, seconds / max(1, len(present)))
+            self._change_credit(tenant, stepped.seconds / max(1, len(present)))
+        if work.encoding is not None:
+            self._change_credit(work.encoding, -stepped.encode_s)
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
-        prefill_s = max(0.0, seconds - decode_s) if plan.decode else seconds
-        for chunk in plan.prefill if tenants else ():
-            self._change_credit(tenants[chunk.row], -prefill_s * chunk.tokens / prefilled)
+        other_s = stepped.encode_s + (decode_s if plan.decode else 0.0)
+        prefill_s = max(0.0, stepped.seconds - other_s)
+        for chunk in plan.prefill if work.rows else ():
+            self._change_credit(work.rows[chunk.row], -prefill_s * chunk.tokens / prefilled)
 
     def _change_credit(self, tenant: Tenant, seconds: float) -> None:
         credit = self._credit_s.get(tenant, CREDIT_S) + seconds

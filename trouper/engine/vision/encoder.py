@@ -9,7 +9,7 @@ import attrs
 import mlx.core as mx
 
 from trouper.engine.passes.media_pass import EncodedImage
-from trouper.engine.platform.error_text import line_of
+from trouper.engine.platform.error_text import lacks_memory, line_of
 from trouper.engine.vision.tower import Heads, Rotation, Tower, patches_at_once
 from trouper.protocol.media import ItemId, Pixels
 from trouper.protocol.plans import Encode
@@ -94,13 +94,16 @@ class ImageEncoder:
     _images: dict[ItemId, EncodedImage] = attrs.field(factory=dict)
 
     def encode(self, orders: Sequence[Encode]) -> EncodeResults:
-        """Carry out a plan's orders. A fault of one image ends that item alone."""
+        """Carry out a plan's orders. A fault of one image ends that item alone; raises where the
+        device lacks memory."""
         began = time.perf_counter()
         encoded, failed = list[tuple[ItemId, int]](), list[tuple[ItemId, str]]()
         for order in orders:
             try:
                 image = self._advance(order)
-            except Exception as error:  # noqa: BLE001 - the image's fault, and the request's alone.
+            except Exception as error:
+                if lacks_memory(error):
+                    raise  # The next scheduler leaves more memory to a step, and tries again.
                 self.forget([order.item])
                 failed.append((order.item, line_of(error)))
                 continue
