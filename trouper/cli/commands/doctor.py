@@ -16,6 +16,7 @@ from rich.text import Text
 from trouper.cli.agent_checks import CHECKS_FOR_AGENTS
 from trouper.cli.doctor_checks import CHECKS, Check, CheckedSettings, Finding
 from trouper.cli.exits import refuse
+from trouper.cli.flag_groups import CommandWithFlagsOfServe
 from trouper.cli.flags import all_from, flags_of, misspelt
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.terminal_text import line_shown
@@ -28,7 +29,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FAILED = 1  # A finding would keep a server from running.
 
 
-@click.command(short_help="Would it run here, and how well?")
+@click.command(cls=CommandWithFlagsOfServe, short_help="Check this machine and the settings.")
 @configured
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object, to send along with a question."
