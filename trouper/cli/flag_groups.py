@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import click
 
+from trouper.cli.foreign_flags import require_own
+
 # In each group the most used flags are first, by the names of the parameters.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Model": (
@@ -121,7 +123,16 @@ HELP_WIDTH = 100
 
 
 class GroupedCommand(click.Command):
-    """A command with the flags of `serve`, whose help shows them in groups."""
+    """A command with the flags of `serve`, whose help shows them in groups. Other servers' flags
+    are refused with what they are here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = (*args,)  # click empties the list.
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            require_own(error, given)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         grouped = {name for names in GROUPS.values() for name in names}
