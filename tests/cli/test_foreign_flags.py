@@ -12,7 +12,7 @@ from tests import coming_from_page
 from tests.flags_page import options
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.foreign_flags import FOREIGN_FLAGS, MLX_LM, SERVERS, of_others
+from trouper.cli.foreign_flags import FOREIGN_COMMANDS, FOREIGN_FLAGS, MLX_LM, SERVERS, of_others
 
 OWN = {option.opts[0] for option in options().values()}
 NAMES = {name for row in FOREIGN_FLAGS for text in row.names.values() for name in text.split()}
@@ -84,3 +84,11 @@ def test_the_page_has_the_table_of_each_server() -> None:
     assert "| `--decode-concurrency` | `--completion-batch-size N`" in coming_from_page.table_of(
         MLX_LM
     )
+
+
+@pytest.mark.parametrize(("name", "here"), sorted(FOREIGN_COMMANDS.items()))
+def test_a_command_of_another_program_is_refused_with_what_it_is_here(name: str, here: str) -> None:
+    outcome = CliRunner().invoke(cli.main, [name, "qwen3"])
+    assert outcome.exit_code == USAGE_ERROR
+    assert outcome.stderr == f"trouper: there is no command {name}; here it is `trouper {here}`\n"
+    assert CliRunner().invoke(cli.main, [*here.split(), "--help"]).exit_code == 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import click
 
 from trouper import __version__
+from trouper.cli.foreign_flags import FOREIGN_COMMANDS
 from trouper.cli.lazy_group import LazyGroup
 
 COMMANDS = (
     "serve",
     "launch",
     "connect",
+    "run",
     "chat",
     "top",
     "doctor",
@@ -25,6 +27,7 @@ LAB_COMMANDS = ("bench", "certify")
     cls=LazyGroup,
     lazy_commands={name: f"trouper.cli.commands.{name}" for name in COMMANDS},
     entry_points="trouper.commands",
+    foreign_commands=FOREIGN_COMMANDS,
     installed_by=dict.fromkeys(LAB_COMMANDS, "pip install 'trouper[lab]'"),
 )
 @click.version_option(__version__, message="trouper %(version)s")

@@ -635,6 +635,19 @@ FOREIGN_FLAGS = (
     ),
 )
 
+# Commands of ollama and of LM Studio's `lms`.
+FOREIGN_COMMANDS = {
+    "pull": "models pull",
+    "get": "models pull",
+    "list": "models ls",
+    "ls": "models ls",
+    "show": "models info",
+    "rm": "models rm",
+    "ps": "top",
+    "server": "serve",
+    "load": "serve",
+}
+
 
 def _names() -> Iterator[tuple[str, str, ForeignFlag]]:
     for row in FOREIGN_FLAGS:
@@ -654,15 +667,15 @@ def of_others(name: str) -> str | None:
     return f"{name} is a flag of {owners}; {said}"
 
 
-class FlagOfAnother(click.UsageError):
-    """A flag of another server. The message is one line and names the remedy."""
+class NameOfAnother(click.UsageError):
+    """A flag or a command of another server. The message is one line and names the remedy."""
 
 
 def require_own(error: click.NoSuchOption, arguments: Sequence[str]) -> None:
-    """Raise `FlagOfAnother` for a flag of another server. click names only the first letter of a
+    """Raise `NameOfAnother` for a flag of another server. click names only the first letter of a
     word such as -ngl, so the word is looked for in `arguments`."""
     words = (word.partition("=")[0] for word in arguments)
     typed = [word for word in words if word.startswith(error.option_name)]
     for name in (*typed, error.option_name):
         if said := of_others(name):
-            raise FlagOfAnother(said, error.ctx) from error
+            raise NameOfAnother(said, error.ctx) from error
