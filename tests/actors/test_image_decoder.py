@@ -25,6 +25,7 @@ from tests.long_tests import PLAYED
 from trouper.actors.image_decoder import decode_images, refuse_images
 from trouper.actors.runtime.decoding_process import SCRIPT, DecodingProcess
 from trouper.actors.runtime.decoding_script import ANSWER, CPU_S, MEMORY_BYTES, NO_PILLOW
+from trouper.protocol.installing import command_for
 from trouper.protocol.media import (
     DecodeImage,
     ImageDecoded,
@@ -339,7 +340,7 @@ async def test_without_pillow_one_line_says_what_to_install(tmp_path: Path) -> N
         answer = await bench.tell(order(encoded(picture(40, 30), "png")))
     assert answer.code == "image_decoder_unavailable"
     assert answer.fault == (
-        "the server needs Pillow for images, which is not installed: `pip install trouper[images]`"
+        f"the server needs Pillow for images, which is not installed: `{command_for('images')}`"
     )
 
 

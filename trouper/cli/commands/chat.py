@@ -47,7 +47,7 @@ STOPPED = "stopped"
     "--model",
     "own_model",
     metavar="DIR-OR-HUB-ID",
-    help="Start a server of one's own with this model.",
+    help="Start a server with this model for this chat alone, as `trouper run` does.",
 )
 @click.option("--name", help="Which of the server's models. Default: its first.")
 @click.option("--system", default="", help="System prompt.")

@@ -38,14 +38,14 @@ FAILED = 1  # A finding would keep a server from running.
     "--for",
     "purpose",
     type=click.Choice(["agents"]),
-    help="Would the model do for agents, and which would?",
+    help="agents: check whether the model suits coding agents, and list models that do.",
 )
 @flags_of(Settings)
 @flags_of(ServerSettings)
 @click.pass_context
 def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **given: Any) -> None:
-    """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if
-    it would not."""
+    """Check whether `trouper serve` would run on this machine with the same flags, and how well:
+    device, memory, model, disk, port, keys. Exit code 1 if it would not."""
     try:
         plan = CheckedSettings(
             *all_from(given, model_tables(context)),

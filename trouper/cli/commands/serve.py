@@ -33,7 +33,11 @@ logger = logging.getLogger("trouper")
 NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 
 
-@click.command(cls=GroupedCommand, context_settings={"max_content_width": HELP_WIDTH})
+@click.command(
+    cls=GroupedCommand,
+    context_settings={"max_content_width": HELP_WIDTH},
+    short_help="Serve models over HTTP.",
+)
 @click.argument(
     "models",
     metavar="[MODEL]...",
@@ -85,8 +89,8 @@ def serve(
     otlp_endpoint: str | None,
     **given: Any,
 ) -> None:
-    """Serve models over HTTP, in the dialects of OpenAI and Anthropic. Each MODEL is as --model
-    says."""
+    """Serve models over HTTP, with OpenAI's and Anthropic's APIs. Each MODEL is a directory or a
+    hub id; without one it is the embedded SmolLM2-135M-Instruct, for a first try."""
     _add_models(context, models, given)
     console = Console(stderr=True)
     configure_logging(log_level, console, log_format)
