@@ -8,6 +8,8 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests import flags_page
+from trouper.cli.flag_groups import GROUPS, OLDER
 from trouper.protocol.settings import ServerSettings, Settings
 
 ROOT = Path(__file__).parent.parent
@@ -34,9 +36,21 @@ def test_each_flag_has_its_row(field: attrs.Attribute[object]) -> None:
     assert default == shown
 
 
-def test_the_table_holds_no_other_flag() -> None:
-    rows = [line for line in FLAGS.splitlines() if line.startswith("| `--")]
-    assert len(rows) == len(attrs.fields(Settings)) + len(attrs.fields(ServerSettings))
+def test_the_tables_hold_the_flags_of_serve_and_no_other() -> None:
+    rows = [line.split("`")[1] for line in FLAGS.splitlines() if line.startswith("| `--")]
+    settings = (*attrs.fields(Settings), *attrs.fields(ServerSettings))
+    others = ("config", "print_config", "log_level", "log_format", "otlp_endpoint")
+    names = [*(field.name for field in settings), *others]
+    assert sorted(rows) == sorted(f"--{name.replace('_', '-')}" for name in names)
+
+
+def test_each_flag_is_in_one_group() -> None:
+    names = [name for names in (*GROUPS.values(), OLDER) for name in names]
+    assert sorted(names) == sorted(flags_page.options())
+
+
+def test_the_tables_are_those_of_the_help() -> None:
+    assert flags_page.rendered(FLAGS) == FLAGS, "run `python -m tests.flags_page`"
 
 
 def test_the_readme_is_read_in_three_minutes() -> None:

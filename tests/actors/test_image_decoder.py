@@ -31,6 +31,7 @@ from trouper.actors.runtime.decoding_script import (
     NO_PILLOW,
     _allow_one_processor,
 )
+from trouper.protocol.installing import command_for
 from trouper.protocol.media import (
     DecodeImage,
     ImageDecoded,
@@ -363,7 +364,7 @@ async def test_without_pillow_one_line_says_what_to_install(tmp_path: Path) -> N
         answer = await bench.tell(order(encoded(picture(40, 30), "png")))
     assert answer.code == "image_decoder_unavailable"
     assert answer.fault == (
-        "the server needs Pillow for images, which is not installed: `pip install trouper[images]`"
+        f"the server needs Pillow for images, which is not installed: `{command_for('images')}`"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from trouper.engine.architectures.architecture_lookup import find_architecture
 from trouper.engine.loading import checkpoint, model_loading
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.self_check import tiny
+from trouper.protocol.installing import command_for
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.sampling import Sampling
 from trouper.storage.model_files import read_model_files
@@ -244,7 +246,7 @@ def test_the_error_of_an_unknown_type_says_what_to_install(
 
 def test_without_mlx_vlm_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trouper.engine.architectures.vlm_models.find_spec", lambda name: None)
-    with pytest.raises(ModelUnusable, match=r"mlx-vlm may: pip install 'trouper\[vlm\]'"):
+    with pytest.raises(ModelUnusable, match=f"mlx-vlm may: {re.escape(command_for('vlm'))}"):
         find_architecture({"model_type": "aya_vision"})
 
 

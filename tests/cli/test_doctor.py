@@ -25,6 +25,7 @@ from trouper.cli.exits import USAGE_ERROR
 from trouper.engine import probe
 from trouper.engine.architectures.architecture_lookup import Architecture
 from trouper.engine.loading import bundled_model
+from trouper.protocol.installing import command_for
 from trouper.storage.file_operations import Disk
 
 
@@ -152,7 +153,7 @@ def device(**facts: Any) -> probe.Device:
     ("facts", "gflops", "nvidia", "levels", "remedy"),
     [
         ({}, 200.0, False, ["ok", "ok"], ""),
-        ({}, 2.0, False, ["ok", "warn"], "pip install 'trouper[cpu]'"),
+        ({}, 2.0, False, ["ok", "warn"], command_for("cpu")),
         (
             {"fast_blas": Path("lib/openblas.so")},
             2.0,
@@ -160,7 +161,7 @@ def device(**facts: Any) -> probe.Device:
             ["ok", "warn"],
             "OPENBLAS_NUM_THREADS",
         ),
-        ({}, 200.0, True, ["warn", "ok"], "pip install 'trouper[cuda]'"),
+        ({}, 200.0, True, ["warn", "ok"], command_for("cuda")),
         ({"is_cpu": False}, 2.0, True, ["ok", "ok"], ""),
     ],
 )
@@ -491,4 +492,4 @@ def test_a_model_that_reads_images(tiny: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(probe, "reads_images", lambda _: True)
     assert [*doctor_checks.model(checked)][1] == Finding("ok", "images: yes")
     monkeypatch.setattr(doctor_checks, "find_spec", lambda _: None)
-    assert [*doctor_checks.model(checked)][1].remedy == "pip install 'trouper[images]'"
+    assert [*doctor_checks.model(checked)][1].remedy == command_for("images")

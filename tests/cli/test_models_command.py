@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+import trio
 from click.testing import CliRunner, Result
 
 from tests.cli.fake_hub import TORN, hub_of
 from tests.families import save
+from tests.web.serving import serving
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.terminal_text import print_listing
@@ -24,6 +27,7 @@ from trouper.engine.loading import bundled_model
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import HUB_CACHE
+from trouper.protocol.suggested_models import SUGGESTED
 from trouper.run import scan_of
 from trouper.storage import model_files
 from trouper.storage.model_files import ModelFiles, read_model_files
@@ -220,8 +224,24 @@ def test_info_and_what_is_not_there(shelf: Path) -> None:
     ), "no Unix time"
     missing = call("info", "nobody", "--models-from", str(shelf))
     assert missing.exit_code == USAGE_ERROR and "trouper models ls" in missing.output
+    assert f"`trouper models pull {SUGGESTED[0].name}`" in missing.output
+    absent = call("info", "owner/absent", "--models-from", str(shelf))
+    assert "`trouper models pull owner/absent`" in absent.output
     empty = call("ls", "--models-from", str(shelf / "plain"))
     assert empty.exit_code == 0 and empty.output.startswith("no models in")
+    assert f"`trouper models pull ID` fetches one, as {SUGGESTED[0].name}" in empty.stderr
+
+
+async def test_ls_names_the_models_of_a_server_that_runs(shelf: Path) -> None:
+    async with serving() as served:
+        url = f"http://127.0.0.1:{served.port}"
+        arguments = ("ls", "--models-from", str(shelf), "--url", url)
+        outcome = await trio.to_thread.run_sync(lambda: call(*arguments))
+        async with httpx2.AsyncClient(base_url=url) as client:
+            [model] = (await client.get("/v1/models")).json()["data"]
+    name = model["id"]
+    assert outcome.stderr == f"trouper: the server at {url} has {name}\n"
+    assert "plain" in outcome.stdout
 
 
 def test_info_takes_a_directory_as_serve_does(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

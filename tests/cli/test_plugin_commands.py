@@ -107,8 +107,8 @@ def test_without_the_laboratory_its_commands_say_how_to_get_it(
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     result = call(name, "--quick")
     assert result.exit_code == USAGE_ERROR
-    assert result.output == (f"trouper: {name} is not installed here: pip install 'trouper[lab]'\n")
-    assert "pip install 'trouper[lab]'" in call("--help").output
+    assert result.output == (f"trouper: {name} is not installed here: {cli.LAB_REMEDY}\n")
+    assert "it is in the package trouper-lab" in call("--help").output
 
 
 def test_the_laboratory_is_found_by_its_entry_points() -> None:

@@ -3,6 +3,7 @@ nobody."""
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from tests.otlp import collecting
 from trouper.cli.trace_export import PROTOCOLS, VARIABLES, tracing
+from trouper.protocol.installing import command_for
 from trouper.protocol.problems import SettingsInvalid
 from trouper.web.observability.exchange import Exchange
 
@@ -82,8 +84,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         SettingsInvalid,
         match=(
-            r"--otlp-endpoint needs the extra `otel`: pip install 'trouper\[otel\]', in a checkout "
-            r"uv sync "
+            f"--otlp-endpoint needs the extra `otel` of trouper: {re.escape(command_for('otel'))}"
         ),
     ):
         enter("http://127.0.0.1:1")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import click
 
 from trouper import __version__
+from trouper.cli.foreign_flags import FOREIGN_COMMANDS
 from trouper.cli.lazy_group import LazyGroup
 
 COMMANDS = (
     "serve",
     "launch",
     "connect",
+    "run",
     "chat",
     "top",
     "doctor",
@@ -19,15 +21,23 @@ COMMANDS = (
     "completion",
 )
 LAB_COMMANDS = ("bench", "certify")
+LAB_REMEDY = (
+    "it is in the package trouper-lab: in a checkout `uv sync --frozen --inexact --all-packages`, "
+    "else install its wheel beside trouper's"
+)
 
 
 @click.group(
     cls=LazyGroup,
     lazy_commands={name: f"trouper.cli.commands.{name}" for name in COMMANDS},
     entry_points="trouper.commands",
-    installed_by=dict.fromkeys(LAB_COMMANDS, "pip install 'trouper[lab]'"),
+    foreign_commands=FOREIGN_COMMANDS,
+    installed_by=dict.fromkeys(LAB_COMMANDS, LAB_REMEDY),
 )
 @click.version_option(__version__, message="trouper %(version)s")
 def main() -> None:
-    """An LLM server of seven actors on MLX and Trio. A flag can also be a variable, as in
-    TROUPER_PORT=8123, or stand in a settings file (`trouper serve --print-config` shows one)."""
+    """Serve language models on this machine, with OpenAI's and Anthropic's APIs. Begin with
+    `trouper run MODEL` to chat, or `trouper serve MODEL` for programs and coding agents.
+
+    Each flag of a command can also be a variable, as in TROUPER_PORT=8123, or stand in a settings
+    file; `trouper serve --print-config` shows one."""

@@ -67,7 +67,7 @@ def parsers(checked: CheckedSettings) -> Iterator[Finding]:
         words = probe_for_agents(settings).tokenizer
         if can_call_tools(words):
             yield Finding(
-                "ok", f"{name}: calls of tools are parsed as {words.tool_parser} (--tool-parser)"
+                "ok", f"{name}: tool calls are parsed as {words.tool_parser} (--tool-parser)"
             )
         else:
             reason = why_not(name, words)

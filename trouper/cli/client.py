@@ -139,14 +139,14 @@ def client_of(command: Command) -> Command:
             type=UnsplitText(),
             multiple=True,
             envvar="TROUPER_API_KEY",
-            help="Key that the server wants.",
+            help="Key to send to the server.",
         ),
         click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
         click.option("--host", envvar="TROUPER_HOST", default=DEFAULT.host, hidden=True),
         click.option(
             "--url",
             envvar="TROUPER_URL",
-            help=f"The server. Default: http://{DEFAULT.host}:{DEFAULT.port}",
+            help=f"URL of the server. Default: http://{DEFAULT.host}:{DEFAULT.port}",
         ),
         configured,
     ):
@@ -245,9 +245,16 @@ def read_as_trouper(client: httpx2.Client | httpx2.AsyncClient) -> Iterator[None
 
 def first_model(client: httpx2.Client) -> str:
     """Raises `NotTrouper`, or httpx2's errors."""
+    names = served_models(client)
+    with read_as_trouper(client):
+        return names[0]
+
+
+def served_models(client: httpx2.Client) -> list[str]:
+    """Raises `NotTrouper`, or httpx2's errors."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
-        return line_shown(str(answer.json()["data"][0]["id"]))
+        return [line_shown(str(model["id"])) for model in answer.json()["data"]]
 
 
 def problem_of(response: httpx2.Response) -> str:

@@ -21,6 +21,7 @@ from rich.filesize import decimal
 
 from trouper import __version__, workarounds
 from trouper.cli.address import CannotListenError, require_address, url_to
+from trouper.protocol.installing import command_for
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
@@ -35,7 +36,7 @@ PROBE_BYTES = 2**26
 PIECE_BYTES = 2**22
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
-INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
+INSTALL_MLX = f"on Linux: {command_for('cpu')}, with an NVIDIA GPU {command_for('cuda')}"
 
 
 @attrs.frozen
@@ -89,7 +90,7 @@ def device(_: CheckedSettings) -> Iterator[Finding]:
         yield Finding(
             "warn",
             f"{device.name}: MLX computes on the CPU beside an NVIDIA GPU",
-            "pip install 'trouper[cuda]'",
+            command_for("cuda"),
         )
     else:
         yield Finding("ok", f"{device.name}, {'CPU' if device.is_cpu else 'GPU'}")
@@ -102,7 +103,7 @@ def device(_: CheckedSettings) -> Iterator[Finding]:
         yield Finding(
             "warn",
             message,
-            busy if device.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS",
+            busy if device.fast_blas else f"{command_for('cpu')} brings OpenBLAS",
         )
     else:
         yield Finding("ok", message)
@@ -193,7 +194,7 @@ def _images(settings: Settings) -> Iterator[Finding]:
     if not probe.is_here(settings.model) or not probe.reads_images(settings):
         return
     if find_spec("PIL") is None:
-        yield Finding("warn", "images: no, Pillow decodes them", "pip install 'trouper[images]'")
+        yield Finding("warn", "images: no, Pillow decodes them", command_for("images"))
     else:
         yield Finding("ok", "images: yes")
 

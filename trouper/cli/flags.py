@@ -26,6 +26,7 @@ from trouper.protocol.names import (
 )
 from trouper.protocol.paths import expanded
 from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import ServerSettings, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -58,12 +59,18 @@ def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]
         multiple=each or repeated,
         default=() if each else field.default,
         envvar=f"TROUPER_{field.name.upper()}",
-        metavar=f"[{'|'.join(map(str, choices))}]" if choices else None,
+        metavar=field.metadata.get("metavar") or _metavar(kind, choices),
         shell_complete=_completion(field),
         help=field.metadata["help"],
         show_default=field.default not in (None, False, ()),
         show_envvar=bool(field.metadata.get("secret")),
     )
+
+
+def _metavar(kind: Any, choices: Sequence[Any] | None) -> str | None:
+    if choices:
+        return f"[{'|'.join(map(str, choices))}]"
+    return "SIZE" if kind is ByteSize else None
 
 
 def _type(kind: Any, *, each: bool, repeated: bool) -> Any:

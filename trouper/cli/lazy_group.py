@@ -11,6 +11,7 @@ import click
 from click.exceptions import NoSuchCommand
 
 from trouper.cli.exits import refuse
+from trouper.cli.foreign_flags import NameOfAnother
 from trouper.cli.usage_errors import OneLineErrors
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class LazyGroup(OneLineErrors):
     `lazy_commands`: the module of each command, in which the command has its own name.
     `entry_points`: the group of entry points by which installed packages add commands.
     `installed_by`: for commands of packages that may be absent, how to install each.
+    `foreign_commands`: commands of other programs, and what each is here.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class LazyGroup(OneLineErrors):
         lazy_commands: Mapping[str, str],
         entry_points: str = "",
         installed_by: Mapping[str, str] | None = None,
+        foreign_commands: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._modules = dict(lazy_commands)
         self._entry_points = entry_points
         self._installed_by = dict(installed_by or {})
+        self._foreign_commands = dict(foreign_commands or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         names = {*super().list_commands(ctx), *self._modules, *self._installed_by}
@@ -73,6 +77,9 @@ class LazyGroup(OneLineErrors):
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
+            if meant := self._foreign_commands.get(error.command_name):
+                message = f"there is no command {error.command_name}; here it is `trouper {meant}`"
+                raise NameOfAnother(message, ctx) from None
             names = self.list_commands(ctx)
             raise NoSuchCommand(error.command_name, possibilities=names, ctx=ctx) from None
 

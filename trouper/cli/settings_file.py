@@ -18,6 +18,7 @@ import click
 
 from trouper.cli.exits import refuse
 from trouper.cli.flags import HomePath, OneOfSeveral
+from trouper.cli.foreign_flags import of_others
 from trouper.cli.model_tables import KEY, NO_TABLES, ModelTables, given_more, read_tables
 from trouper.cli.terminal_text import line_shown
 from trouper.protocol.hosts import is_loopback
@@ -196,7 +197,7 @@ def _checked(
         key = written.replace("_", "-")
         option = known.get(key)
         if option is None or option.name is None:
-            raise FileInvalid(f"{path}: there is no flag --{key}{_nearest(key, known)}")
+            raise FileInvalid(f"{path}: {_unknown(key, known)}")
         if option.name in values:
             raise FileInvalid(f"{path}: {key} is there twice")
         try:
@@ -216,9 +217,12 @@ def _setting_of(option: click.Option, value: Any, context: click.Context) -> Any
     return typed[0] if is_each else typed
 
 
-def _nearest(key: str, known: Mapping[str, click.Option]) -> str:
+def _unknown(key: str, known: Mapping[str, click.Option]) -> str:
+    if meant := of_others(f"--{key}"):
+        return meant
     near = difflib.get_close_matches(key, known, 1)
-    return f"; did you mean {near[0]}?" if near else "; `trouper serve --help` lists them"
+    remedy = f"did you mean {near[0]}?" if near else "`trouper serve --help` lists them"
+    return f"there is no flag --{key}; {remedy}"
 
 
 def _as_given(option: click.Option, value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from trouper import __version__
+from trouper.protocol.installing import command_for
 from trouper.protocol.problems import SettingsInvalid
 
 if TYPE_CHECKING:
@@ -41,9 +42,8 @@ def tracing(endpoint: str | None) -> Iterator[tuple[ExchangeObserver, ...]]:
             if endpoint
             else next(name for name in VARIABLES if os.environ.get(name))
         )
-        in_checkout = "in a checkout uv sync --frozen --inexact --extra otel"
         raise SettingsInvalid(
-            f"{origin} needs the extra `otel`: pip install 'trouper[otel]', {in_checkout}"
+            f"{origin} needs the extra `otel` of trouper: {command_for('otel')}"
         ) from None
     try:
         yield (Traces(provider.get_tracer("trouper", __version__)).observe,)

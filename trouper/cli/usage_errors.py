@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from trouper.cli.exits import INTERRUPTED, escape_unencodable, forget, refuse
+from trouper.cli.foreign_flags import NameOfAnother
 from trouper.cli.settings_file import file_read, written_key
 from trouper.protocol.problems import SettingsInvalid
 
@@ -66,6 +67,8 @@ def _refuse(error: click.UsageError, group: click.Context) -> NoReturn:
 def message_of(error: click.UsageError, command: str) -> str:
     """`command`: has help about the error."""
     match error:
+        case NameOfAnother():
+            return error.message
         case click.NoSuchOption(possibilities=near) if near:
             return f"there is no flag {error.option_name}; did you mean {near[0]}?"
         case click.NoSuchOption():

@@ -31,6 +31,7 @@ from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.step_loop import WAKE, SideWork, StepLoop, Waiting, model_unloaded
 from trouper.engine.warm_up import warm_up
+from trouper.protocol.installing import command_for
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
@@ -133,7 +134,7 @@ log = logging.getLogger("trouper.engine")
 # supervision would not see it, and the process would end.
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 SLOW_BLAS = (
-    "MLX multiplies by the BLAS of its wheel, which is slow: pip install 'trouper[cpu]', and call "
+    f"MLX multiplies by the BLAS of its wheel, which is slow: {command_for('cpu')}, and call "
     "trouper.prepare_process() before MLX is imported"
 )
 T = TypeVar("T")

@@ -56,7 +56,7 @@ def setting(
 ) -> Any:
     """`choices`: all valid values. `more`: `secret` hides the printed value; `repeat` allows
     several flags; `each` does, too, for one `Settings` each; `directory`: a path; `never_empty`: an
-    empty variable counts."""
+    empty variable counts; `metavar`: in the help, in place of the choices."""
     check = _among(choices) if choices else None if low is None else _within(low, high)
     return attrs.field(
         default=default, validator=check, metadata={"help": help, "choices": choices, **more}

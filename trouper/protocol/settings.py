@@ -177,11 +177,17 @@ class Settings:
     )
     tool_parser: str = setting(
         "auto",
-        "Format of the model's calls. auto: as its chat template writes them.",
+        "Format of the model's tool calls. auto: as its chat template writes them. `--tool-parser "
+        "list` names all.",
         choices=TOOL_PARSERS,
+        metavar="FORMAT",
     )
     reasoning_parser: str = setting(
-        "auto", "Format of the model's reasoning. auto: by its tokens.", choices=REASONING_PARSERS
+        "auto",
+        "Format of the model's reasoning. auto: by its tokens. `--reasoning-parser list` names "
+        "all.",
+        choices=REASONING_PARSERS,
+        metavar="FORMAT",
     )
     special_tokens_in_content: bool = setting(
         False,

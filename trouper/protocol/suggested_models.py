@@ -1,4 +1,4 @@
-"""Small models that call tools, as suggestions. Sources: docs/models.md."""
+"""Small models that chat and call tools, as suggestions. Sources: docs/models.md."""
 
 from __future__ import annotations
 
@@ -74,3 +74,20 @@ def that_fit(memory_bytes: float, *, float32: bool) -> tuple[SuggestedModel, ...
     """Models that fit with one conversation, the largest first."""
     fitting = [model for model in SUGGESTED if model.needed_bytes(float32=float32) <= memory_bytes]
     return tuple(reversed(fitting))
+
+
+MADE_FOR_MLX = "https://huggingface.co/mlx-community"
+FEW = 3
+
+
+def alike(name: str) -> tuple[str, ...]:
+    """Hub ids of suggested models whose names contain `name`, as `qwen3` or ollama's `qwen3:4b` are
+    written; else those of the smallest models."""
+    words = name.lower().replace(":", "-").rsplit("/", maxsplit=1)[-1]
+    names = [model.name for model in SUGGESTED]
+    return tuple([each for each in names if words and words in each.lower()] or names)[:FEW]
+
+
+def no_hub_id(name: str) -> str:
+    """A remedy for a name that is neither a directory nor a hub id."""
+    return f"hub ids are as {' or '.join(alike(name))}; {MADE_FOR_MLX} has more"

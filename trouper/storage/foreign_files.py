@@ -11,13 +11,17 @@ from pathlib import Path
 
 from trouper.protocol.paths import exists
 from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.suggested_models import MADE_FOR_MLX
 
 MAX_NAMED = 8
 LONGEST_OPENING = 256
 # Begin of the file that a clone without Git LFS has instead.
 LFS_POINTER = b"version https://git-lfs"
 WEIGHTS = "model*.safetensors"
-OTHER_VERSION = f"use a version with config.json and {WEIGHTS}"
+OTHER_VERSION = (
+    f"use a version with config.json and {WEIGHTS}, as {MADE_FOR_MLX} has of most models "
+    "(`trouper models pull mlx-community/NAME`)"
+)
 UNFINISHED = ("*.incomplete", "*.part", "*.aria2", "*.crdownload", "blobs/*.incomplete")
 UNFINISHED_BELOW = ".cache/huggingface/download/*.incomplete"
 ADAPTERS = (

@@ -61,7 +61,7 @@ class CountList(click.ParamType[tuple[int, ...]]):
     "--model",
     "own_model",
     metavar="DIR-OR-HUB-ID",
-    help="Start a server of one's own with this model.",
+    help="Start a server with this model for this measurement alone.",
 )
 @click.option(
     "--streams",

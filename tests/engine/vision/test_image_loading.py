@@ -33,6 +33,7 @@ from trouper.engine.step import StepEngine
 from trouper.engine.vision.layouts import layout_of
 from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
+from trouper.protocol.installing import command_for
 from trouper.protocol.settings import Settings
 
 PICTURE = picture(16, 24, 1)
@@ -136,7 +137,7 @@ def test_without_pillow_text_is_served_and_the_card_says_what_to_install(
     loaded = served(checkpoint("qwen3_vl", tmp_path / "model"))
     assert loaded.images.tower is None
     assert loaded.card.images is None
-    assert loaded.card.no_images == "images need Pillow: pip install 'trouper[images]'"
+    assert loaded.card.no_images == f"images need Pillow: {command_for('images')}"
 
 
 @pytest.mark.parametrize(

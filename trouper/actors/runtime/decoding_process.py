@@ -23,6 +23,7 @@ from trouper.actors.runtime.decoding_script import (
     ORDER,
 )
 from trouper.actors.runtime.image_headers import SENDABLE, ImageRefused, read_header
+from trouper.protocol.installing import command_for
 from trouper.protocol.media import DecodeImage, Pixels
 from trouper.protocol.problems import is_shortage
 
@@ -45,7 +46,7 @@ REFUSALS = {
 """Codes and reasons by the script's answer."""
 NOT_INSTALLED = ImageRefused(
     UNAVAILABLE,
-    "the server needs Pillow for images, which is not installed: `pip install trouper[images]`",
+    f"the server needs Pillow for images, which is not installed: `{command_for('images')}`",
 )
 
 

@@ -26,7 +26,8 @@ from trouper.storage import cache_inspection
 
 @click.group()
 def cache() -> None:
-    """What servers keep on disk: look at it, check it, remove it. A server may use it meanwhile."""
+    """List, check and remove the cached prompts that servers keep on disk. A server may run
+    meanwhile."""
 
 
 def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> Callable[..., None]:
@@ -55,7 +56,7 @@ def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> 
 @cache.command("ls")
 @_of_directory
 def list_cache(directory: Path) -> None:
-    """One line for each model (and way to keep its KV), the last used one first."""
+    """List cached prompts: a line for each model and number of KV bits, the last used one first."""
     namespaces = cache_inspection.namespaces(directory)
     if not namespaces:
         click.echo(f"nothing is cached in {directory}")
@@ -77,7 +78,7 @@ def list_cache(directory: Path) -> None:
 @cache.command("stats")
 @_of_directory
 def cache_stats(directory: Path) -> None:
-    """Format the totals."""
+    """Print totals: bytes, files, blocks and snapshots."""
     usage = cache_inspection.total(cache_inspection.namespaces(directory))
     click.echo(f"directory   {directory}")
     click.echo(f"size        {decimal(usage.bytes)} in {usage.files} files")

@@ -47,11 +47,11 @@ STOPPED = "stopped"
     "--model",
     "own_model",
     metavar="DIR-OR-HUB-ID",
-    help="Start a server of one's own with this model.",
+    help="Start a server with this model for this chat alone, as `trouper run` does.",
 )
 @click.option("--name", help="Which of the server's models. Default: its first.")
 @click.option("--system", default="", help="System prompt.")
-@click.option("--temperature", type=Finite(), help="Default: the server's.")
+@click.option("--temperature", type=Finite(0), help="Default: the server's.")
 @click.option("--max-tokens", type=int, help="Of one answer. Default: the server's.")
 @click.argument("question", nargs=-1)
 @click.pass_context

@@ -16,6 +16,7 @@ from rich.text import Text
 from trouper.cli.agent_checks import CHECKS_FOR_AGENTS
 from trouper.cli.doctor_checks import CHECKS, Check, CheckedSettings, Finding
 from trouper.cli.exits import refuse
+from trouper.cli.flag_groups import CommandWithFlagsOfServe
 from trouper.cli.flags import all_from, flags_of, misspelt
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.terminal_text import line_shown
@@ -28,7 +29,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FAILED = 1  # A finding would keep a server from running.
 
 
-@click.command(short_help="Would it run here, and how well?")
+@click.command(cls=CommandWithFlagsOfServe, short_help="Check this machine and the settings.")
 @configured
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object, to send along with a question."
@@ -37,14 +38,14 @@ FAILED = 1  # A finding would keep a server from running.
     "--for",
     "purpose",
     type=click.Choice(["agents"]),
-    help="Would the model do for agents, and which would?",
+    help="agents: check whether the model suits coding agents, and list models that do.",
 )
 @flags_of(Settings)
 @flags_of(ServerSettings)
 @click.pass_context
 def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **given: Any) -> None:
-    """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if
-    it would not."""
+    """Check whether `trouper serve` would run on this machine with the same flags, and how well:
+    device, memory, model, disk, port, keys. Exit code 1 if it would not."""
     try:
         plan = CheckedSettings(
             *all_from(given, model_tables(context)),

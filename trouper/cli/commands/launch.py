@@ -35,7 +35,7 @@ ON_THIS_MACHINE = ("ring", "nccl")  # Backends whose ranks on one machine need o
 @click.option(
     "--hostfile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="As mlx.launch has it.",
+    help="File that names the hosts of the ranks, as mlx.launch reads it.",
 )
 @click.option(
     "--backend",
@@ -51,7 +51,7 @@ ON_THIS_MACHINE = ("ring", "nccl")  # Backends whose ranks on one machine need o
     "--restarts",
     type=click.IntRange(0),
     default=None,
-    help="Starts after a loss; default: without end.",
+    help="How often lost ranks are started again. Default: always.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 def launch(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import attrs
 import click
+import httpx2
 from rich.filesize import decimal
 
+from trouper.cli.address import url_to
+from trouper.cli.client import DEFAULT, ProxyUnusable, UnusableAnswer, Where, served_models
 from trouper.cli.exits import refuse
 from trouper.cli.model_verdicts import with_problems
 from trouper.cli.terminal_text import line_shown, print_listing
@@ -21,6 +27,7 @@ from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
 from trouper.protocol.settings import HUB_CACHE, require_sources
+from trouper.protocol.suggested_models import SUGGESTED, alike
 from trouper.storage.checkpoint_files import require_directory
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cache
@@ -47,28 +54,52 @@ SOURCES = click.option(
     show_default=True,
     help="Where to look: the hub's cache, or a directory of models; several.",
 )
+NAME = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 
 
 @click.group()
 def models() -> None:
-    """List, fetch and remove models of this machine."""
+    """List, download and remove models of this machine."""
     prepare_process()
 
 
 @models.command("ls")
 @SOURCES
 @AS_JSON
-def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
-    """One line for each model: kind, size in memory, context, quantization, images, and whether it
-    fits."""
+@click.option(
+    "--url",
+    envvar="TROUPER_URL",
+    default=url_to(DEFAULT.host, DEFAULT.port),
+    show_default=True,
+    help="Server whose models are named, too.",
+)
+def list_models(models_from: tuple[str, ...], as_json: bool, url: str) -> None:
+    """List models: kind, size in memory, context, quantization, images, and whether it fits; and
+    what the server serves, if one runs."""
     bodies = [_body(files) for files in with_problems(ModelScan(models_from).models())]
     if as_json:
         click.echo(json.dumps(bodies))
         return
     if not bodies:
         click.echo(f"no models in {', '.join(str(directory_of(source)) for source in models_from)}")
-        return
+    else:
+        _print_table(bodies)
+    for line in _hints(url, is_empty=not bodies):
+        click.echo(line_shown(f"trouper: {line}"), err=True)
+
+
+def _hints(url: str, *, is_empty: bool) -> Iterator[str]:
+    """Name the models that a server has, and how to get one where there is none. No key is sent."""
+    unavailable = (httpx2.HTTPError, httpx2.InvalidURL, UnusableAnswer, ProxyUnusable)
+    with suppress(*unavailable), Where(url).client() as client:
+        yield f"the server at {url} has {', '.join(served_models(client))}"
+    if is_empty:
+        names = " or ".join(model.name for model in SUGGESTED[:2])
+        yield f"`trouper models pull ID` fetches one, as {names}; without any, {EMBEDDED} is served"
+
+
+def _print_table(bodies: Sequence[Mapping[str, Any]]) -> None:
     rows = []
     for body in bodies:
         fits = "unusable" if body["problem"] else "yes" if body["fits"] else "no"
@@ -88,8 +119,8 @@ def list_models(models_from: tuple[str, ...], as_json: bool) -> None:
 @SOURCES
 @AS_JSON
 def model_info(model: str, models_from: tuple[str, ...], as_json: bool) -> None:
-    """What the files of a model say of it: one that `ls` lists, the directory of one, or the
-    embedded one, as `serve --model` takes it. Exits with 2 for a model that cannot be served."""
+    """Describe a model by its files: one that `ls` lists, the directory of one, or the embedded
+    one, as `serve --model` takes it. Exits with 2 for a model that cannot be served."""
     [files] = with_problems([_found(model, models_from)])
     body = _body(files)
     if as_json:
@@ -113,7 +144,7 @@ def _shown(name: str, value: Any) -> str:
 @models.command("pull")
 @click.argument("model")
 def pull_model(model: str) -> None:
-    """Fetch a model from the hub into its cache, or the embedded one: the files that `serve
+    """Download a model from the hub into its cache, or the embedded one: the files that `serve
     --model` would fetch."""
     from trouper.engine.loading.checkpoint import inspect
     from trouper.engine.loading.model_source import resolve, source_of
@@ -184,6 +215,9 @@ def _embedded() -> Path:
 
 def _not_there(model: str, sources: tuple[str, ...]) -> NoReturn:
     where = ", ".join(str(directory_of(source)) for source in sources)
+    if NAME.fullmatch(model):
+        hub_id = model if "/" in model else alike(model)[0]
+        where += f", and `trouper models pull {hub_id}` would download it"
     refuse(f"{model or repr('')} is not in {where}; `trouper models ls` lists what is")
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from trouper.cli.address import CannotListenError
 from trouper.cli.exits import end_at_once, give_up, refuse
+from trouper.cli.flag_groups import HELP_WIDTH, GroupedCommand
 from trouper.cli.flags import all_from, flags_of, misspelt
 from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
@@ -32,7 +33,11 @@ logger = logging.getLogger("trouper")
 NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 
 
-@click.command()
+@click.command(
+    cls=GroupedCommand,
+    context_settings={"max_content_width": HELP_WIDTH},
+    short_help="Serve models over HTTP.",
+)
 @click.argument(
     "models",
     metavar="[MODEL]...",
@@ -53,6 +58,7 @@ NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
     default="info",
     envvar="TROUPER_LOG_LEVEL",
     show_default=True,
+    help="Least severe line that the log has.",
 )
 @click.option(
     "--log-format",
@@ -83,8 +89,8 @@ def serve(
     otlp_endpoint: str | None,
     **given: Any,
 ) -> None:
-    """Serve models over HTTP, in the dialects of OpenAI and Anthropic. Each MODEL is as --model
-    says."""
+    """Serve models over HTTP, with OpenAI's and Anthropic's APIs. Each MODEL is a directory or a
+    hub id; without one it is the embedded SmolLM2-135M-Instruct, for a first try."""
     _add_models(context, models, given)
     console = Console(stderr=True)
     configure_logging(log_level, console, log_format)

@@ -212,7 +212,7 @@ LONGEST_S = 86400
     show_default=True,
     help="How often it looks.",
 )
-@click.option("--once", is_flag=True, help="Print what it sees after two looks, and end.")
+@click.option("--once", is_flag=True, help="Print the figures once, and end.")
 def top(where: Where, /, interval_s: float, once: bool) -> None:
     """Watch a running server: tokens a second, rows, cache, memory, actors. Ctrl-C leaves."""
     console = Console()

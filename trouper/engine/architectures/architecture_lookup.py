@@ -22,6 +22,7 @@ from xxhash import xxh3_64_hexdigest
 
 from trouper.engine.architectures import vlm_models
 from trouper.engine.platform.error_text import line_of
+from trouper.protocol.installing import command_for
 from trouper.protocol.problems import ModelUnusable
 
 GROUP = "trouper.architectures"
@@ -113,7 +114,7 @@ def _registered(group: str, path: tuple[str, ...]) -> dict[str, tuple[Plugin, ..
 
 Classes = tuple[Any, Any]
 DEFINES_MODEL = re.compile(r"^class Model\b", re.MULTILINE)
-EXTRA = "pip install 'trouper[vlm]'"
+EXTRA = command_for("vlm")
 
 
 @attrs.frozen(eq=False)

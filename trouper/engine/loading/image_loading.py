@@ -23,11 +23,12 @@ from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.engine.vision.tower import patches_at_once
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.installing import command_for
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
 
 NO_ENCODER = "the model is for text alone"
-NO_DECODER = "images need Pillow: pip install 'trouper[images]'"
+NO_DECODER = f"images need Pillow: {command_for('images')}"
 
 
 @attrs.frozen(eq=False)

@@ -278,7 +278,7 @@ def _checked(
     output_format = hub_tokenizer.output_format
     unread = "in a format that has no parser here" if output_format.unread else NONE
     report(
-        f"calls of tools: {output_format.tool_parser or unread}; reasoning: "
+        f"tool calls: {output_format.tool_parser or unread}; reasoning: "
         f"{output_format.reasoning_parser or NONE}"
     )
     if (summary := hub_tokenizer.template.summary) is not None:

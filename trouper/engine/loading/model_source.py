@@ -25,10 +25,13 @@ from trouper.engine.platform.error_text import line_of
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.paths import exists, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.suggested_models import no_hub_id
+from trouper.storage.foreign_files import OTHER_VERSION
 
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
 """The tiny model that sees. A checkout has it, an installed package has not."""
+UNREACHABLE = "set HTTPS_PROXY to your proxy or HF_ENDPOINT to a mirror, or give a directory"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -67,18 +70,21 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
     if model == SHAPES.name and is_directory(SHAPES):
         return SHAPES
     if exists(path):
-        raise ModelUnusable(
-            f"{flag} {model} is a file: give the directory that holds config.json and the weights"
-        )
+        raise ModelUnusable(f"{flag} {model} is a file: {_remedy_for_file(path)}")
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):
-        raise ModelUnusable(
-            f"{flag} {model}: no such directory, and not a hub id (owner/name) either"
-        )
+        problem = f"{flag} {model}: no such directory, and not a hub id (owner/name) either"
+        raise ModelUnusable(problem if "/" in model else f"{problem}; {no_hub_id(model)}")
     try:
         validate_repo_id(model)
     except HFValidationError as error:
         raise ModelUnusable(f"{flag} {model}: not a hub id: {line_of(error)}") from error
     return model
+
+
+def _remedy_for_file(path: Path) -> str:
+    if path.suffix.lower() == ".gguf":
+        return f"GGUF is not read here; {OTHER_VERSION}"
+    return "give the directory that holds config.json and the weights"
 
 
 def may_download(model: str | None) -> bool:
@@ -121,9 +127,8 @@ def _fetch(hub_id: str) -> Path:
         message = f"only a part of {hub_id} is cached, and the model hub cannot be reached"
         raise ModelUnusable(message, f"`trouper models pull {hub_id}` fetches the rest") from error
     except LocalEntryNotFoundError as error:
-        raise ModelUnusable(
-            f"{hub_id} is neither a directory nor cached, and the model hub cannot be reached"
-        ) from error
+        message = f"{hub_id} is neither a directory nor cached, and the model hub cannot be reached"
+        raise ModelUnusable(message, UNREACHABLE) from error
     except (
         httpx2.HTTPError,
         httpx2.InvalidURL,

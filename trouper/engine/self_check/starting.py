@@ -148,7 +148,7 @@ def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
     if check.mode == "off":
         return f"self-check: off, guessed from the model's caches{': ' if off else ''}{off}"
     how = "remembered" if check.remembered else f"{check.seconds:.2f} s"
-    return f"self-check ({how}; {check.checked}): {off or 'rows may do everything'}"
+    return f"self-check ({how}; {check.checked}): {off or 'nothing is turned off'}"
 
 
 def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: RankGroup) -> bool:
