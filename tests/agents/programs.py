@@ -68,9 +68,19 @@ AGENTS: Mapping[str, Program] = {
         piped=("run",),
         with_picture=("run", TASK, "--file", PICTURE),
     ),
-    "qwen": Program(("@qwen-code/qwen-code",), ("--yolo", "-p", TASK), piped=("--yolo",), with_picture=("--yolo", "-p", f"@{PICTURE} {TASK}")),
+    "qwen": Program(
+        ("@qwen-code/qwen-code",),
+        ("--yolo", "-p", TASK),
+        piped=("--yolo",),
+        with_picture=("--yolo", "-p", f"@{PICTURE} {TASK}"),
+    ),
     "cline": Program(("cline",), ("--yolo", TASK)),
-    "pi": Program(("@earendil-works/pi-coding-agent",), ("-p", TASK), piped=("-p",), with_picture=("-p", f"@{PICTURE}", TASK)),
+    "pi": Program(
+        ("@earendil-works/pi-coding-agent",),
+        ("-p", TASK),
+        piped=("-p",),
+        with_picture=("-p", f"@{PICTURE}", TASK),
+    ),
     # Of stdin it reads no more than a pipe holds.
     "continue": Program(("@continuedev/cli",), ("--auto", "-p", TASK)),
     "aider": Program(
@@ -90,7 +100,11 @@ AGENTS: Mapping[str, Program] = {
         ),
         is_javascript=False,
     ),
-    "copilot": Program(("@github/copilot",), ("-p", TASK, "--allow-all-tools"), with_picture=("-p", TASK, "--allow-all-tools", "--attachment", PICTURE)),
+    "copilot": Program(
+        ("@github/copilot",),
+        ("-p", TASK, "--allow-all-tools"),
+        with_picture=("-p", TASK, "--allow-all-tools", "--attachment", PICTURE),
+    ),
     "openclaw": Program(("openclaw",), ("agent", "--local", "--agent", "main", "--message", TASK)),
     "openhands": Program(
         ("openhands",),
@@ -110,7 +124,11 @@ AGENTS: Mapping[str, Program] = {
         ("--trust-directory", "--mode", "yolo", "run", TASK),
     ),
     # 7.8.1 was published without its programs for Linux.
-    "kilo": Program(("@kilocode/cli@7.7.7",), ("run", "--auto", TASK), with_picture=("run", "--auto", TASK, "--file", PICTURE)),
+    "kilo": Program(
+        ("@kilocode/cli@7.7.7",),
+        ("run", "--auto", TASK),
+        with_picture=("run", "--auto", TASK, "--file", PICTURE),
+    ),
     "mini-swe-agent": Program(
         ("mini-swe-agent", "mcp"),
         (
