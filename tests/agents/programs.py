@@ -10,6 +10,8 @@ import attrs
 TASK = "{task}"
 """Stands for the task in a program's arguments. A program without it reads the task from stdin."""
 URL = "{url}"
+PICTURE = "picture.png"
+"""A file of the directory where the agent works."""
 
 
 @attrs.frozen
@@ -22,6 +24,8 @@ class Program:
     piped: tuple[str, ...] | None = None
     """The arguments for a task that comes by stdin, since it is too long for a command line; None:
     it cannot."""
+    with_picture: tuple[str, ...] = ()
+    """The arguments for a task with `PICTURE` in its first prompt; (): it cannot."""
     is_javascript: bool = True
     python: str = sys.executable
     """For the others: the interpreter, or a version of it that uv finds"""
@@ -42,17 +46,41 @@ AGENTS: Mapping[str, Program] = {
         ("@anthropic-ai/claude-code",),
         ("-p", TASK, "--dangerously-skip-permissions"),
         piped=("-p", "--dangerously-skip-permissions"),
+        with_picture=("-p", f"@{PICTURE} {TASK}", "--dangerously-skip-permissions"),
         variables={"IS_SANDBOX": "1"},
     ),
     "codex": Program(
         ("@openai/codex",),
         ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
         piped=("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-"),
+        with_picture=(
+            "exec",
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+            TASK,
+            "--image",
+            PICTURE,
+        ),
     ),
-    "opencode": Program(("opencode-ai",), ("run", TASK), piped=("run",)),
-    "qwen": Program(("@qwen-code/qwen-code",), ("--yolo", "-p", TASK), piped=("--yolo",)),
+    "opencode": Program(
+        ("opencode-ai",),
+        ("run", TASK),
+        piped=("run",),
+        with_picture=("run", TASK, "--file", PICTURE),
+    ),
+    "qwen": Program(
+        ("@qwen-code/qwen-code",),
+        ("--yolo", "-p", TASK),
+        piped=("--yolo",),
+        with_picture=("--yolo", "-p", f"@{PICTURE} {TASK}"),
+    ),
     "cline": Program(("cline",), ("--yolo", TASK)),
-    "pi": Program(("@earendil-works/pi-coding-agent",), ("-p", TASK), piped=("-p",)),
+    "pi": Program(
+        ("@earendil-works/pi-coding-agent",),
+        ("-p", TASK),
+        piped=("-p",),
+        with_picture=("-p", f"@{PICTURE}", TASK),
+    ),
     # Of stdin it reads no more than a pipe holds.
     "continue": Program(("@continuedev/cli",), ("--auto", "-p", TASK)),
     "aider": Program(
@@ -72,7 +100,11 @@ AGENTS: Mapping[str, Program] = {
         ),
         is_javascript=False,
     ),
-    "copilot": Program(("@github/copilot",), ("-p", TASK, "--allow-all-tools")),
+    "copilot": Program(
+        ("@github/copilot",),
+        ("-p", TASK, "--allow-all-tools"),
+        with_picture=("-p", TASK, "--allow-all-tools", "--attachment", PICTURE),
+    ),
     "openclaw": Program(("openclaw",), ("agent", "--local", "--agent", "main", "--message", TASK)),
     "openhands": Program(
         ("openhands",),
@@ -92,7 +124,11 @@ AGENTS: Mapping[str, Program] = {
         ("--trust-directory", "--mode", "yolo", "run", TASK),
     ),
     # 7.8.1 was published without its programs for Linux.
-    "kilo": Program(("@kilocode/cli@7.7.7",), ("run", "--auto", TASK)),
+    "kilo": Program(
+        ("@kilocode/cli@7.7.7",),
+        ("run", "--auto", TASK),
+        with_picture=("run", "--auto", TASK, "--file", PICTURE),
+    ),
     "mini-swe-agent": Program(
         ("mini-swe-agent", "mcp"),
         (

@@ -150,7 +150,7 @@ def run(
             *(("--set", f"max_prompt_tokens={max_prompt}") if max_prompt else ()),
         )
         began = time.monotonic()
-        with _variable(edit_task.DIRECTORY, str(work)), scripted_server(*flags) as url:
+        with variable(edit_task.DIRECTORY, str(work)), scripted_server(*flags) as url:
             exit_code, output = _ran(agent, url, home, words)
         text = (work / "greeting.py").read_text("utf-8")
         return attrs.evolve(
@@ -167,7 +167,7 @@ def run(
 
 
 @contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
+def variable(name: str, value: str) -> Iterator[None]:
     os.environ[name] = value
     try:
         yield
@@ -176,10 +176,20 @@ def _variable(name: str, value: str) -> Iterator[None]:
 
 
 def _ran(agent: str, url: str, home: Path, words: int) -> tuple[int | None, str]:
-    """The exit code and what the agent wrote."""
     program = AGENTS[agent]
     arguments: Sequence[str] = program.arguments if not words else program.piped or ()
-    line = [part.replace(TASK, edit_task.TASK).replace(URL, url) for part in arguments]
+    line = [part.replace(TASK, edit_task.TASK) for part in arguments]
+    given = f"{'The quick brown fox ' * (words // 4)}\n\n{edit_task.TASK}" if words else ""
+    return play(agent, line, url, home, given)
+
+
+def play(
+    agent: str, arguments: Sequence[str], url: str, home: Path, given: str = ""
+) -> tuple[int | None, str]:
+    """Start the agent in `home`/work with the server at `url`. `given`: its stdin. Returns the exit
+    code, None if its time was over, and what it wrote."""
+    program = AGENTS[agent]
+    line = [part.replace(URL, url) for part in arguments]
     if program.connected:
         connect = "import sys; from trouper.cli import main; main()"
         line = [sys.executable, "-c", connect, "connect", "--url", url, "--run", agent, "--", *line]
@@ -195,7 +205,6 @@ def _ran(agent: str, url: str, home: Path, words: int) -> tuple[int | None, str]
         "PATH": search_path(agent),
         "PYTHONPATH": str(ROOT) if program.connected else "",
     }
-    given = f"{'The quick brown fox ' * (words // 4)}\n\n{edit_task.TASK}" if words else ""
     process = subprocess.Popen(
         line,
         cwd=home / "work",

@@ -428,6 +428,13 @@ def test_help_names_every_way() -> None:
         ("opencode", '"attachment": true'),
         ("continue", "- image_input"),
         ("pi", '"image"'),
+        ("openclaw", '"image"'),
+        ("litellm", "supports_vision: true"),
+        ("kilo", '"attachment": true'),
+        ("qwen", '"image": true'),
+        ("cline", '"images"'),
+        ("aider", '"supports_vision": true'),
+        ("vibe", "supports_images = true"),
     ],
 )
 async def test_clients_hear_that_a_model_reads_images(agent: str, line: str, home: Path) -> None:

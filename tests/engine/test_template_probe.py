@@ -87,6 +87,8 @@ ADAPTED: dict[str, set[str]] = {
     "deepseek": {"later_system", "system_after_tool", "arguments", "empty_results"},
     "glm": set(),
     "devstral": set(),
+    "qwen3_vl": set(),
+    "mistral3": set(),
     "parts": {"content", "calls"},
 }
 

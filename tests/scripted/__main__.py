@@ -25,7 +25,7 @@ import attrs
 import trio
 
 from tests.scripted.engine import ScriptedEngine
-from tests.scripted.families import FAMILIES
+from tests.scripted.families import EVERY_FAMILY
 from tests.scripted.recording import Recorder
 from tests.scripted.scripts import script_of
 from trouper import Runtime, ServerSettings, Settings, run_runtime
@@ -35,7 +35,7 @@ from trouper.web.server import serve_app
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.scripted")
-    parser.add_argument("--family", choices=sorted(FAMILIES), default="qwen3")
+    parser.add_argument("--family", choices=sorted(EVERY_FAMILY), default="qwen3")
     parser.add_argument(
         "--script", default="echo", help="MODULE:FUNCTION, FILE.py[:FUNCTION], FILE.json or echo"
     )
@@ -90,16 +90,17 @@ def settings_of(given: argparse.Namespace) -> tuple[Settings, ServerSettings]:
 
 async def serve(given: argparse.Namespace, directory: Path) -> None:
     settings, server = settings_of(given)
+    recorder = None if given.record is None else Recorder(given.record)
     engine = ScriptedEngine.of(
         script_of(given.script),
-        FAMILIES[given.family],
+        EVERY_FAMILY[given.family],
         directory,
         context_length=given.context,
         step_s=given.step_ms / 1000,
         prefill_rate=given.prefill_rate,
         follows_grammars=given.follow_grammars,
+        **({} if recorder is None else {"look": recorder.look}),
     )
-    recorder = None if given.record is None else Recorder(given.record)
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=engine))

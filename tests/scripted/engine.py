@@ -4,7 +4,7 @@ says what the script says."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.scripted.conversation import Conversation, Script
 from tests.scripted.families import Family
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.media import MediaSpan, Pixels
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Admit, Plan
 
@@ -85,6 +86,8 @@ class ScriptedEngine(FakeEngine):
     step_s: float = 0.0
     prefill_rate: float = 0.0
     follows_grammars: bool = False
+    look: Callable[[Pixels], None] = lambda pixels: None
+    """Called with each image that comes to be encoded."""
     answers: list[Tokens] = attrs.field(factory=list)
     known: dict[tuple[Tokens, Grammar | None], int] = attrs.field(factory=dict)
     """The number of the answer to each prompt: a row that resumes goes on with its own."""
@@ -105,27 +108,43 @@ class ScriptedEngine(FakeEngine):
         return engine
 
     async def load(self) -> LoadedModel:
+        layout = self.family.layout(self.words)
+        roles = self.words.template.roles_with(layout.marker) if layout else ()
         model = attrs.evolve(
             card(self.context_length, self.kv),
             id=f"scripted-{self.family.name}",
             vocab_size=len(self.words._bytes),
             cache_bytes=CACHE_BYTES,
+            images=layout,
+            image_roles=tuple(sorted(roles)),
         )
         return LoadedModel(model, self.words)
 
     async def pause(self, plan: Plan) -> None:
+        for order in plan.encode:
+            if order.pixels is not None:
+                self.look(order.pixels)
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         await trio.sleep(self.step_s + (prefilled / self.prefill_rate if self.prefill_rate else 0))
 
     def key_of(self, admit: Admit, prompt: Tokens) -> int:
         if (prompt, admit.grammar) not in self.known:
             self.known[prompt, admit.grammar] = len(self.answers)
-            text = self._text(prompt, admit.grammar)
+            text = self._text(self._written(prompt, admit.media), admit.grammar)
             answer = self.words.encode(text, special=False)
             if self.follows_grammars and admit.grammar is not None:
                 answer = self._following(admit.grammar, answer)
             self.answers.append(answer)
         return self.known[prompt, admit.grammar]
+
+    def _written(self, prompt: Tokens, media: Sequence[MediaSpan]) -> Tokens:
+        """The prompt as its template wrote it, with one marker for each image."""
+        layout = self.family.layout(self.words)
+        for span in reversed(media):
+            assert layout is not None
+            marker = self.words.encode(layout.marker, special=False)
+            prompt = (*prompt[: span.start], *marker, *prompt[span.end :])
+        return prompt
 
     def _following(self, grammar: Grammar, answer: Tokens) -> Tokens:
         assert self.words.grammars is not None

@@ -4,7 +4,7 @@ written."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import attrs
 from tests.families import save_tokenizer, write_json
 from trouper.engine.loading import bundled_model
 from trouper.engine.loading.tokenizer import HubTokenizer, load
+from trouper.engine.vision.layouts import Layout, layout_of
 
 TEMPLATES = Path(__file__).parent.parent / "chat_templates"
 CHAT_MARKERS = (
@@ -46,6 +47,8 @@ class Family:
     """Whether text may stand in front of a call."""
     parallel: bool = True
     """Whether an answer may have several calls; else a script's further ones are not written."""
+    config: Mapping[str, Any] = attrs.field(factory=dict, eq=False)
+    """Of config.json, for a model that takes images."""
 
     def answer(self, text: str, calls: Calls, reasoning: str) -> str:
         calls = calls if self.parallel else calls[:1]
@@ -81,7 +84,15 @@ class Family:
             "chat_template": (TEMPLATES / f"{self.template}.jinja").read_text("utf-8"),
         }
         write_json(directory / "tokenizer_config.json", config)
-        return load(directory, {"eos_token_id": [backend.token_to_id(end) for end in self.ends]})
+        ends = [backend.token_to_id(end) for end in self.ends]
+        return load(directory, {**self.config, "eos_token_id": ends})
+
+    def layout(self, tokenizer: HubTokenizer) -> Layout | None:
+        """How images become tokens; None: it takes none."""
+        if not self.config:
+            return None
+        ids = {text: tokenizer.marker_tokens(text)[0] for text in self.specials}
+        return layout_of(self.config, {}, ids)
 
 
 def _thought(reasoning: str) -> str:
@@ -168,6 +179,10 @@ MISTRAL_SPECIALS = (
     "[TOOL_CALLS]",
     "[ARGS]",
 )
+IMAGE_SPECIALS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+MISTRAL_IMAGE_SPECIALS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+ENCODER_LAYERS = 3
+"""The fake engine has four pieces of work for each image: the patches, and a layer each."""
 GLM_SPECIALS = ("[gMASK]", "<sop>", "<|system|>", "<|assistant|>")
 GLM_MARKERS = (*CHAT_MARKERS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 DEEPSEEK_MARKERS = tuple(
@@ -232,3 +247,32 @@ FAMILIES = {
         ),
     )
 }
+
+SEEING_FAMILIES = {
+    family.name: family
+    for family in (
+        Family(
+            "qwen3_vl",
+            "qwen3_vl",
+            hermes,
+            specials=IMAGE_SPECIALS,
+            thinks=False,
+            config={"model_type": "qwen3_vl", "vision_config": {"depth": ENCODER_LAYERS}},
+        ),
+        Family(
+            "mistral3",
+            "mistral3",
+            mistral,
+            markers=(),
+            specials=(*MISTRAL_SPECIALS, *MISTRAL_IMAGE_SPECIALS),
+            ends=("</s>",),
+            thinks=False,
+            config={
+                "model_type": "mistral3",
+                "vision_config": {"num_hidden_layers": ENCODER_LAYERS},
+            },
+        ),
+    )
+}
+"""Families that take images. Mistral's template has no place for one in a tool's result."""
+EVERY_FAMILY = {**FAMILIES, **SEEING_FAMILIES}

@@ -47,7 +47,7 @@ def scripted_server(*flags: str, log: Path | None = None) -> Iterator[str]:
 
 
 def recorded(path: Path, kind: str = "http") -> list[dict[str, Any]]:
-    """The lines of `--record` of one kind: `http`, or `request`, which has the tokens of the prompt
-    and of the cache."""
+    """The lines of `--record` of one kind: `http`; `request`, which has the tokens of the prompt
+    and of the cache; or `image`, which has the SHA-256 of the pixels that the engine got."""
     lines = path.read_text("utf-8").splitlines() if path.exists() else []
     return [line for line in map(json.loads, lines) if line["kind"] == kind]

@@ -1,10 +1,11 @@
 """One JSON line for each HTTP request: what came, what was answered, and for how long nothing was
-sent."""
+sent. Others for each request's tokens, and for each image that the engine gets."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ import attrs
 import trio
 from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, Scope
 
+from trouper.protocol.media import Pixels
 from trouper.protocol.record import RequestRecord
 
 
@@ -73,6 +75,12 @@ class Recorder:
 
     def observe(self, record: RequestRecord) -> None:
         self._write({"kind": "request", **attrs.asdict(record)})
+
+    def look(self, pixels: Pixels) -> None:
+        """Note an image as the engine gets it."""
+        digest = sha256(pixels.rgb).hexdigest()
+        size = {"width": pixels.width, "height": pixels.height}
+        self._write({"kind": "image", **size, "sha256": digest})
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:

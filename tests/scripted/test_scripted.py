@@ -12,7 +12,7 @@ import pytest
 
 from tests.scripted.conversation import Conversation
 from tests.scripted.engine import ScriptedEngine
-from tests.scripted.families import FAMILIES
+from tests.scripted.families import EVERY_FAMILY, FAMILIES
 from tests.scripted.process import recorded, scripted_server
 from tests.scripted.scripts import of_turns, script_of
 from tests.web.serving import Served, serving
@@ -43,10 +43,10 @@ def script(conversation: Conversation) -> str:
     )
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-@pytest.mark.long(but=("llama3", "gpt_oss"))
+@pytest.mark.parametrize("family", sorted(EVERY_FAMILY))
+@pytest.mark.long(but=("llama3", "gpt_oss", "qwen3_vl"))
 async def test_a_loop_in_each_familys_format(family: str, tmp_path: Path) -> None:
-    form = FAMILIES[family]
+    form = EVERY_FAMILY[family]
     engine = ScriptedEngine.of(script, form, tmp_path)
 
     def use(served: Served) -> None:

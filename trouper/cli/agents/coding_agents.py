@@ -201,6 +201,9 @@ def _opencode(served: ServedModel, program: str, schema: str) -> Setup:
 
 
 def _qwen(served: ServedModel) -> Setup:
+    # Else Qwen Code goes by the model's name.
+    modalities = {"modalities": {"image": True}} if served.images else {}
+    defaults = RunFile("defaults.json", JSON, {"model": {"generationConfig": modalities}})
     entry = {
         "id": served.model,
         "name": f"{served.model} (Trouper)",
@@ -210,6 +213,7 @@ def _qwen(served: ServedModel) -> Setup:
             "timeout": WAIT_MS,
             "contextWindowSize": served.context,
             "samplingParams": {"max_tokens": served.output},
+            **modalities,
         },
     }
     settings = {
@@ -220,11 +224,15 @@ def _qwen(served: ServedModel) -> Setup:
     }
     return Setup(
         files=(ConfigFile(home("QWEN_HOME", ".qwen") / "settings.json", JSON, settings),),
+        run_files=(defaults,) if modalities else (),
         variables={
             "OPENAI_BASE_URL": served.api,
             "OPENAI_API_KEY": served.secret,
             "OPENAI_MODEL": served.model,
             "QWEN_CODE_MAX_OUTPUT_TOKENS": str(served.output),
+            **(
+                {"QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(defaults.path("qwen"))} if modalities else {}
+            ),
         },
         arguments=("--auth-type", "openai", "--model", served.model),
         exports=served.key_variables,
@@ -252,10 +260,17 @@ def _cline(served: ServedModel) -> Setup:
         "modes": Default({}),
         "providers": {provider: entry},
     }
-    name = "settings/providers.json"
+    files = {"settings/providers.json": settings}
+    if served.images:
+        model = {"id": served.model, "name": served.model, "capabilities": ["tools", "images"]}
+        files["settings/models.json"] = {
+            "version": Default(1),
+            "providers": {provider: {"models": {served.model: model}}},
+        }
+    directory = home("CLINE_DATA_DIR", ".cline/data")
     return Setup(
-        files=(ConfigFile(home("CLINE_DATA_DIR", ".cline/data") / name, JSON, settings),),
-        run_files=(RunFile(name, JSON, settings),),
+        files=tuple(ConfigFile(directory / name, JSON, values) for name, values in files.items()),
+        run_files=tuple(RunFile(name, JSON, values) for name, values in files.items()),
         variables={"CLINE_DATA_DIR": str(run_dir("cline"))},
         notes=(
             (
@@ -321,6 +336,7 @@ def _aider(served: ServedModel) -> Setup:
             "output_cost_per_token": 0,
             "litellm_provider": "openai",
             "mode": "chat",
+            **({"supports_vision": True} if served.images else {}),
         }
     }
     settings = {
@@ -428,6 +444,7 @@ def _vibe(served: ServedModel) -> Setup:
         "max_context_length": served.context,
         "max_output_tokens": served.output,
         "auto_compact_threshold": served.context - served.output,
+        **({"supports_images": True} if served.images else {}),
     }
     settings = {
         "active_model": PROVIDER,

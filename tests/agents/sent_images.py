@@ -1,0 +1,79 @@
+"""The images of a recorded request: their places, and their files."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import attrs
+from PIL import Image
+
+from tests.scripted.process import recorded
+
+APIS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "messages",
+    "/v1/responses": "responses",
+}
+IMAGES = ("image", "image_url", "input_image")
+RESULTS = ("tool_result", "function_call_output", "custom_tool_call_output")
+
+
+@attrs.frozen
+class SentImage:
+    place: str
+    """API, part around it and type: "messages: tool_result, image"."""
+    data: bytes = attrs.field(repr=False)
+
+
+def sent_images(record: Path) -> list[SentImage]:
+    """Of the requests of a session, each place once."""
+    images: dict[SentImage, None] = {}
+    for line in recorded(record):
+        if line["path"] in APIS:
+            body = json.loads(line["body"])
+            for message in body.get("messages") or body.get("input") or ():
+                kind = message.get("type", "message")
+                around = f"{message.get('role')} message" if kind == "message" else kind
+                images |= dict.fromkeys(_images(message, f"{APIS[line['path']]}: {around}"))
+    return [*images]
+
+
+def _images(value: Any, place: str) -> Iterator[SentImage]:
+    if isinstance(value, list):
+        for part in value:
+            yield from _images(part, place)
+    elif isinstance(value, dict):
+        kind = value.get("type")
+        if kind in IMAGES:
+            yield SentImage(f"{place}, {kind}", _data(value))
+            return
+        if kind in RESULTS:
+            place = f"{place.partition(':')[0]}: {kind}"
+        for part in value.values():
+            yield from _images(part, place)
+
+
+def _data(part: Mapping[str, Any]) -> bytes:
+    """The file of an image part; b"" if it comes by an address or by id."""
+    source = part.get("source")
+    if source is not None:
+        return base64.b64decode(source.get("data", ""))
+    url = part.get("image_url") or ""
+    url = url if isinstance(url, str) else url["url"]
+    head, _, text = url.partition(";base64,")
+    return base64.b64decode(text) if head.startswith("data:image/") else b""
+
+
+def pixels_digest(data: bytes) -> str:
+    """SHA-256 of a file's pixels, as a recorded server gives it for those that its engine got."""
+    return sha256(Image.open(BytesIO(data)).convert("RGB").tobytes()).hexdigest()
+
+
+def engine_digests(record: Path) -> list[str]:
+    return [line["sha256"] for line in recorded(record, "image")]
