@@ -44,7 +44,7 @@ def test_a_client_may_hold_as_much_as_is_left_free() -> None:
     for holding in (first, second, other):
         holding.give_back()
         holding.give_back()
-    assert budget.held == MB and budget.held_by("a") == 0
+    assert budget.held == MB and budget._clients["a"] == 0
 
 
 def test_requests_that_hold_little_have_room_beside_large_ones() -> None:

@@ -1,10 +1,10 @@
-"""OpenBLAS multiplies one row on x86-64 as a matrix, which takes about twice as long as a vector.
+"""OpenBLAS multiplies one row on x86-64 as a matrix, which takes longer than a vector.
 
 Fault: OpenBLAS forwards `cblas_sgemm` of one row to `cblas_sgemv` on 64-bit Arm alone
 (GEMM_GEMV_FORWARD in Makefile.system).
 Seen: scipy-openblas32 0.3.34.
 Upstream: https://github.com/OpenMathLib/OpenBLAS/pull/4814 (arm64 alone: exactness of x86-64).
-Without: one stream on an x86-64 CPU decodes at about half the speed (docs/workarounds.md).
+Without: products of one row take 1.2 to 1.8 times as long (docs/workarounds.md).
 """
 
 # `cblas_sgemm` becomes these instructions, which compare four arguments, call `cblas_sgemv` for

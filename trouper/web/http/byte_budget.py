@@ -37,9 +37,6 @@ class ByteBudget:
     def open(self, client: str) -> Holding:
         return Holding(self, client)
 
-    def held_by(self, client: str) -> int:
-        return self._clients[client]
-
     def take(self, client: str, amount: int, before: int) -> None:
         """Take bytes for a request that holds `before`. Raises `RequestFailed` (413, 429, 503)."""
         # A client may hold as much as is left free (alone, half of the budget), and for requests

@@ -287,10 +287,8 @@ def tools_adapted(value: Json, known: Collection[str], skip: Skip) -> Json:
     return value
 
 
-def known_tools(
-    tools: list[Any], known: Collection[str], skip: Skip, name: str = "tools"
-) -> list[Any]:
-    """A function may lack the type."""
+def known_tools(tools: list[Any], known: Collection[str], skip: Skip) -> list[Any]:
+    """Keep tools of the `known` types, and skip others. A function may lack the type."""
     kept: list[Any] = []
     for tool in tools:
         if not isinstance(tool, dict):
@@ -303,7 +301,7 @@ def known_tools(
         elif kind in known or not isinstance(kind, str | None):
             kept.append(tool)
         else:
-            skip(f"{name}.{safe_name(kind or next(iter(tool)))}")
+            skip(f"tools.{safe_name(kind or next(iter(tool)))}")
     return kept
 
 
