@@ -17,7 +17,6 @@ from trouper.actors.runtime.model_table import (
     SILENT_S,
     STALLED_S,
     Away,
-    Growth,
     Load,
     LoadLimits,
     Measure,
@@ -78,7 +77,7 @@ class ModelMachine(RuleBasedStateMachine):
         """Orders to unload, and whether by force, until the graph has ended."""
         self.ordered_at: dict[ModelRow, float] = {}
         self.clients: list[Client] = []
-        self.growths: list[Growth[ModelRow]] = []
+        self.growths: list[Wait] = []
         self.blocked_since: dict[ModelRow, float] = {}
         """Since when models in use leave a model no room."""
         for row in rows:
@@ -237,7 +236,7 @@ class ModelMachine(RuleBasedStateMachine):
     def grow(self, pick: int, nbytes: int) -> None:
         row = self.row(pick)
         if self.leases(row) and row in self.running and row not in self.ending:
-            self.growths.append(self.table.grow(row, nbytes))
+            self.growths.append(self.table.grow(row, nbytes, self.now))
             self.settle()
 
     # -- graphs, files and the clock -------------------------------------------------------------
@@ -296,6 +295,7 @@ class ModelMachine(RuleBasedStateMachine):
         has_waits = bool(row.waits)
         self.table.ended(row, self.now)
         assert row.state in (COMING if has_waits else (away_as,))
+        assert not row.is_forced, "the next end is another"
         self.settle()
 
     def end_graph(self, row: ModelRow) -> None:
@@ -369,8 +369,8 @@ class ModelMachine(RuleBasedStateMachine):
         assert not any(row.state == "wanted" for row in rows)
         if self.ending or any(row.state == "loading" for row in rows):
             return
-        assert all(growth.refusal is not None for growth in self.growths)
-        assert not any(row.sleeps_at <= self.now for row in rows)
+        assert all(growth.is_over for growth in self.growths)
+        assert all(self.now < row.sleeps_at and self.wake_at <= row.sleeps_at for row in rows)
         for row in rows:
             if row.state == "waiting":
                 assert row.waits, "one that nobody waits for is loaded at once, or not at all"
@@ -396,4 +396,4 @@ class ModelMachine(RuleBasedStateMachine):
             if not self.clients:
                 break
         assert not self.clients
-        assert all(growth.refusal is not None for growth in self.growths)
+        assert all(growth.is_over for growth in self.growths)

@@ -48,12 +48,7 @@ from trouper.actors.runtime.model_table import (
     loaded,
 )
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.served_models import (
-    Lease,
-    ModelEntry,
-    Operation,
-    model_not_found,
-)
+from trouper.actors.runtime.served_models import Lease, ModelEntry, Operation, named
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model import Measured
 from trouper.protocol.model_options import ModelOptions
@@ -128,10 +123,7 @@ class ModelManager:
 
     def find(self, name: str | None) -> ManagedModel:
         """The model of a name; None: the default. Raises `RequestFailed` (404)."""
-        found = next((model for model in self.models if name is None or name in model.names), None)
-        if found is None:
-            raise model_not_found(name or "", self.entries())
-        return found
+        return named(name, self.models)
 
     async def lease(self, name: str | None) -> Lease:
         """Wait until the model is loaded, up to --queue-timeout-s for room, and return a lease."""
@@ -409,11 +401,11 @@ class ManagerControl:
     async def _make_room(self, model: ManagedModel, adapter: str, nbytes: int) -> None:
         """Make room for a LoRA adapter within --model-memory. The bytes count as the model's until
         the caller corrects the sum. Raises `RequestFailed` (507)."""
-        growth = self._manager.table.grow(model, nbytes)
+        wait = self._manager.table.grow(model, nbytes, trio.current_time())
         self._manager.notify()
-        await self._manager.until(lambda: growth.refusal is not None)
-        if growth.refusal:
-            raise insufficient(f"with the adapter {adapter!r} {growth.refusal}")
+        await self._manager.until(lambda: wait.is_over)
+        if wait.problem is not None:
+            raise insufficient(f"with the adapter {adapter!r} {wait.problem.message}")
 
     def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
         if self._manager.draining:

@@ -122,6 +122,12 @@ class ModelRow:
         self.enter(self.away_as)
         self.away_as = "unloaded"
 
+    def end_waits(self, problem: Problem | None = None, waits: Sequence[Wait] = ()) -> None:
+        """Grant leases, or refuse them for a problem: all, or only these."""
+        for wait in tuple(waits or self.waits):
+            self.waits.remove(wait)
+            wait.end(problem)
+
     @property
     def source(self) -> str:
         """Path or name of the model's files."""
@@ -158,15 +164,6 @@ class ModelRow:
 
 
 T = TypeVar("T", bound=ModelRow)
-
-
-@attrs.define(eq=False)
-class Growth(Generic[T]):
-    """More weights of a loaded model, for which others may have to go."""
-
-    model: T
-    refusal: str | None = None
-    """Reason why there is no room; "": there is; None: undecided."""
 
 
 @attrs.frozen
@@ -219,7 +216,7 @@ class ModelTable(Generic[T]):
     rows: list[T]
     limits: LoadLimits
     draining: bool = False
-    _growths: list[Growth[T]] = attrs.field(factory=list)
+    _growths: list[tuple[T, Wait]] = attrs.field(factory=list)
 
     def ask(self, row: T, now: float, limit_s: float) -> Wait:
         """A lease, at once if the model is ready. The wait ends, whatever happens."""
@@ -274,7 +271,7 @@ class ModelTable(Generic[T]):
         row.problem = None
         row.blocked_since = inf
         row.leases += len(row.waits)
-        _end(row, row.waits)
+        row.end_waits()
 
     def ended(self, row: T, now: float, problem: Problem | None = None) -> None:
         """The graph has ended; with a `problem`: it crashed, or could not be loaded."""
@@ -290,7 +287,7 @@ class ModelTable(Generic[T]):
         row.problem = problem
         passes = problem.retry_after_s is not None and problem.retry_after_s < RETRY_S
         row.unusable_until = now if passes else now + RETRY_S
-        _end(row, row.waits, problem)
+        row.end_waits(problem)
 
     def unload(self, row: T, away_as: Away, now: float, *, force: bool = False) -> None:
         """Order a loaded model, or one that sleeps, to be away. Raises `RequestFailed` (409) for a
@@ -308,21 +305,24 @@ class ModelTable(Generic[T]):
             row.enter("unloading")
         row.is_forced = row.is_forced or force
 
-    def grow(self, row: T, weights_bytes: int) -> Growth[T]:
-        """Room for so many bytes more, which count from now on."""
+    def grow(self, row: T, weights_bytes: int, now: float) -> Wait:
+        """Room for so many bytes more of a loaded model, which count from now on. Refused at once
+        unless idle models can make the room."""
         row.weights_bytes += weights_bytes
-        growth = Growth(row, DRAINING.message if self.draining else None)
-        if growth.refusal is None:
-            self._growths.append(growth)
-        return growth
+        wait = Wait(now, inf)
+        if self.draining:
+            wait.end(DRAINING)
+        else:
+            self._growths.append((row, wait))
+        return wait
 
     def drain(self) -> None:
         """End all waits: nothing is loaded any more."""
         self.draining = True
         for row in self.rows:
-            _end(row, row.waits, DRAINING)
-        for growth in self._growths:
-            growth.refusal = DRAINING.message
+            row.end_waits(DRAINING)
+        for _, wait in self._growths:
+            wait.end(DRAINING)
         self._growths.clear()
 
     @property
@@ -336,58 +336,45 @@ class ModelTable(Generic[T]):
         again until the step is `WaitUntil`."""
         if self.draining:
             return WaitUntil(inf)
-        return (
-            self._next_measuring()
-            or self._next_ordered_end()
-            or self._next_silence(now)
-            or self._next_timeout(now)
+        step = (
+            self._next_by_itself(now)
             or self._next_growth(now)
             or self._next_load(now)
             or self._next_sleep(now)
-            # Whatever was due already waits for an event.
-            or WaitUntil(
-                min((at for row in self.rows for at in row.due_times() if at > now), default=inf)
-            )
         )
+        if step is not None:
+            return step
+        times = [time for row in self.rows for time in row.due_times()]
+        # Whatever was due already waits for an event.
+        return WaitUntil(min((time for time in times if time > now), default=inf))
 
-    def _next_measuring(self) -> Step[T] | None:
+    def _next_by_itself(self, now: float) -> Step[T] | None:
+        """A step that no other model has a say in."""
         for row in self.rows:
             if row.state == "wanted":
                 row.enter("measuring")
                 return Measure(row)
-        return None
-
-    def _next_ordered_end(self) -> Step[T] | None:
-        for row in self.rows:
             if row.state == "unloading" and (row.is_forced or not row.leases):
-                row.enter("ending")
-                return Unload(row, row.away_as, at_once=row.is_forced)
-        return None
-
-    def _next_silence(self, now: float) -> Step[T] | None:
-        for row in self.rows:
+                return self._end(row, row.away_as, now)
             if row.state == "loading" and now >= row.heard_at + SILENT_S:
                 row.enter("silent")
             is_stalled = row.state == "silent" and now >= row.heard_at + STALLED_S
             if is_stalled and row.problem is None:
                 row.problem = _stalled(row)
-                return _refuse(row, row.waits, row.problem)
-        return None
-
-    def _next_timeout(self, now: float) -> Step[T] | None:
-        for row in self.rows:
+                return _refuse(row, row.problem)
             if late := [wait for wait in row.waits if row.gives_up_at(wait) <= now]:
-                return _refuse(row, late, _timed_out(row, late[0].limit_s))
+                return _refuse(row, _timed_out(row, late[0].limit_s), late)
         return None
 
     def _next_growth(self, now: float) -> Step[T] | None:
         while self._growths and not self._is_changing():
-            growth = self._growths[0]
-            step = next_for(self.rows, growth.model, self.limits)
+            row, wait = self._growths[0]
+            step = next_for(self.rows, row, self.limits)
             if isinstance(step, Unload):
-                return self._end_idle(step.model, "unloaded", now)
-            growth.refusal = lacking_room(self.rows, growth.model, self.limits)
+                return self._end(step.model, "unloaded", now)
             self._growths.pop(0)
+            reason = lacking_room(self.rows, row, self.limits)
+            wait.end(_no_room(reason) if reason else None)
         return None
 
     def _next_load(self, now: float) -> Step[T] | None:
@@ -400,13 +387,13 @@ class ModelTable(Generic[T]):
                 row.enter("unloaded")
                 continue
             if isinstance(step, Refuse):
-                return _refuse(row, row.waits, step.problem)
+                return _refuse(row, step.problem)
             is_blocked = step is None and lacking_room(self.rows, row, self.limits)
             row.blocked_since = min(row.blocked_since, now) if is_blocked else inf
             if step is None or self._is_changing():
                 continue
             if isinstance(step, Unload):
-                return self._end_idle(step.model, "unloaded", now)
+                return self._end(step.model, "unloaded", now)
             row.enter("loading")
             row.heard_at = now if self.has_several else inf
             return step
@@ -417,18 +404,18 @@ class ModelTable(Generic[T]):
         if not any(row.state == "ending" for row in self.rows):
             for row in self.rows:
                 if row.sleeps_at <= now:
-                    return self._end_idle(row, "asleep", now)
+                    return self._end(row, "asleep", now)
         return None
 
     def _is_changing(self) -> bool:
         """Whether the room that is left will be known only once a load, or an end, is over."""
         return any(row.state in ("loading", "ending") for row in self.rows)
 
-    def _end_idle(self, row: T, away_as: Away, now: float) -> Unload[T]:
+    def _end(self, row: T, away_as: Away, now: float) -> Unload[T]:
         row.away_as = away_as
-        row.blocked_since = now
+        row.blocked_since = min(row.blocked_since, now)
         row.enter("ending")
-        return Unload(row, away_as)
+        return Unload(row, away_as, at_once=row.is_forced)
 
 
 def _lasting_problem(row: ModelRow, now: float) -> Problem | None:
@@ -436,14 +423,8 @@ def _lasting_problem(row: ModelRow, now: float) -> Problem | None:
     return row.problem if lasts else None
 
 
-def _end(row: ModelRow, waits: Sequence[Wait], problem: Problem | None = None) -> None:
-    for wait in tuple(waits):
-        row.waits.remove(wait)
-        wait.end(problem)
-
-
-def _refuse(row: T, waits: Sequence[Wait], problem: Problem) -> Refuse[T]:
-    _end(row, waits, problem)
+def _refuse(row: T, problem: Problem, waits: Sequence[Wait] = ()) -> Refuse[T]:
+    row.end_waits(problem, waits)
     if row.state == "waiting" and not row.waits:
         row.enter("unloaded")
         row.problem = problem
@@ -456,25 +437,26 @@ def _stalled(row: ModelRow) -> Problem:
         f"{row.names[0]} is being loaded and has made no progress for {STALLED_S:g} s: its files "
         f"({row.source}) may be on a file system that does not answer"
     )
-    return Problem(
-        503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30
-    )
+    return _unavailable(message, "model_load_stalled", 30)
 
 
 def _timed_out(row: ModelRow, limit_s: float) -> Problem:
+    name = row.names[0]
     if row.state == "waiting":
         return _no_room(
-            f"{row.names[0]} is not loaded, and the other models were in use for {limit_s:g} s "
+            f"{name} is not loaded, and the other models were in use for {limit_s:g} s "
             "(--model-memory)"
         )
-    message = f"{row.names[0]} is being unloaded, and its requests have not ended for {limit_s:g} s"
-    return Problem(503, message, "server_error", "model", "queue_timeout", retry_after_s=5)
+    message = f"{name} is being unloaded, and its requests have not ended for {limit_s:g} s"
+    return _unavailable(message, "queue_timeout")
 
 
 def _no_room(message: str) -> Problem:
-    return Problem(
-        503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5
-    )
+    return _unavailable(message, "no_memory_for_model")
+
+
+def _unavailable(message: str, code: str, retry_after_s: int = 5) -> Problem:
+    return Problem(503, message, "server_error", "model", code, retry_after_s)
 
 
 def _pinned(row: ModelRow) -> Problem:
@@ -498,7 +480,8 @@ def next_for(
     # No other goes while one ends, whose room may suffice.
     if any(other.state == "ending" for other in others) or lacking_room(models, new, limits):
         return None
-    return Unload(least_recently_used([other for other in others if other.is_idle]))
+    idle = [other for other in others if other.is_idle]
+    return Unload(min(idle, key=lambda model: model.used_at))
 
 
 def has_room(others: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> bool:
@@ -515,10 +498,6 @@ def has_room(others: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> b
 def loaded(models: Sequence[T]) -> list[T]:
     """Models with weights in memory, even while unloading or loading in silence."""
     return [model for model in models if model.has_weights]
-
-
-def least_recently_used(models: Sequence[T]) -> T:
-    return min(models, key=lambda model: model.used_at)
 
 
 def lacking_room(models: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> str:
