@@ -192,24 +192,25 @@ class ModelManager:
     async def measured(self, model: ManagedModel) -> int:
         """Bytes of a model's weights. Raises `ModelUnusable`."""
         try:
-            found = await self._measure(model.settings)
+            files = await self._measure(model.settings)
         except ModelUnusable:
             raise
         except Exception as error:
             raise unforeseen(error) from error
-        model.created = found.created
-        return found.weights_bytes
+        model.created = files.created
+        return files.weights_bytes
 
     async def _run_graph(self, model: ManagedModel) -> None:
         """Load a model, and run its graph until it ends."""
         model.ended = trio.Event()
-        problem = None
+        problem: Problem | None = DRAINING  # Of whatever ends the server, too.
         try:
             async with trio.open_nursery() as nursery, trio.open_nursery() as loading:
                 loading.start_soon(self._watch, model)
                 model.runtime = await nursery.start(self._start, model.settings)
                 loading.cancel_scope.cancel()
                 self._note_loaded(model, model.runtime)
+            problem = None
         except ExceptionGroup as group:
             is_crash = model.runtime is not None
             problem = self._note_crash(model, group) if is_crash else self._note_fault(model, group)
@@ -404,6 +405,8 @@ class ManagerControl:
         wait = self._manager.table.grow(model, nbytes, trio.current_time())
         self._manager.notify()
         await self._manager.until(lambda: wait.is_over)
+        if wait.problem is DRAINING:
+            raise RequestFailed(DRAINING)
         if wait.problem is not None:
             raise insufficient(f"with the adapter {adapter!r} {wait.problem.message}")
 

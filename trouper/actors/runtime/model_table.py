@@ -367,13 +367,15 @@ class ModelTable(Generic[T]):
         return None
 
     def _next_growth(self, now: float) -> Step[T] | None:
-        while self._growths and not self._is_changing():
+        while self._growths and not self._is_loading():
             row, wait = self._growths[0]
             step = next_for(self.rows, row, self.limits)
             if isinstance(step, Unload):
                 return self._end(step.model, "unloaded", now)
-            self._growths.pop(0)
             reason = lacking_room(self.rows, row, self.limits)
+            if step is None and not reason:
+                break  # The one that ends may make room enough.
+            self._growths.pop(0)
             wait.end(_no_room(reason) if reason else None)
         return None
 
@@ -390,7 +392,7 @@ class ModelTable(Generic[T]):
                 return _refuse(row, step.problem)
             is_blocked = step is None and lacking_room(self.rows, row, self.limits)
             row.blocked_since = min(row.blocked_since, now) if is_blocked else inf
-            if step is None or self._is_changing():
+            if step is None or self._is_loading():
                 continue
             if isinstance(step, Unload):
                 return self._end(step.model, "unloaded", now)
@@ -407,9 +409,9 @@ class ModelTable(Generic[T]):
                     return self._end(row, "asleep", now)
         return None
 
-    def _is_changing(self) -> bool:
-        """Whether the room that is left will be known only once a load, or an end, is over."""
-        return any(row.state in ("loading", "ending") for row in self.rows)
+    def _is_loading(self) -> bool:
+        # Its weights count once they are loaded, or when others may be loaded beside it.
+        return any(row.state == "loading" for row in self.rows)
 
     def _end(self, row: T, away_as: Away, now: float) -> Unload[T]:
         row.away_as = away_as
