@@ -275,8 +275,11 @@ class ModelManager:
     # -- the start and the end -------------------------------------------------------------------
 
     async def load_first(self) -> None:
-        """Load the first model. Its faults end the manager."""
-        (await self.lease(None)).release()
+        """Load the first model, as long as it takes. Its faults end the manager."""
+        first = self.models[0]
+        self.table.want(first, trio.current_time())
+        self.notify()
+        await self.until(lambda: first.state == "ready")
         self._serves = True
 
     async def load_what_fits(self) -> None:

@@ -385,7 +385,7 @@ class ModelTable(Generic[T]):
         waiting = [row for row in self.rows if row.state == "waiting"]
         for row in sorted(waiting, key=lambda row: row.wanted_at):
             step = next_for(self.rows, row, self.limits)
-            if not row.waits and not (isinstance(step, Load) and row.weights_bytes):
+            if not row.waits and not isinstance(step, Load):
                 row.enter("unloaded")
                 continue
             if isinstance(step, Refuse):
