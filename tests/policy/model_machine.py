@@ -142,6 +142,10 @@ class ModelMachine(RuleBasedStateMachine):
         else:
             assert not row.pinned, "a pinned one stays"
             assert not self.ending, "one after another"
+            idle = [other for other in self.running if not other.leases and not other.pinned]
+            idle = [other for other in idle if other not in self.ordered]
+            oldest = min(other.used_at for other in idle)
+            assert step.away_as == "asleep" or row.used_at == oldest, "least recently used first"
         assert row not in self.ending or (step.at_once and not self.ending[row].at_once)
         self.ending[row] = step
 
