@@ -42,7 +42,7 @@ sizes = st.integers(1, 10)
 class Client:
     row: ModelRow
     wait: Wait
-    asked_at: float
+    since: float
     limit_s: float
 
 
@@ -81,7 +81,7 @@ class ModelMachine(RuleBasedStateMachine):
         self.blocked_since: dict[ModelRow, float] = {}
         """Since when models in use leave a model no room."""
         for row in rows:
-            self.table.want(row, self.now)
+            self.table.request(row, self.now)
             self.settle()
         self.let_files_answer()
 
@@ -199,12 +199,12 @@ class ModelMachine(RuleBasedStateMachine):
         row = client.row
         was_last = row.waits == [client.wait]
         self.table.leave(row, client.wait, self.now)
-        assert not was_last or row.state not in ("wanted", "measuring", "waiting")
+        assert not was_last or row.state not in ("queued", "measuring", "waiting")
         self.settle()
 
     @rule(pick=picks)
-    def want(self, pick: int) -> None:
-        self.table.want(self.row(pick), self.now)
+    def request(self, pick: int) -> None:
+        self.table.request(self.row(pick), self.now)
         self.settle()
 
     @rule(pick=picks, away_as=st.sampled_from(AWAY), force=st.booleans())
@@ -362,15 +362,15 @@ class ModelMachine(RuleBasedStateMachine):
             assert row.state != "silent" or row.problem is None
             if row.state == "unloading":
                 assert self.leases(row), "else it would end"
-                assert self.now < max(client.asked_at, self.ordered_at[row]) + client.limit_s
+                assert self.now < max(client.since, self.ordered_at[row]) + client.limit_s
             if row in self.blocked_since:
-                since = max(client.asked_at, self.blocked_since[row])
+                since = max(client.since, self.blocked_since[row])
                 assert self.now < since + client.limit_s, "it would have waited too long"
 
     @invariant()
     def at_rest_nothing_is_left_to_do(self) -> None:
         rows = self.table.rows
-        assert not any(row.state == "wanted" for row in rows)
+        assert not any(row.state == "queued" for row in rows)
         if self.ending or any(row.state == "loading" for row in rows):
             return
         assert all(growth.is_over for growth in self.growths)

@@ -277,7 +277,7 @@ class ModelManager:
     async def load_first(self) -> None:
         """Load the first model, as long as it takes. Its faults end the manager."""
         first = self.models[0]
-        self.table.want(first, trio.current_time())
+        self.table.request(first, trio.current_time())
         self.notify()
         await self.until(lambda: first.state == "ready")
         self._serves = True
@@ -286,7 +286,7 @@ class ModelManager:
         """Load the models after the first, in order, while there is room."""
         for model in self.models[1:]:
             if model.state == "unloaded":
-                self.table.want(model, trio.current_time())
+                self.table.request(model, trio.current_time())
                 self.notify()
             while model.state in COMING and model.state != "silent":
                 await self._changed.wait()

@@ -24,7 +24,7 @@ RETRY_S = 60.0  # Time between attempts to load a faulty model, since each may u
 State = Literal[
     "unloaded",
     "asleep",
-    "wanted",
+    "queued",
     "measuring",
     "waiting",
     "loading",
@@ -33,7 +33,7 @@ State = Literal[
     "unloading",
     "ending",
 ]
-"""From `wanted` to `silent` a model is on its way to `ready`: its files are measured, it waits for
+"""From `queued` to `silent` a model is on its way to `ready`: its files are measured, it waits for
 room and for its turn, it is loaded. `silent`: loading, for so long without progress that others
 load beside it. `unloading`: it will end once its running requests have ended. `ending`: its graph
 of actors ends."""
@@ -41,7 +41,7 @@ Shown = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"
 SHOWN: Mapping[State, Shown] = {
     "unloaded": "unloaded",
     "asleep": "asleep",
-    "wanted": "waiting",
+    "queued": "waiting",
     "measuring": "waiting",
     "waiting": "waiting",
     "loading": "loading",
@@ -53,12 +53,12 @@ SHOWN: Mapping[State, Shown] = {
 """The states as clients see them."""
 Away = Literal["unloaded", "asleep"]
 AWAY: tuple[Away, ...] = ("unloaded", "asleep")
-COMING: tuple[State, ...] = ("wanted", "measuring", "waiting", "loading", "silent")
+COMING: tuple[State, ...] = ("queued", "measuring", "waiting", "loading", "silent")
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     # The only model is not measured: it may have any size.
-    "unloaded": frozenset({"wanted", "waiting"}),
-    "asleep": frozenset({"wanted", "waiting", "unloaded"}),
-    "wanted": frozenset({"measuring", "unloaded"}),
+    "unloaded": frozenset({"queued", "waiting"}),
+    "asleep": frozenset({"queued", "waiting", "unloaded"}),
+    "queued": frozenset({"measuring", "unloaded"}),
     "measuring": frozenset({"waiting", "unloaded"}),
     "waiting": frozenset({"loading", "unloaded"}),
     "loading": frozenset({"silent", "ready", "unloaded"}),
@@ -94,7 +94,7 @@ class ModelRow:
     leases: int = 0
     """Leases that were granted."""
     waits: list[Wait] = attrs.field(factory=list)
-    wanted_at: float = -inf
+    queued_at: float = -inf
     blocked_since: float = inf
     """Time since when those who use this model, or others, keep it from being loaded."""
     heard_at: float = inf
@@ -229,21 +229,21 @@ class ModelTable(Generic[T]):
             wait.end()
         else:
             row.waits.append(wait)
-            self.want(row, now)
+            self.request(row, now)
         return wait
 
-    def want(self, row: T, now: float) -> None:
+    def request(self, row: T, now: float) -> None:
         """Load a model on demand. Without a lease that waits, only where no other has to go."""
         if row.state in AWAY:
-            row.enter("wanted" if self.has_several else "waiting")
+            row.enter("queued" if self.has_several else "waiting")
             row.problem = None
-            row.wanted_at = now
+            row.queued_at = now
 
     def leave(self, row: T, wait: Wait, now: float) -> None:
         """The client has left, before its lease was granted or since."""
         if wait in row.waits:
             row.waits.remove(wait)
-            if not row.waits and row.state in ("wanted", "measuring", "waiting"):
+            if not row.waits and row.state in ("queued", "measuring", "waiting"):
                 row.enter("unloaded")
         elif wait.problem is None:
             self.release(row, now)
@@ -253,7 +253,7 @@ class ModelTable(Generic[T]):
         row.used_at = now
 
     def measured(self, row: T, weights_bytes: int) -> None:
-        # Those who wanted it may have left meanwhile.
+        # Those who waited may have left meanwhile.
         if row.state == "measuring":
             row.weights_bytes = weights_bytes
             row.enter("waiting")
@@ -280,7 +280,7 @@ class ModelTable(Generic[T]):
         if problem is None:
             row.leave()
             if row.waits:
-                self.want(row, now)
+                self.request(row, now)
             return
         row.away_as = "unloaded"
         row.leave()
@@ -351,7 +351,7 @@ class ModelTable(Generic[T]):
     def _next_by_itself(self, now: float) -> Step[T] | None:
         """A step that no other model has a say in."""
         for row in self.rows:
-            if row.state == "wanted":
+            if row.state == "queued":
                 row.enter("measuring")
                 return Measure(row)
             if row.state == "unloading" and (row.is_forced or not row.leases):
@@ -380,10 +380,10 @@ class ModelTable(Generic[T]):
         return None
 
     def _next_load(self, now: float) -> Step[T] | None:
-        """One model is loaded after another, in the order in which they were wanted. One that waits
+        """One model is loaded after another, in the order in which they were queued. One that waits
         for room lets the others pass."""
         waiting = [row for row in self.rows if row.state == "waiting"]
-        for row in sorted(waiting, key=lambda row: row.wanted_at):
+        for row in sorted(waiting, key=lambda row: row.queued_at):
             step = next_for(self.rows, row, self.limits)
             if not row.waits and not isinstance(step, Load):
                 row.enter("unloaded")
@@ -458,7 +458,7 @@ def _no_room(message: str) -> Problem:
 
 
 def _unavailable(message: str, code: str, retry_after_s: int = 5) -> Problem:
-    return Problem(503, message, "server_error", "model", code, retry_after_s)
+    return Problem(503, message, "server_error", "model", code, retry_after_s=retry_after_s)
 
 
 def _pinned(row: ModelRow) -> Problem:
