@@ -103,3 +103,23 @@ async def test_a_load_that_fails_after_a_silence_says_why(autojump_clock: object
         with pytest.raises(RequestFailed, match="no weights"):
             await manager.lease("broken")
         assert states(manager) == ["ready", "unloaded", "ready"]
+
+
+async def test_the_first_model_may_take_as_long_as_it_takes(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody could be served meanwhile, and to begin again would take even longer."""
+    world = World(hanging={"middle": trio.Event()})
+    world.may_load.set()
+
+    async def answer_late() -> None:
+        await trio.sleep(2 * STALLED_S)
+        world.hanging["middle"].set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer_late)
+        async with manager_of("middle", "small", world=world) as (manager, _):
+            assert states(manager) == ["ready", "ready"]
+            assert trio.current_time() >= 2 * STALLED_S
+            assert manager.entries()[0].problem is None
+    assert any("no progress for 120 s" in record.message for record in caplog.records)

@@ -17,7 +17,6 @@ from trouper.actors.runtime.model_table import (
     SILENT_S,
     STALLED_S,
     Away,
-    Growth,
     Load,
     LoadLimits,
     Measure,
@@ -43,7 +42,7 @@ sizes = st.integers(1, 10)
 class Client:
     row: ModelRow
     wait: Wait
-    asked_at: float
+    since: float
     limit_s: float
 
 
@@ -78,11 +77,11 @@ class ModelMachine(RuleBasedStateMachine):
         """Orders to unload, and whether by force, until the graph has ended."""
         self.ordered_at: dict[ModelRow, float] = {}
         self.clients: list[Client] = []
-        self.growths: list[Growth[ModelRow]] = []
+        self.growths: list[Wait] = []
         self.blocked_since: dict[ModelRow, float] = {}
         """Since when models in use leave a model no room."""
         for row in rows:
-            self.table.want(row, self.now)
+            self.table.request(row, self.now)
             self.settle()
         self.let_files_answer()
 
@@ -143,6 +142,10 @@ class ModelMachine(RuleBasedStateMachine):
         else:
             assert not row.pinned, "a pinned one stays"
             assert not self.ending, "one after another"
+            idle = [other for other in self.running if not other.leases and not other.pinned]
+            idle = [other for other in idle if other not in self.ordered]
+            oldest = min(other.used_at for other in idle)
+            assert step.away_as == "asleep" or row.used_at == oldest, "least recently used first"
         assert row not in self.ending or (step.at_once and not self.ending[row].at_once)
         self.ending[row] = step
 
@@ -196,12 +199,12 @@ class ModelMachine(RuleBasedStateMachine):
         row = client.row
         was_last = row.waits == [client.wait]
         self.table.leave(row, client.wait, self.now)
-        assert not was_last or row.state not in ("wanted", "measuring", "waiting")
+        assert not was_last or row.state not in ("queued", "measuring", "waiting")
         self.settle()
 
     @rule(pick=picks)
-    def want(self, pick: int) -> None:
-        self.table.want(self.row(pick), self.now)
+    def request(self, pick: int) -> None:
+        self.table.request(self.row(pick), self.now)
         self.settle()
 
     @rule(pick=picks, away_as=st.sampled_from(AWAY), force=st.booleans())
@@ -237,7 +240,7 @@ class ModelMachine(RuleBasedStateMachine):
     def grow(self, pick: int, nbytes: int) -> None:
         row = self.row(pick)
         if self.leases(row) and row in self.running and row not in self.ending:
-            self.growths.append(self.table.grow(row, nbytes))
+            self.growths.append(self.table.grow(row, nbytes, self.now))
             self.settle()
 
     # -- graphs, files and the clock -------------------------------------------------------------
@@ -296,6 +299,7 @@ class ModelMachine(RuleBasedStateMachine):
         has_waits = bool(row.waits)
         self.table.ended(row, self.now)
         assert row.state in (COMING if has_waits else (away_as,))
+        assert not row.is_forced, "the next end is another"
         self.settle()
 
     def end_graph(self, row: ModelRow) -> None:
@@ -358,19 +362,19 @@ class ModelMachine(RuleBasedStateMachine):
             assert row.state != "silent" or row.problem is None
             if row.state == "unloading":
                 assert self.leases(row), "else it would end"
-                assert self.now < max(client.asked_at, self.ordered_at[row]) + client.limit_s
+                assert self.now < max(client.since, self.ordered_at[row]) + client.limit_s
             if row in self.blocked_since:
-                since = max(client.asked_at, self.blocked_since[row])
+                since = max(client.since, self.blocked_since[row])
                 assert self.now < since + client.limit_s, "it would have waited too long"
 
     @invariant()
     def at_rest_nothing_is_left_to_do(self) -> None:
         rows = self.table.rows
-        assert not any(row.state == "wanted" for row in rows)
+        assert not any(row.state == "queued" for row in rows)
         if self.ending or any(row.state == "loading" for row in rows):
             return
-        assert all(growth.refusal is not None for growth in self.growths)
-        assert not any(row.sleeps_at <= self.now for row in rows)
+        assert all(growth.is_over for growth in self.growths)
+        assert all(self.now < row.sleeps_at and self.wake_at <= row.sleeps_at for row in rows)
         for row in rows:
             if row.state == "waiting":
                 assert row.waits, "one that nobody waits for is loaded at once, or not at all"
@@ -396,4 +400,4 @@ class ModelMachine(RuleBasedStateMachine):
             if not self.clients:
                 break
         assert not self.clients
-        assert all(growth.refusal is not None for growth in self.growths)
+        assert all(growth.is_over for growth in self.growths)

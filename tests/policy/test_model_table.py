@@ -27,7 +27,7 @@ STATES = st.sampled_from(sorted(TRANSITIONS))
 ROWS = st.builds(
     ModelRow,
     names=st.just(("model",)),
-    state=STATES,
+    state=st.just("ready") | STATES,
     weights_bytes=st.integers(1, 10),
     leases=st.integers(0, 1),
     used_at=st.integers(0, 5),

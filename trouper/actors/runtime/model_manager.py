@@ -48,12 +48,7 @@ from trouper.actors.runtime.model_table import (
     loaded,
 )
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.served_models import (
-    Lease,
-    ModelEntry,
-    Operation,
-    model_not_found,
-)
+from trouper.actors.runtime.served_models import Lease, ModelEntry, Operation, named
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.model import Measured
 from trouper.protocol.model_options import ModelOptions
@@ -128,10 +123,7 @@ class ModelManager:
 
     def find(self, name: str | None) -> ManagedModel:
         """The model of a name; None: the default. Raises `RequestFailed` (404)."""
-        found = next((model for model in self.models if name is None or name in model.names), None)
-        if found is None:
-            raise model_not_found(name or "", self.entries())
-        return found
+        return named(name, self.models)
 
     async def lease(self, name: str | None) -> Lease:
         """Wait until the model is loaded, up to --queue-timeout-s for room, and return a lease."""
@@ -200,24 +192,25 @@ class ModelManager:
     async def measured(self, model: ManagedModel) -> int:
         """Bytes of a model's weights. Raises `ModelUnusable`."""
         try:
-            found = await self._measure(model.settings)
+            files = await self._measure(model.settings)
         except ModelUnusable:
             raise
         except Exception as error:
             raise unforeseen(error) from error
-        model.created = found.created
-        return found.weights_bytes
+        model.created = files.created
+        return files.weights_bytes
 
     async def _run_graph(self, model: ManagedModel) -> None:
         """Load a model, and run its graph until it ends."""
         model.ended = trio.Event()
-        problem = None
+        problem: Problem | None = DRAINING  # Of whatever ends the server, too.
         try:
             async with trio.open_nursery() as nursery, trio.open_nursery() as loading:
                 loading.start_soon(self._watch, model)
                 model.runtime = await nursery.start(self._start, model.settings)
                 loading.cancel_scope.cancel()
                 self._note_loaded(model, model.runtime)
+            problem = None
         except ExceptionGroup as group:
             is_crash = model.runtime is not None
             problem = self._note_crash(model, group) if is_crash else self._note_fault(model, group)
@@ -282,15 +275,18 @@ class ModelManager:
     # -- the start and the end -------------------------------------------------------------------
 
     async def load_first(self) -> None:
-        """Load the first model. Its faults end the manager."""
-        (await self.lease(None)).release()
+        """Load the first model, as long as it takes. Its faults end the manager."""
+        first = self.models[0]
+        self.table.request(first, trio.current_time())
+        self.notify()
+        await self.until(lambda: first.state == "ready")
         self._serves = True
 
     async def load_what_fits(self) -> None:
         """Load the models after the first, in order, while there is room."""
         for model in self.models[1:]:
             if model.state == "unloaded":
-                self.table.want(model, trio.current_time())
+                self.table.request(model, trio.current_time())
                 self.notify()
             while model.state in COMING and model.state != "silent":
                 await self._changed.wait()
@@ -409,11 +405,13 @@ class ManagerControl:
     async def _make_room(self, model: ManagedModel, adapter: str, nbytes: int) -> None:
         """Make room for a LoRA adapter within --model-memory. The bytes count as the model's until
         the caller corrects the sum. Raises `RequestFailed` (507)."""
-        growth = self._manager.table.grow(model, nbytes)
+        wait = self._manager.table.grow(model, nbytes, trio.current_time())
         self._manager.notify()
-        await self._manager.until(lambda: growth.refusal is not None)
-        if growth.refusal:
-            raise insufficient(f"with the adapter {adapter!r} {growth.refusal}")
+        await self._manager.until(lambda: wait.is_over)
+        if wait.problem is DRAINING:
+            raise RequestFailed(DRAINING)
+        if wait.problem is not None:
+            raise insufficient(f"with the adapter {adapter!r} {wait.problem.message}")
 
     def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
         if self._manager.draining:

@@ -24,7 +24,7 @@ RETRY_S = 60.0  # Time between attempts to load a faulty model, since each may u
 State = Literal[
     "unloaded",
     "asleep",
-    "wanted",
+    "queued",
     "measuring",
     "waiting",
     "loading",
@@ -33,7 +33,7 @@ State = Literal[
     "unloading",
     "ending",
 ]
-"""From `wanted` to `silent` a model is on its way to `ready`: its files are measured, it waits for
+"""From `queued` to `silent` a model is on its way to `ready`: its files are measured, it waits for
 room and for its turn, it is loaded. `silent`: loading, for so long without progress that others
 load beside it. `unloading`: it will end once its running requests have ended. `ending`: its graph
 of actors ends."""
@@ -41,7 +41,7 @@ Shown = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"
 SHOWN: Mapping[State, Shown] = {
     "unloaded": "unloaded",
     "asleep": "asleep",
-    "wanted": "waiting",
+    "queued": "waiting",
     "measuring": "waiting",
     "waiting": "waiting",
     "loading": "loading",
@@ -53,12 +53,12 @@ SHOWN: Mapping[State, Shown] = {
 """The states as clients see them."""
 Away = Literal["unloaded", "asleep"]
 AWAY: tuple[Away, ...] = ("unloaded", "asleep")
-COMING: tuple[State, ...] = ("wanted", "measuring", "waiting", "loading", "silent")
+COMING: tuple[State, ...] = ("queued", "measuring", "waiting", "loading", "silent")
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     # The only model is not measured: it may have any size.
-    "unloaded": frozenset({"wanted", "waiting"}),
-    "asleep": frozenset({"wanted", "waiting", "unloaded"}),
-    "wanted": frozenset({"measuring", "unloaded"}),
+    "unloaded": frozenset({"queued", "waiting"}),
+    "asleep": frozenset({"queued", "waiting", "unloaded"}),
+    "queued": frozenset({"measuring", "unloaded"}),
     "measuring": frozenset({"waiting", "unloaded"}),
     "waiting": frozenset({"loading", "unloaded"}),
     "loading": frozenset({"silent", "ready", "unloaded"}),
@@ -94,7 +94,7 @@ class ModelRow:
     leases: int = 0
     """Leases that were granted."""
     waits: list[Wait] = attrs.field(factory=list)
-    wanted_at: float = -inf
+    queued_at: float = -inf
     blocked_since: float = inf
     """Time since when those who use this model, or others, keep it from being loaded."""
     heard_at: float = inf
@@ -121,6 +121,12 @@ class ModelRow:
         """The graph has ended: be away as was ordered, and unloaded after a crash."""
         self.enter(self.away_as)
         self.away_as = "unloaded"
+
+    def end_waits(self, problem: Problem | None = None, waits: Sequence[Wait] = ()) -> None:
+        """Grant leases, or refuse them for a problem: all, or only these."""
+        for wait in tuple(waits or self.waits):
+            self.waits.remove(wait)
+            wait.end(problem)
 
     @property
     def source(self) -> str:
@@ -158,15 +164,6 @@ class ModelRow:
 
 
 T = TypeVar("T", bound=ModelRow)
-
-
-@attrs.define(eq=False)
-class Growth(Generic[T]):
-    """More weights of a loaded model, for which others may have to go."""
-
-    model: T
-    refusal: str | None = None
-    """Reason why there is no room; "": there is; None: undecided."""
 
 
 @attrs.frozen
@@ -219,7 +216,7 @@ class ModelTable(Generic[T]):
     rows: list[T]
     limits: LoadLimits
     draining: bool = False
-    _growths: list[Growth[T]] = attrs.field(factory=list)
+    _growths: list[tuple[T, Wait]] = attrs.field(factory=list)
 
     def ask(self, row: T, now: float, limit_s: float) -> Wait:
         """A lease, at once if the model is ready. The wait ends, whatever happens."""
@@ -232,21 +229,21 @@ class ModelTable(Generic[T]):
             wait.end()
         else:
             row.waits.append(wait)
-            self.want(row, now)
+            self.request(row, now)
         return wait
 
-    def want(self, row: T, now: float) -> None:
+    def request(self, row: T, now: float) -> None:
         """Load a model on demand. Without a lease that waits, only where no other has to go."""
         if row.state in AWAY:
-            row.enter("wanted" if self.has_several else "waiting")
+            row.enter("queued" if self.has_several else "waiting")
             row.problem = None
-            row.wanted_at = now
+            row.queued_at = now
 
     def leave(self, row: T, wait: Wait, now: float) -> None:
         """The client has left, before its lease was granted or since."""
         if wait in row.waits:
             row.waits.remove(wait)
-            if not row.waits and row.state in ("wanted", "measuring", "waiting"):
+            if not row.waits and row.state in ("queued", "measuring", "waiting"):
                 row.enter("unloaded")
         elif wait.problem is None:
             self.release(row, now)
@@ -256,7 +253,7 @@ class ModelTable(Generic[T]):
         row.used_at = now
 
     def measured(self, row: T, weights_bytes: int) -> None:
-        # Those who wanted it may have left meanwhile.
+        # Those who waited may have left meanwhile.
         if row.state == "measuring":
             row.weights_bytes = weights_bytes
             row.enter("waiting")
@@ -274,7 +271,7 @@ class ModelTable(Generic[T]):
         row.problem = None
         row.blocked_since = inf
         row.leases += len(row.waits)
-        _end(row, row.waits)
+        row.end_waits()
 
     def ended(self, row: T, now: float, problem: Problem | None = None) -> None:
         """The graph has ended; with a `problem`: it crashed, or could not be loaded."""
@@ -283,14 +280,14 @@ class ModelTable(Generic[T]):
         if problem is None:
             row.leave()
             if row.waits:
-                self.want(row, now)
+                self.request(row, now)
             return
         row.away_as = "unloaded"
         row.leave()
         row.problem = problem
         passes = problem.retry_after_s is not None and problem.retry_after_s < RETRY_S
         row.unusable_until = now if passes else now + RETRY_S
-        _end(row, row.waits, problem)
+        row.end_waits(problem)
 
     def unload(self, row: T, away_as: Away, now: float, *, force: bool = False) -> None:
         """Order a loaded model, or one that sleeps, to be away. Raises `RequestFailed` (409) for a
@@ -308,21 +305,24 @@ class ModelTable(Generic[T]):
             row.enter("unloading")
         row.is_forced = row.is_forced or force
 
-    def grow(self, row: T, weights_bytes: int) -> Growth[T]:
-        """Room for so many bytes more, which count from now on."""
+    def grow(self, row: T, weights_bytes: int, now: float) -> Wait:
+        """Room for so many bytes more of a loaded model, which count from now on. Refused at once
+        unless idle models can make the room."""
         row.weights_bytes += weights_bytes
-        growth = Growth(row, DRAINING.message if self.draining else None)
-        if growth.refusal is None:
-            self._growths.append(growth)
-        return growth
+        wait = Wait(now, inf)
+        if self.draining:
+            wait.end(DRAINING)
+        else:
+            self._growths.append((row, wait))
+        return wait
 
     def drain(self) -> None:
         """End all waits: nothing is loaded any more."""
         self.draining = True
         for row in self.rows:
-            _end(row, row.waits, DRAINING)
-        for growth in self._growths:
-            growth.refusal = DRAINING.message
+            row.end_waits(DRAINING)
+        for _, wait in self._growths:
+            wait.end(DRAINING)
         self._growths.clear()
 
     @property
@@ -336,77 +336,66 @@ class ModelTable(Generic[T]):
         again until the step is `WaitUntil`."""
         if self.draining:
             return WaitUntil(inf)
-        return (
-            self._next_measuring()
-            or self._next_ordered_end()
-            or self._next_silence(now)
-            or self._next_timeout(now)
+        step = (
+            self._next_by_itself(now)
             or self._next_growth(now)
             or self._next_load(now)
             or self._next_sleep(now)
-            # Whatever was due already waits for an event.
-            or WaitUntil(
-                min((at for row in self.rows for at in row.due_times() if at > now), default=inf)
-            )
         )
+        if step is not None:
+            return step
+        times = [time for row in self.rows for time in row.due_times()]
+        # Whatever was due already waits for an event.
+        return WaitUntil(min((time for time in times if time > now), default=inf))
 
-    def _next_measuring(self) -> Step[T] | None:
+    def _next_by_itself(self, now: float) -> Step[T] | None:
+        """A step that no other model has a say in."""
         for row in self.rows:
-            if row.state == "wanted":
+            if row.state == "queued":
                 row.enter("measuring")
                 return Measure(row)
-        return None
-
-    def _next_ordered_end(self) -> Step[T] | None:
-        for row in self.rows:
             if row.state == "unloading" and (row.is_forced or not row.leases):
-                row.enter("ending")
-                return Unload(row, row.away_as, at_once=row.is_forced)
-        return None
-
-    def _next_silence(self, now: float) -> Step[T] | None:
-        for row in self.rows:
+                return self._end(row, row.away_as, now)
             if row.state == "loading" and now >= row.heard_at + SILENT_S:
                 row.enter("silent")
             is_stalled = row.state == "silent" and now >= row.heard_at + STALLED_S
             if is_stalled and row.problem is None:
                 row.problem = _stalled(row)
-                return _refuse(row, row.waits, row.problem)
-        return None
-
-    def _next_timeout(self, now: float) -> Step[T] | None:
-        for row in self.rows:
+                return _refuse(row, row.problem)
             if late := [wait for wait in row.waits if row.gives_up_at(wait) <= now]:
-                return _refuse(row, late, _timed_out(row, late[0].limit_s))
+                return _refuse(row, _timed_out(row, late[0].limit_s), late)
         return None
 
     def _next_growth(self, now: float) -> Step[T] | None:
-        while self._growths and not self._is_changing():
-            growth = self._growths[0]
-            step = next_for(self.rows, growth.model, self.limits)
+        while self._growths and not self._is_loading():
+            row, wait = self._growths[0]
+            step = next_for(self.rows, row, self.limits)
             if isinstance(step, Unload):
-                return self._end_idle(step.model, "unloaded", now)
-            growth.refusal = lacking_room(self.rows, growth.model, self.limits)
+                return self._end(step.model, "unloaded", now)
+            reason = lacking_room(self.rows, row, self.limits)
+            if step is None and not reason:
+                break  # The one that ends may make room enough.
             self._growths.pop(0)
+            wait.end(_no_room(reason) if reason else None)
         return None
 
     def _next_load(self, now: float) -> Step[T] | None:
-        """One model is loaded after another, in the order in which they were wanted. One that waits
+        """One model is loaded after another, in the order in which they were queued. One that waits
         for room lets the others pass."""
         waiting = [row for row in self.rows if row.state == "waiting"]
-        for row in sorted(waiting, key=lambda row: row.wanted_at):
+        for row in sorted(waiting, key=lambda row: row.queued_at):
             step = next_for(self.rows, row, self.limits)
-            if not row.waits and not (isinstance(step, Load) and row.weights_bytes):
+            if not row.waits and not isinstance(step, Load):
                 row.enter("unloaded")
                 continue
             if isinstance(step, Refuse):
-                return _refuse(row, row.waits, step.problem)
+                return _refuse(row, step.problem)
             is_blocked = step is None and lacking_room(self.rows, row, self.limits)
             row.blocked_since = min(row.blocked_since, now) if is_blocked else inf
-            if step is None or self._is_changing():
+            if step is None or self._is_loading():
                 continue
             if isinstance(step, Unload):
-                return self._end_idle(step.model, "unloaded", now)
+                return self._end(step.model, "unloaded", now)
             row.enter("loading")
             row.heard_at = now if self.has_several else inf
             return step
@@ -417,18 +406,18 @@ class ModelTable(Generic[T]):
         if not any(row.state == "ending" for row in self.rows):
             for row in self.rows:
                 if row.sleeps_at <= now:
-                    return self._end_idle(row, "asleep", now)
+                    return self._end(row, "asleep", now)
         return None
 
-    def _is_changing(self) -> bool:
-        """Whether the room that is left will be known only once a load, or an end, is over."""
-        return any(row.state in ("loading", "ending") for row in self.rows)
+    def _is_loading(self) -> bool:
+        # Its weights count once they are loaded, or when others may be loaded beside it.
+        return any(row.state == "loading" for row in self.rows)
 
-    def _end_idle(self, row: T, away_as: Away, now: float) -> Unload[T]:
+    def _end(self, row: T, away_as: Away, now: float) -> Unload[T]:
         row.away_as = away_as
-        row.blocked_since = now
+        row.blocked_since = min(row.blocked_since, now)
         row.enter("ending")
-        return Unload(row, away_as)
+        return Unload(row, away_as, at_once=row.is_forced)
 
 
 def _lasting_problem(row: ModelRow, now: float) -> Problem | None:
@@ -436,14 +425,8 @@ def _lasting_problem(row: ModelRow, now: float) -> Problem | None:
     return row.problem if lasts else None
 
 
-def _end(row: ModelRow, waits: Sequence[Wait], problem: Problem | None = None) -> None:
-    for wait in tuple(waits):
-        row.waits.remove(wait)
-        wait.end(problem)
-
-
-def _refuse(row: T, waits: Sequence[Wait], problem: Problem) -> Refuse[T]:
-    _end(row, waits, problem)
+def _refuse(row: T, problem: Problem, waits: Sequence[Wait] = ()) -> Refuse[T]:
+    row.end_waits(problem, waits)
     if row.state == "waiting" and not row.waits:
         row.enter("unloaded")
         row.problem = problem
@@ -456,25 +439,26 @@ def _stalled(row: ModelRow) -> Problem:
         f"{row.names[0]} is being loaded and has made no progress for {STALLED_S:g} s: its files "
         f"({row.source}) may be on a file system that does not answer"
     )
-    return Problem(
-        503, message, "server_error", "model", code="model_load_stalled", retry_after_s=30
-    )
+    return _unavailable(message, "model_load_stalled", 30)
 
 
 def _timed_out(row: ModelRow, limit_s: float) -> Problem:
+    name = row.names[0]
     if row.state == "waiting":
         return _no_room(
-            f"{row.names[0]} is not loaded, and the other models were in use for {limit_s:g} s "
+            f"{name} is not loaded, and the other models were in use for {limit_s:g} s "
             "(--model-memory)"
         )
-    message = f"{row.names[0]} is being unloaded, and its requests have not ended for {limit_s:g} s"
-    return Problem(503, message, "server_error", "model", "queue_timeout", retry_after_s=5)
+    message = f"{name} is being unloaded, and its requests have not ended for {limit_s:g} s"
+    return _unavailable(message, "queue_timeout")
 
 
 def _no_room(message: str) -> Problem:
-    return Problem(
-        503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5
-    )
+    return _unavailable(message, "no_memory_for_model")
+
+
+def _unavailable(message: str, code: str, retry_after_s: int = 5) -> Problem:
+    return Problem(503, message, "server_error", "model", code, retry_after_s=retry_after_s)
 
 
 def _pinned(row: ModelRow) -> Problem:
@@ -498,7 +482,8 @@ def next_for(
     # No other goes while one ends, whose room may suffice.
     if any(other.state == "ending" for other in others) or lacking_room(models, new, limits):
         return None
-    return Unload(least_recently_used([other for other in others if other.is_idle]))
+    idle = [other for other in others if other.is_idle]
+    return Unload(min(idle, key=lambda model: model.used_at))
 
 
 def has_room(others: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> bool:
@@ -515,10 +500,6 @@ def has_room(others: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> b
 def loaded(models: Sequence[T]) -> list[T]:
     """Models with weights in memory, even while unloading or loading in silence."""
     return [model for model in models if model.has_weights]
-
-
-def least_recently_used(models: Sequence[T]) -> T:
-    return min(models, key=lambda model: model.used_at)
 
 
 def lacking_room(models: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import attrs
 import trio
@@ -161,15 +161,23 @@ class OneModel:
         return Lease(self._entry.names[0], self._runtime, lambda: None)
 
 
-def named(model: str | None, entries: Sequence[ModelEntry]) -> ModelEntry:
-    """Entry of a model; None: the first one. Raises `RequestFailed` (404)."""
-    found = next((entry for entry in entries if model is None or model in entry.names), None)
+class Named(Protocol):
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def named(model: str | None, models: Sequence[N]) -> N:
+    """The model of a name; None: the first one. Raises `RequestFailed` (404)."""
+    found = next((each for each in models if model is None or model in each.names), None)
     if found is None:
-        raise model_not_found(model or "", entries)
+        raise model_not_found(model or "", models)
     return found
 
 
-def model_not_found(model: str, entries: Sequence[ModelEntry]) -> RequestFailed:
+def model_not_found(model: str, entries: Sequence[Named]) -> RequestFailed:
     served = ", ".join(repr(entry.names[0]) for entry in entries)
     message = (
         f"the model {quoted(model)} does not exist here; {served} "
