@@ -81,14 +81,14 @@ BEYOND: list[tuple[dict[str, Any], str]] = [
     # As they were sent:
     ({"max_tokens": None, "n_predict": 0}, "n_predict"),
     ({"max_tokens": None, "max_new_tokens": "7"}, "max_new_tokens"),
-    ({"max_tokens": None, "options": {"num_predict": "7"}}, "num_predict"),
+    ({"max_tokens": None, "options": {"num_predict": "7"}}, "options.num_predict"),
     ({"repeat_penalty": -1}, "repeat_penalty"),
     ({"random_seed": "1"}, "random_seed"),
-    ({"stop_sequences": [1]}, "stop_sequences"),
+    ({"stop_sequences": [1]}, "stop_sequences.0"),
     ({"json_schema": 3}, "json_schema"),
     ({"regex": 3}, "regex"),
     ({"thinking_budget": "much"}, "thinking_budget"),
-    ({"extra_body": {"regex": 3}}, "regex"),
+    ({"extra_body": {"regex": 3}}, "extra_body.regex"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ from tests.web.serving import (
     serving,
 )
 from tests.web.test_key_rights import bearer, key_file
+from trouper.web.http.client_paths import Adaptation
 from trouper.web.http.content_encoding import ENCODINGS, decoded, zstd
 from trouper.web.responses import routes
 
@@ -216,3 +218,15 @@ async def test_a_conversation_that_is_stored_counts_again_when_it_goes_on(
         for more in ({"previous_response_id": first["id"]}, {"input": [item]}):
             _, answer = await ask(served, wish | more, "/v1/responses")
             assert answer["error"]["code"] == "request_memory_too_small", answer
+
+
+async def test_a_stream_keeps_no_body() -> None:
+    """Bodies are kept until no fault of them can follow; a stream may take hours."""
+    body = {"messages": [{"role": "user", "content": "x"}], "extra_body": {"min_p": 0.5}}
+    more = {"stream": True, "max_tokens": 4000, "ignore_eos": True}
+    async with serving() as served, await served.connect() as stream:
+        await stream.send_all(post("/v1/chat/completions", body | more))
+        received = b""
+        while b"data:" not in received:
+            received += bytes(await stream.receive_some())
+        assert not [one for one in gc.get_objects() if isinstance(one, Adaptation)]

@@ -74,7 +74,7 @@ def test_text_is_free() -> None:
         (named(schema=3), "response_format.json_schema.schema"),
         (named(schema=SCHEMA, other=1), "response_format.json_schema.other"),
         ({"guided_choice": []}, "guided_choice"),
-        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice.1"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_json": "{"}, "guided_json"),
         ({"guided_json": "3"}, "guided_json"),

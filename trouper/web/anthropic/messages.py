@@ -34,7 +34,6 @@ from trouper.web.http.field_types import (
     Priority,
     Salt,
     Share,
-    StopString,
 )
 from trouper.web.http.image_source import ImageParts
 from trouper.web.http.leniency import Adapt, Skip, known_value
@@ -48,11 +47,10 @@ from trouper.web.openai.other_servers import (
     with_thinking,
 )
 from trouper.web.openai.parameters import (
-    MAX_STOPS,
     FurtherSampling,
+    StopStrings,
     TemplateKwargs,
     drawn_seed,
-    explain_stops,
     template_kwargs,
     with_further,
 )
@@ -153,12 +151,6 @@ class ContextManagement(Body, frozen=True):
     edits: list[Annotated[ClearThinking, explains(explain_edit)]] | None = None
 
 
-StopSequences = Annotated[
-    list[StopString],
-    explains(partial(explain_stops, may_be_one=False), max_length=MAX_STOPS),
-]
-
-
 def _adapted(value: Json, skip: Skip) -> Json:
     value = sampling_adapted(value, ALIASES, ("max_tokens",), skip)
     value = with_thinking(value, value.pop("enable_thinking", None), skip)
@@ -191,7 +183,7 @@ class CountRequest(FurtherSampling, kw_only=True, frozen=True):
     thinking: ThinkingParameter | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
-    stop_sequences: StopSequences | None = None
+    stop_sequences: StopStrings | None = None
     temperature: Share = 1.0
     top_p: Share = 1.0
     top_k: Count = 0

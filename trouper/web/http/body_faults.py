@@ -294,9 +294,8 @@ def _check_limits(value: Any, info: inspect.Type, path: str) -> None:
                 raise bad_request(
                     f"{path} may have {limit} characters, not {len(value)}", path, "invalid_value"
                 )
-            if minimum is not None and len(value) < minimum:
-                message = f"{path} has {len(value)} characters, fewer than {minimum}"
-                raise bad_request(message, path, "invalid_value")
+            if minimum and not value:
+                raise bad_request(f"{path} is empty", path, "invalid_value")
         case (
             inspect.ListType(max_length=limit)
             | inspect.VarTupleType(max_length=limit)

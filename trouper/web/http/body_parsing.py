@@ -116,12 +116,16 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
     """Raise `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:
         relation = "more than" if open_low else "at least"
-        # A huge integer is no float, and its digits would make the message unreadable.
-        given = f"{value:g}" if abs(value) < 1e300 else "that"
-        upper = "" if high == inf else f" and at most {high:g}"
-        raise bad_request(
-            f"{name} must be {relation} {low:g}{upper}, not {given}", name, "invalid_value"
-        )
+        upper = "" if high == inf else f" and at most {_digits(high)}"
+        limits = f"{relation} {_digits(low)}{upper}"
+        raise bad_request(f"{name} must be {limits}, not {_digits(value)}", name, "invalid_value")
+
+
+def _digits(number: float) -> str:
+    if isinstance(number, int) and abs(number) < 10**12:
+        return str(number)
+    # A huge integer is no float, and its digits would make the message unreadable.
+    return f"{number:g}" if abs(number) < 1e300 else "that"
 
 
 def at_most(name: str, values: Sized, limit: int) -> None:

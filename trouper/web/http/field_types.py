@@ -6,21 +6,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY, UNBOUNDED
-from trouper.web.http.body_faults import explains, says
-from trouper.web.http.body_parsing import is_integer
+from trouper.web.http.body_faults import says
 from trouper.web.http.request_schema import DIMENSIONS, LENGTH, MODEL, TOKEN, described
 
 HUGE = UNBOUNDED
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 2**20  # Token ids of a prompt: beyond any context, few enough to check one by one.
-
-
-def explain_priority(value: Any, path: str) -> None:
-    if is_integer(value):
-        message = f"{path} must be at least {MIN_PRIORITY} and at most {MAX_PRIORITY}"
-        raise bad_request(message, path, "invalid_value")
 
 
 Model = Annotated[str, described(MODEL)]
@@ -39,8 +31,7 @@ Salt = Annotated[str, Meta(max_length=1024)]
 """Requests with different salts share no cached prompt."""
 Priority = Annotated[
     int,
-    explains(
-        explain_priority,
+    Meta(
         ge=MIN_PRIORITY,
         le=MAX_PRIORITY,
         description="Lower is scheduled first. Default: that of the API key, else 0.",

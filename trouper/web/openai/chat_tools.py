@@ -183,16 +183,11 @@ class CalledFunction(Body, frozen=True):
     ) = None
 
 
-def explain_called(value: Any, path: str) -> None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise bad_request(f"{path} must have a name", path, "invalid_type")
-
-
 class PastCall(Body, tag="function", frozen=True):
     """A call of an earlier answer."""
 
     may_lack_tag: ClassVar[bool] = True
-    function: Annotated[CalledFunction, explains(explain_called)]
+    function: CalledFunction
     id: str | None = None
     index: Ignored = None
 

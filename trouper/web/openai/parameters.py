@@ -14,11 +14,10 @@ from msgspec import Meta, structs
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate, Prompt, Speculation
 from trouper.protocol.sampling import SEQUENCE_BREAKERS, Sampling
-from trouper.web.http.body_faults import explains, says
-from trouper.web.http.body_parsing import at_most, between, combination, json_type
+from trouper.web.http.body_faults import says
+from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import (
     HUGE,
-    MAX_STOP,
     Count,
     Length,
     Model,
@@ -82,35 +81,6 @@ MAX_BIASES = 1024
 MAX_CHOICES = 128
 
 
-def explain_stops(value: Any, path: str, *, may_be_one: bool = True) -> None:
-    """`may_be_one`: whether a string stands for an array of one. Raises `RequestFailed` (400)."""
-    stops = [value] if may_be_one and isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        expected = "a string or an array of strings" if may_be_one else "an array of strings"
-        raise bad_request(f"{path} must be {expected}", path, "invalid_type")
-    if len(stops) > MAX_STOPS:
-        raise bad_request(
-            f"{path} may have {MAX_STOPS} strings, not {len(stops)}", path, "invalid_value"
-        )
-    message = f"{path}: a stop string has 1 to {MAX_STOP} characters"
-    raise bad_request(message, path, "invalid_value")
-
-
-def explain_biases(value: Any, path: str) -> None:
-    """Raises `RequestFailed` (400) that names the entry."""
-    if not isinstance(value, dict):
-        raise bad_request(f"{path} must be an object, not {json_type(value)}", path, "invalid_type")
-    at_most(path, value, MAX_BIASES)
-    for token, bias in value.items():
-        name = f"{path}.{token}"
-        token_of(token, name)
-        if type(bias) not in (int, float):
-            raise bad_request(
-                f"{name} must be a number, not {json_type(bias)}", name, "invalid_type"
-            )
-        between(name, bias, -100, 100)
-
-
 def token_of(key: str, path: str) -> int:
     """Raises `RequestFailed` (400)."""
     if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
@@ -118,13 +88,10 @@ def token_of(key: str, path: str) -> int:
     return int(key)
 
 
-Stops = Annotated[
-    StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)], explains(explain_stops)
-]
+StopStrings = Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
 TokenKey = Annotated[str, described(TOKEN_KEY)]
 Biases = Annotated[
-    dict[TokenKey, Annotated[float, Meta(ge=-100, le=100)]],
-    explains(explain_biases, max_length=MAX_BIASES),
+    dict[TokenKey, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)
 ]
 StopToken = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -151,7 +118,7 @@ class SamplingParameters(FurtherSampling, kw_only=True, frozen=True):
     frequency_penalty: Penalty = 0.0
     logit_bias: Biases | None = None
     seed: int | None = None
-    stop: Stops | None = None
+    stop: StopString | StopStrings | None = None
     stop_token_ids: Annotated[tuple[StopToken, ...], Meta(max_length=1024)] = ()
     ignore_eos: bool = False
     min_tokens: Count = 0

@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar
 
 import attrs
 import msgspec
+from msgspec import Meta
 
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.problems import bad_request
-from trouper.web.http.body_faults import explains, says
+from trouper.web.http.body_faults import says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Filled, Flag, JsonText, Text
 from trouper.web.http.request_body import Body
@@ -22,22 +23,6 @@ from trouper.web.output.schema_references import ReferenceUnknown, has_reference
 MAX_OPTIONS = 1024
 
 
-def explain_source(value: Any, path: str) -> None:
-    """Raises `RequestFailed` (400) unless the source has 1 to `MAX_SOURCE` bytes."""
-    if not isinstance(value, str) or not value:
-        raise bad_request(f"{path} must be a string that is not empty", path, "invalid_type")
-    _short(value, path)
-
-
-def explain_choices(value: Any, path: str) -> None:
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(option, str) and option for option in value)
-    ):
-        raise bad_request(f"{path} must be an array of strings, none empty", path, "invalid_type")
-
-
 Schema = Annotated[
     dict[str, Any] | bool | JsonText,
     says(
@@ -46,14 +31,13 @@ Schema = Annotated[
         description="JSON Schema, or its text.",
     ),
 ]
-SOURCE = {"min_length": 1, "max_length": MAX_SOURCE}
 Regex = Annotated[
-    str, explains(explain_source, description="As Rust's regex crate reads it.", **SOURCE)
+    str, Meta(min_length=1, max_length=MAX_SOURCE, description="As Rust's regex crate reads it.")
 ]
 Lark = Annotated[
-    str, explains(explain_source, description="A grammar as llguidance reads it.", **SOURCE)
+    str, Meta(min_length=1, max_length=MAX_SOURCE, description="A grammar as llguidance reads it.")
 ]
-Choices = Annotated[list[Filled], explains(explain_choices, min_length=1, max_length=MAX_OPTIONS)]
+Choices = Annotated[list[Filled], Meta(min_length=1, max_length=MAX_OPTIONS)]
 SchemaName = Annotated[str, says("{path} must be a string", "missing_required_parameter")]
 
 

@@ -314,6 +314,8 @@ class Service(CurrentRequest):
         for name in dict.fromkeys(name for one in answers for name in one.accepted.ignored):
             self.read_past.skip(name)
         self.note_ignored()
+        # No fault of the body can follow, and a stream would keep megabytes of text.
+        self.read_past.adaptations.clear()
         return answers
 
     def _grammar(self, generate: Generate) -> Grammar | None:
