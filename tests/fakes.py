@@ -386,9 +386,7 @@ class FakeEngine:
             encode_s=seconds / 2 if plan.encode else 0.0,
         )
 
-    def _encode(
-        self, plan: Plan
-    ) -> tuple[tuple[tuple[ItemId, int], ...], tuple[tuple[ItemId, str], ...]]:
+    def _encode(self, plan: Plan) -> Encoded:
         """Run pieces of images. Returns the complete ones, and those that failed."""
         encoded, unencoded = [], []
         for order in plan.encode:
@@ -579,6 +577,10 @@ class FakeEngine:
         row.begun = True
         row.last = self.token_at(row.key, row.position - 1)
         return row.last
+
+
+Encoded = tuple[tuple[tuple[ItemId, int], ...], tuple[tuple[ItemId, str], ...]]
+"""Items and their bytes; items without vectors, and why."""
 
 
 def bytes_of_vectors(span: MediaSpan) -> int:

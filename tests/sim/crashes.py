@@ -13,15 +13,17 @@ from unittest import mock
 import attrs
 
 from tests.campaign import campaign
-from tests.fakes import FakeRow
+from tests.fakes import Encoded, EngineDied, FakeRow
 from tests.sim.clients import Client
+from tests.sim.pictures import FILES, expanded, shown
 from tests.sim.seeded import run_seeded
-from tests.sim.weather import SimEngine, Weather
-from tests.sim.world import CLIENTS, Eager, World, _watched
-from trouper import Runtime, TokenPrompt
+from tests.sim.weather import ImageWeather, SimEngine, Weather
+from tests.sim.world import CLIENTS, Eager, World, _watched, with_images
+from trouper import ChatPrompt, Runtime, TokenPrompt
 from trouper.actors.runtime.supervision import RestartLimit
 from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.protocol.plans import Plan
 from trouper.protocol.problems import OutOfDeviceMemory
 
 Fault = Literal[
@@ -31,6 +33,7 @@ Fault = Literal[
     "a short prompt in company",
     "any two",
     "little memory",
+    "an image",
 ]
 FAULTS: tuple[Fault, ...] = (
     "a prompt",
@@ -41,11 +44,19 @@ FAULTS: tuple[Fault, ...] = (
     "any two",
     "little memory",
 )
+OF_IMAGES = ImageWeather(
+    illustrated=0.5, decode_s=(0.001, 0.3), faults=(), crash=0, image_cache=None
+)
+DEADLY_FILE = FILES[0]
+"""An image that crashes the encoder."""
+DEADLY_DIGESTS = {image.span.digest for image in expanded(shown([DEADLY_FILE]))[1]}
 LITTLE = 40
 """Tokens of several rows for which there is memory. A row alone always has enough."""
 DEADLY = ((250, 251, 252), (253, 254, 255, 253, 254, 255))
 """What prompts begin with that crash it."""
 GUILTY_SHARE = 0.25
+IMAGES_SHARE = 0.2
+"""Of worlds whose fault is an image."""
 
 
 def is_deadly(prompt: Sequence[int]) -> bool:
@@ -66,6 +77,8 @@ def dies(fault: Fault, rows: Sequence[FakeRow]) -> bool:
             return len(rows) > 1
         case "little memory":
             return len(rows) > 1 and sum(len(row.kv) for row in rows) > LITTLE
+        case "an image":
+            raise AssertionError("its encoder dies, not its row")
 
 
 @attrs.define(eq=False)
@@ -80,10 +93,10 @@ class CrashWorld(World):
         assert not self.died
         for client in self.clients:
             self._check_fate(client)
-        guilty = {client.request.prompt for client in self.clients if self._is_guilty(client)}
+        guilty = {repr(one.request.prompt) for one in self.clients if self._is_guilty(one)}
         stats = runtime.health().scheduler.recovery
         assert stats.crashes == self.engine.crashes["group"] == runtime.health().actors[1].restarts
-        if self.fault in ("a prompt", "a place in an answer"):
+        if self.fault in ("a prompt", "a place in an answer", "an image"):
             assert stats.convicted <= 4 * len(guilty)
             assert stats.crashes <= 2 * stats.convicted + len(guilty), (
                 "each is tried after one crash, and convicted by one"
@@ -93,15 +106,16 @@ class CrashWorld(World):
         assert stats.allocation_failures == (stats.crashes if self.fault == "little memory" else 0)
 
     def _is_guilty(self, client: Client) -> bool:
-        assert isinstance(client.request.prompt, TokenPrompt)
-        return self.fault in ("a prompt", "a place in an answer") and is_deadly(
-            client.request.prompt.tokens
-        )
+        prompt = client.request.prompt
+        if isinstance(prompt, ChatPrompt):
+            return any(image.data == DEADLY_FILE for image in prompt.images)
+        assert isinstance(prompt, TokenPrompt)
+        return self.fault in ("a prompt", "a place in an answer") and is_deadly(prompt.tokens)
 
     def _check_fate(self, client: Client) -> None:
         if not self._is_guilty(client):
             assert client.outcome not in ("request_crashes_engine", "engine_stopped"), client
-        elif self.fault == "a prompt":
+        elif self.fault in ("a prompt", "an image"):
             assert client.outcome not in ("stop", "length", "engine_stopped"), client
 
     @property
@@ -115,7 +129,8 @@ class Faulty(SimEngine):
     def __init__(self, fault: Fault, weather: Weather, chance: Random, trace: list[Any]) -> None:
         super().__init__(weather, chance, trace)
         self.fault = fault
-        self.dies = self._dies
+        if fault != "an image":
+            self.dies = self._dies
         if fault == "little memory":
             self.death = OutOfDeviceMemory
 
@@ -123,6 +138,12 @@ class Faulty(SimEngine):
         dead = dies(self.fault, rows)
         self.crashes["group"] += dead
         return dead
+
+    def _encode(self, plan: Plan) -> Encoded:
+        if any(order.span.digest in DEADLY_DIGESTS for order in plan.encode):
+            self.crashes["group"] += 1
+            raise EngineDied("in the encoder")
+        return super()._encode(plan)
 
 
 def weather_of(chance: Random) -> Weather:
@@ -150,14 +171,19 @@ def guilty_client(client: Client, chance: Random) -> Client:
 def run_crash_world(seed: int) -> CrashWorld:
     """Raises, whatever is wrong with it."""
     chance = Random(seed)
-    fault = chance.choice(FAULTS)
+    fault, pictures = chance.choice(FAULTS), Random(f"images of {seed}")
+    if pictures.random() < IMAGES_SHARE:
+        fault = "an image"
     weather, trace = weather_of(chance), list[Any]()
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
     if fault in ("a prompt", "a place in an answer"):
         clients = [
             guilty_client(one, chance) if chance.random() < GUILTY_SHARE else one for one in clients
         ]
-    world = CrashWorld(weather, Faulty(fault, weather, chance, trace), clients, trace, fault=fault)
+    images = OF_IMAGES if fault == "an image" else None
+    weather, decoder = with_images(weather, images, clients, pictures)
+    engine = Faulty(fault, weather, chance, trace)
+    world = CrashWorld(weather, engine, clients, trace, decoder=decoder, fault=fault)
     policy = Eager if weather.eager else Speculation
     with _watched(world.submissions), mock.patch.object(core_module, "Speculation", policy):
         run_seeded(seed, world.run)

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -11,14 +12,14 @@ import attrs
 import trio
 
 from tests.fake_images import FakeLayout
-from tests.fakes import card
+from tests.fakes import Tokens, card
 from tests.image_files import png, png_chunk
 from tests.sim.weather import ImageWeather, SimTokenizer, SimulatedCrash, key_of
 from trouper import ChatPrompt, Settings, TokenPrompt
 from trouper.actors.runtime.decoding_process import DecodingProcess
 from trouper.actors.runtime.image_headers import ImageRefused
 from trouper.actors.runtime.image_prompts import insert_images
-from trouper.protocol.media import DecodeImage, ImageSource, Pixels
+from trouper.protocol.media import DecodeImage, ImageSource, Pixels, PromptImage
 from trouper.protocol.requests import Prompt
 
 FILES = tuple(
@@ -31,11 +32,15 @@ TEXTS = ("What is to be seen here, ", "Compare it with the one before: ", "and t
 
 def illustrated(chance: Random) -> ChatPrompt:
     """One of few beginnings, with images of few files."""
-    parts, files = list[dict[str, Any]](), list[bytes]()
-    for text in TEXTS[: chance.choice((1, 2, 2, 3))]:
+    files = [chance.choice(FILES) for _ in range(chance.choice((1, 2, 2, 3)))]
+    return shown(files, "x" * chance.choice((1, 5, 30)))
+
+
+def shown(files: Sequence[bytes], question: str = "") -> ChatPrompt:
+    parts = list[dict[str, Any]]()
+    for text, _ in zip(TEXTS, files, strict=False):
         parts += [{"type": "text", "text": text}, {"type": "image"}]
-        files.append(chance.choice(FILES))
-    parts.append({"type": "text", "text": "x" * chance.choice((1, 5, 30))})
+    parts.append({"type": "text", "text": question})
     sources = tuple(ImageSource(file, f"image {place}") for place, file in enumerate(files))
     return ChatPrompt(({"role": "user", "content": parts},), images=sources)
 
@@ -44,10 +49,14 @@ def key_of_prompt(prompt: Prompt) -> int:
     if isinstance(prompt, TokenPrompt):
         return key_of(prompt.tokens, ())
     assert isinstance(prompt, ChatPrompt)
+    tokens, images = expanded(prompt)
+    return key_of(tokens, [image.span for image in images])
+
+
+def expanded(prompt: ChatPrompt) -> tuple[Tokens, tuple[PromptImage, ...]]:
     tokenizer, seeing = SimTokenizer(), attrs.evolve(card(), images=FakeLayout())
     tokens = tokenizer.encode_chat(prompt.messages)
-    tokens, images = insert_images(tokens, prompt, seeing, tokenizer, Settings())
-    return key_of(tokens, [image.span for image in images])
+    return insert_images(tokens, prompt, seeing, tokenizer, Settings())
 
 
 class SimDecoder(DecodingProcess):

@@ -83,13 +83,15 @@ class World:
         self._check(runtime)
 
     async def _graph(self, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        decode = partial(decode_images, process=self.decoder)
         try:
-            await run_graph(
-                self.weather.settings,
-                self.engine,
-                limit=self.weather.limit,
-                task_status=task_status,
-            )
+            with mock.patch.object(graph, "decode_images", decode):
+                await run_graph(
+                    self.weather.settings,
+                    self.engine,
+                    limit=self.weather.limit,
+                    task_status=task_status,
+                )
         except* ActorFailed:
             self.died = True
 
@@ -193,11 +195,9 @@ def _watched(submissions: list[Submission]) -> Iterator[None]:
 
 
 def with_images(
-    seed: int, weather: Weather, clients: Sequence[Client]
+    weather: Weather, images: ImageWeather | None, clients: Sequence[Client], chance: Random
 ) -> tuple[Weather, SimDecoder | None]:
     """Give a world images, by draws of their own: the rest of it stays as it is without."""
-    chance = Random(f"images of {seed}")
-    images = ImageWeather.draw(chance)
     if images is None:
         return weather, None
     for client in clients:
@@ -214,14 +214,10 @@ def run_world(seed: int) -> World:
     chance = Random(seed)
     weather, trace = Weather.draw(chance), list[Any]()
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
-    weather, decoder = with_images(seed, weather, clients)
+    pictures = Random(f"images of {seed}")
+    weather, decoder = with_images(weather, ImageWeather.draw(pictures), clients, pictures)
     world = World(weather, SimEngine(weather, chance, trace), clients, trace, decoder=decoder)
     policy = Eager if weather.eager else Speculation
-    decode = partial(decode_images, process=decoder)
-    with (
-        _watched(world.submissions),
-        mock.patch.object(core_module, "Speculation", policy),
-        mock.patch.object(graph, "decode_images", decode),
-    ):
+    with _watched(world.submissions), mock.patch.object(core_module, "Speculation", policy):
         run_seeded(seed, world.run)
     return world
