@@ -42,9 +42,6 @@ class Scene:
     shade: tuple[int, int, int]
     things: tuple[Thing, ...]
 
-    def has(self, color: str, what: str) -> bool:
-        return any((thing.color, thing.what) == (color, what) for thing in self.things)
-
 
 @attrs.frozen
 class Question:
@@ -73,9 +70,10 @@ def make_scene(drawn: Random, width: int, height: int, counts: Sequence[int] = A
 
 
 def _random_scene(drawn: Random, width: int, height: int, count: int) -> Scene:
-    """Things in different cells, on grey."""
+    """A digit alone, or shapes in different cells, on grey."""
+    digit = drawn.random() < 0.25
+    pool, count = (DIGITS, 1) if digit else (SHAPES, count)
     cells = drawn.sample(CELLS, count)
-    pool = SHAPES if drawn.random() < 0.6 else WHATS
     alike = count > 1 and drawn.random() < 0.4
     things: list[Thing] = []
     for cell in cells:
@@ -180,7 +178,7 @@ def ask_which(drawn: Random, scenes: Sequence[Scene]) -> Question | None:
     number = drawn.randrange(len(scenes))
     thing = drawn.choice(scenes[number].things)
     others = [scene for at, scene in enumerate(scenes) if at != number]
-    if any(scene.has(thing.color, thing.what) for scene in others):
+    if any(other.color == thing.color for scene in others for other in scene.things):
         return None
     name = f"the {thing.color} {thing.what}"
     forms = (f"Which image shows {name}?", f"In which picture do you see {name}?")
@@ -215,7 +213,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789 /.-_:,{}\"'\n"
 def _filler(drawn: Random) -> str:
     if drawn.random() < 0.7:
         return drawn.choice(FILLERS)
-    return "".join(drawn.choice(LETTERS) for _ in range(drawn.randint(1, 30)))
+    return "".join(drawn.choice(LETTERS) for _ in range(drawn.randint(1, 12)))
 
 
 def text_of(text: str) -> Message:

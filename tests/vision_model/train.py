@@ -57,15 +57,15 @@ from tests.vision_model.questions import (
 
 Ints = NDArray[np.int64]
 Batch = dict[str, Any]
-EMA = 0.98
+EMA = 0.9
 """Share of the average that stays at each step."""
 FEW_MIXES = (1, 9, 9, 6)
 """Numbers of mixes of sizes, by the number of images, with CUDA: each mix is a graph."""
-IMAGES = (2, 28, 24, 46)
+IMAGES = (2, 20, 28, 50)
 """How often a conversation has no image, one, two or three, in percent."""
 ANSWER_TOKENS = 40
 """Places for the tokens of a conversation's answers."""
-TEXT_TOKENS = 104
+TEXT_TOKENS = 256
 """Longer conversations are not used."""
 TOKEN = VISION["patch_size"] * VISION["spatial_merge_size"]
 """Side of a token in pixels."""
@@ -402,11 +402,17 @@ class Trainer:
     def hardest(self, batch: Batch, count: int) -> Batch:
         """The conversations with the largest losses: most have been learnt long ago."""
         inputs = {name: batch[name].to(self.device) for name in INPUTS}
-        with torch.no_grad():
-            logits, targets = self._logits(inputs, batch["sizes"]), inputs["targets"]
-            losses = F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").sum(1)
-        rows = losses.topk(count).indices
-        return {name: value[rows] for name, value in inputs.items()} | {"sizes": batch["sizes"]}
+        by_length = (inputs["ids"] != END_OF_TEXT).sum(1).argsort()
+        losses = [
+            self._losses(rows_of(inputs, rows), batch["sizes"]) for rows in by_length.split(count)
+        ]
+        rows = by_length[torch.cat(losses).topk(count).indices]
+        return rows_of(inputs, rows) | {"sizes": batch["sizes"]}
+
+    @torch.no_grad()
+    def _losses(self, inputs: Batch, sizes: Sequence[tuple[int, int]]) -> Any:
+        logits = self._logits(inputs, sizes).transpose(1, 2)
+        return F.cross_entropy(logits, inputs["targets"], reduction="none").sum(1)
 
     def step(self, batch: Batch, rate: float) -> None:
         if self.device == "cpu":
@@ -440,11 +446,22 @@ class Trainer:
         return self.seeing.logits(inputs["ids"], inputs["positions"], inputs["places"], images)
 
 
+def rows_of(inputs: Batch, rows: Any) -> Batch:
+    """Conversations of a batch, as long as the longest of them."""
+    chosen = {name: value[rows] for name, value in inputs.items()}
+    longest = (chosen["ids"] != END_OF_TEXT).sum(1).max()
+    chosen["ids"] = chosen["ids"][:, :longest]
+    chosen["positions"] = chosen["positions"][:, :, :longest]
+    return chosen
+
+
 def train(options: argparse.Namespace) -> None:
     trainer = Trainer(options.start, options.seed)
     count = sum(parameter.numel() for parameter in trainer.parameters)
     print(f"{count:,} parameters on {trainer.device}")
     on_cpu = trainer.device == "cpu"
+    if options.pool > 1 and not on_cpu:
+        raise SystemExit("--pool is for a CPU: graphs have batches of one length")
     loader = torch.utils.data.DataLoader(
         Batches(options.seed, options.size * options.pool, few_mixes=not on_cpu),
         batch_size=None,
@@ -456,7 +473,7 @@ def train(options: argparse.Namespace) -> None:
     for steps, batch in enumerate(batches_of(loader, twice=not on_cpu), start=1):
         chosen = trainer.hardest(batch, options.size) if options.pool > 1 else batch
         trainer.step(chosen, options.rate * shape_of_rate(steps / options.steps))
-        if steps % 20 == 0 or steps == options.steps:
+        if steps % 10 == 0 or steps == options.steps:
             report(trainer, steps, time.monotonic() - began)
             save(trainer.average.module, options.out)
         if steps == options.steps:
@@ -469,11 +486,10 @@ def batches_of(loader: Iterable[Batch], *, twice: bool) -> Iterator[Batch]:
     again: deque[Batch] = deque()
     for batch in loader:
         yield batch
-        again.append(batch)
+        if twice:
+            again.append(batch)
         if len(again) > APART:
-            again_now = again.popleft()
-            if twice:
-                yield again_now
+            yield again.popleft()
 
 
 def shape_of_rate(progress: float) -> float:
