@@ -11,13 +11,20 @@ from typing import Literal
 import attrs
 
 from tests.agents import image_task
-from tests.agents.install import install
 from tests.agents.programs import AGENTS, TASK
-from tests.agents.sent_images import SentImage, engine_digests, pixels_digest, sent_images
+from tests.agents.sent_images import (
+    SentImage,
+    engine_digests,
+    looks_as,
+    opened,
+    pixels_digest,
+    sent_images,
+)
 from tests.agents.sessions import play, variable
 from tests.scripted.process import recorded, scripted_server
 
 SCRIPT = "tests.agents.image_task:script"
+RECORD = "record.jsonl"
 Way = Literal["tool", "prompt"]
 
 
@@ -32,10 +39,8 @@ class ImageSession:
     answered: bool
     """The agent's output has the answer's last words."""
     sent: Sequence[SentImage]
-    is_same_file: bool
-    """The agent sent the file's own bytes."""
     has_arrived: bool
-    """The engine got the file's pixels, and no others."""
+    """What the agent sent looks as the file, and the engine got its pixels and no others."""
     refused: Sequence[str] = ()
     output: str = attrs.field(default="", repr=False)
 
@@ -46,35 +51,51 @@ class ImageSession:
 
     @property
     def places(self) -> str:
-        return "; ".join(sorted({image.place for image in self.sent}))
+        """Where the picture was in the requests, and its format if it is not the file's."""
+        formats = {str(opened(image.data).format) for image in self.sent} - {"PNG"}
+        written = f", as {'; '.join(sorted(formats))}" if formats else ""
+        return "; ".join(sorted({image.place for image in self.sent})) + written
 
 
 def run(agent: str, family: str, way: Way) -> ImageSession:
-    install(agent)
+    """Let the agent look at a picture. Its model is a script that calls the agent's tool, or whose
+    first prompt has the picture."""
     with place() as home:
-        data = image_task.write_picture(home / "work")
-        record = home / "record.jsonl"
+        image_task.write_picture(home / "work")
         step = image_task.step_of(agent, home / "work") if way == "tool" else ""
-        flags = ("--family", family, "--script", SCRIPT, "--record", str(record))
+        program = AGENTS[agent]
+        arguments = program.arguments if way == "tool" else program.with_picture
+        line = [part.replace(TASK, image_task.TASK) for part in arguments]
+        flags = ("--family", family, "--script", SCRIPT, "--record", str(home / RECORD))
         with variable(image_task.STEP, step), scripted_server(*flags) as url:
-            exit_code, output = play(agent, _arguments(agent, way), url, home)
-        sent, seen = sent_images(record), engine_digests(record)
-        return ImageSession(
-            agent=agent,
-            family=family,
-            way=way,
-            exit_code=exit_code,
-            answered=image_task.FINAL in output,
-            sent=sent,
-            is_same_file={image.data for image in sent} == {data},
-            has_arrived=set(seen) == {pixels_digest(data)},
-            refused=[
-                f"{line['path']}: {line['status']} {line['answer'][:400]}"
-                for line in recorded(record)
-                if line["method"] == "POST" and line["status"] >= 400
-            ],
-            output=output,
-        )
+            exit_code, output = play(agent, line, url, home)
+        return ended_session(agent, family, way, home, (exit_code, output))
+
+
+def ended_session(
+    agent: str, family: str, way: Way, home: Path, ended: tuple[int | None, str]
+) -> ImageSession:
+    """Read what became of the picture from the server's record in `home`. `ended`: exit code and
+    output."""
+    record, picture = home / RECORD, (home / "work" / image_task.NAME).read_bytes()
+    sent = sent_images(record)
+    return ImageSession(
+        agent=agent,
+        family=family,
+        way=way,
+        exit_code=ended[0],
+        answered=image_task.FINAL in ended[1],
+        sent=sent,
+        has_arrived=bool(sent)
+        and all(looks_as(image.data, picture) for image in sent)
+        and engine_digests(record) == {pixels_digest(image.data) for image in sent},
+        refused=[
+            f"{line['path']}: {line['status']} {line['answer'][:400]}"
+            for line in recorded(record)
+            if line["method"] == "POST" and line["status"] >= 400
+        ],
+        output=ended[1],
+    )
 
 
 @contextmanager
@@ -85,9 +106,3 @@ def place() -> Iterator[Path]:
     ) as name:
         (Path(name) / "work").mkdir()
         yield Path(name)
-
-
-def _arguments(agent: str, way: Way, task: str = image_task.TASK) -> list[str]:
-    program = AGENTS[agent]
-    arguments = program.arguments if way == "tool" else program.with_picture
-    return [part.replace(TASK, task) for part in arguments]

@@ -34,11 +34,11 @@ def install(name: str) -> None:
     """Install the agent, and Node.js if it needs that; does nothing where they are there."""
     program = AGENTS[name]
     if program.is_javascript:
-        _install(NODE.package, NODE)
-    _install(name, program)
+        install_program(NODE.package, NODE)
+    install_program(name, program)
 
 
-def _install(name: str, program: Program) -> None:
+def install_program(name: str, program: Program) -> None:
     directory, wanted = cache() / name, json.dumps(program.packages)
     installed = directory / "installed.json"
     if installed.exists() and installed.read_text("utf-8") == wanted:
@@ -54,16 +54,20 @@ def _install(name: str, program: Program) -> None:
         subprocess.run(
             ["uv", "venv", "--quiet", "--python", program.python, str(directory)], check=True
         )
-        python = str(directory / "bin" / "python")
-        subprocess.run(
-            ["uv", "pip", "install", "--quiet", "--python", python, *program.packages], check=True
-        )
+        python, without = str(directory / "bin" / "python"), directory / "without.txt"
+        never = [f"{package} ; sys_platform == 'never'\n" for package in program.without]
+        without.write_text("".join(never), "utf-8")
+        line = ["uv", "pip", "install", "--quiet", "--python", python, "--override", str(without)]
+        subprocess.run([*line, *program.packages], check=True)
     installed.write_text(wanted, "utf-8")
 
 
 def version(name: str) -> str:
     """The installed version of the agent's package."""
-    program = AGENTS[name]
+    return program_version(name, AGENTS[name])
+
+
+def program_version(name: str, program: Program) -> str:
     if program.is_javascript:
         package = cache() / name / "node_modules" / program.package / "package.json"
         return str(json.loads(package.read_text("utf-8"))["version"])

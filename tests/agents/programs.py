@@ -27,6 +27,8 @@ class Program:
     with_picture: tuple[str, ...] = ()
     """The arguments for a task with `PICTURE` in its first prompt; (): it cannot."""
     is_javascript: bool = True
+    without: tuple[str, ...] = ()
+    """Packages that it names and can do without, which are not installed; of Python only."""
     python: str = sys.executable
     """For the others: the interpreter, or a version of it that uv finds"""
     connected: bool = True
@@ -98,6 +100,16 @@ AGENTS: Mapping[str, Program] = {
             TASK,
             "greeting.py",
         ),
+        with_picture=(
+            "--yes-always",
+            "--no-git",
+            "--no-check-update",
+            "--analytics-disable",
+            "--no-show-model-warnings",
+            "--message",
+            TASK,
+            PICTURE,
+        ),
         is_javascript=False,
     ),
     "copilot": Program(
@@ -116,6 +128,7 @@ AGENTS: Mapping[str, Program] = {
     "vibe": Program(
         ("mistral-vibe",),
         ("-p", TASK, "--agent", "auto-approve", "--output", "text"),
+        with_picture=("-p", f"@{PICTURE} {TASK}", "--agent", "auto-approve", "--output", "text"),
         is_javascript=False,
         python="3.12",
     ),
