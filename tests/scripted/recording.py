@@ -4,6 +4,7 @@ sent."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -56,7 +57,8 @@ class Exchange:
             self, filter=lambda field, _: not field.name.startswith("_") and field.name != "began"
         )
         texts = {name: fields[name].decode(errors="replace") for name in ("body", "answer")}
-        return {"kind": "http", **fields, **texts, "seconds": trio.current_time() - self.began}
+        seconds = trio.current_time() - self.began
+        return {"kind": "http", "pid": os.getpid(), **fields, **texts, "seconds": seconds}
 
 
 def _texts(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
