@@ -92,10 +92,10 @@ def smg(
         "--routing-key-override",
         "--routing-key-headers",
         *SESSION_HEADERS,
-        # Half of a prompt must be known to follow it, and not to a replica that has 8 requests more
-        # than another.
+        # Half of a prompt must be known to follow it, and not to a replica that has half more to do
+        # than the mean, and a request more.
         "--cache-threshold=0.5",
-        "--balance-abs-threshold=8",
+        "--balance-abs-threshold=1",
         # Ready is not the same as alive: a replica that restarts its engine, drains or is stuck
         # gets nothing new.
         "--health-check-endpoint=/readyz",

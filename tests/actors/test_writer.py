@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,7 +101,12 @@ class OpenedFiles(Disk):
 
 @asynccontextmanager
 async def writing(
-    path: Path, *, disk: Disk | None = None, reads_in_parts: bool = False, **more: Any
+    path: Path,
+    *,
+    disk: Disk | None = None,
+    reads_in_parts: bool = False,
+    poll_every_s: float = inf,
+    **more: Any,
 ) -> AsyncIterator[Bench]:
     """Over once the body is and what was ordered has been carried out."""
     orders, taken = trio.open_memory_channel[DiskOrder](100)
@@ -112,7 +118,9 @@ async def writing(
         )
         async with trio.open_nursery() as nursery:
             with orders:
-                writer = partial(write_to_disk, disk=disk, thread=SlowThread())
+                writer = partial(
+                    write_to_disk, disk=disk, thread=SlowThread(), poll_every_s=poll_every_s
+                )
                 nursery.start_soon(writer, edges, path, NAMESPACE, Settings(**more))
                 yield bench
 
@@ -255,6 +263,28 @@ async def test_damaged_files_are_counted_once_and_vanished_ones_are_none(
         assert bench.stats.latest.damaged == 1
         await bench.tell(Sweep(WEEK_S))
         assert bench.stats.latest.damaged == 1
+
+
+async def test_each_server_of_a_directory_soon_knows_what_the_other_did(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with writing(tmp_path) as one, writing(tmp_path, poll_every_s=10) as other:
+        await one.tell(Announce(), write(A))
+        assert await other.tell(Announce()) != []
+        assert await other.tell() == [], "nothing has changed"
+        await one.tell(write(B))
+        news = await other.tell()
+        assert [run.blocks[0].key for told in news for run in getattr(told, "runs", ())] == [
+            B[0].key
+        ]
+        plain = [attrs.evolve(piece, snapshot=None) for piece in B]
+        [loaded] = await other.tell(read(1, plain))
+        assert isinstance(loaded, Loaded) and same(loaded.blocks, plain)
+        for path in one.files():
+            path.unlink()
+        gone = {key for told in await other.tell() for key in getattr(told, "keys", ())}
+        assert gone == {*keys(A), *keys(B)}
+        assert other.stats.latest.damaged == 0
 
 
 async def test_what_lies_in_two_files_is_lost_with_the_last(

@@ -5,6 +5,7 @@ python -m tests.agents --family qwen3_5 codex claude
 python -m tests.agents --words 100000 --prefill-rate 2000 --context 262144 claude pi
 python -m tests.agents --fill --context 32768 opencode
 python -m tests.agents --fill --max-prompt 30000 opencode
+python -m tests.agents --router haproxy --kill-after 4 --family qwen3 claude codex opencode
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.agents.install import install, version
 from tests.agents.programs import AGENTS
 from tests.agents.sessions import Session, run
 from tests.agents.shapes import save
+from tests.replicas.scripted_servers import ROUTERS
 from tests.scripted.families import FAMILIES
 from trouper.cli.agents.agent import FirstPrompt, first_prompts
 from trouper.cli.commands.connect import AGENTS as CONNECTED
@@ -36,7 +38,7 @@ HEADER = """\
 |---|---|---|---|---|---|---|---|---|---|"""
 
 
-def report(session: Session) -> str:
+def report(session: Session, *, behind_router: bool = False) -> str:
     """One row of the table, and a comment for what went wrong."""
     later = session.later
     cells = (
@@ -52,6 +54,8 @@ def report(session: Session) -> str:
         f"{session.silence_s:.1f} s",
     )
     notes = [*session.refused, *session.warned]
+    if len(session.servers) > 1 or behind_router:
+        notes.append(f"requests of each server: {session.servers}")
     if not session.ok:
         notes.append(
             f"edited {session.edited}, exit code {session.exit_code}, answered {session.answered}"
@@ -150,6 +154,11 @@ def main() -> int:
         action="store_true",
         help="keep how long the first prompts are, for `trouper connect` and docs/agents.md",
     )
+    parser.add_argument("--router", choices=ROUTERS, default="", help="before two servers")
+    parser.add_argument("--policy", default="cache_aware", help="round_robin: in turns")
+    parser.add_argument(
+        "--kill-after", type=int, default=0, help="kill the server of this request after it"
+    )
     parser.add_argument("--json", type=Path, help="write every session into this file")
     flags = parser.parse_args()
     words = flags.words
@@ -182,9 +191,17 @@ def main() -> int:
                     context=flags.context,
                     max_prompt=flags.max_prompt,
                     fill=flags.fill,
+                    router=flags.router,
+                    policy=flags.policy,
+                    kill_after=flags.kill_after,
                 )
             )
-            print((filled if flags.fill else report)(sessions[-1]), flush=True)  # noqa: T201
+            row = (
+                filled(sessions[-1])
+                if flags.fill
+                else report(sessions[-1], behind_router=bool(flags.router))
+            )
+            print(row, flush=True)  # noqa: T201
             if flags.save_bodies:
                 save(agent, sessions[-1].bodies)
         if flags.save_prompts:

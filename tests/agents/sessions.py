@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ from tests.agents import edit_task
 from tests.agents.install import install, search_path
 from tests.agents.programs import AGENTS, TASK, URL
 from tests.agents.shapes import shapes
-from tests.scripted.process import ROOT, recorded, scripted_server
+from tests.replicas.scripted_servers import scripted_servers
+from tests.scripted.process import ROOT, recorded
 
 SCRIPT = "tests.agents.edit_task:script"
 FULL_CONTEXT = "tests.agents.full_context:script"
@@ -88,6 +90,8 @@ class Session:
     output: str = ""
     warned: Sequence[str] = ()
     """Lines of the output that doubt the model"""
+    servers: Sequence[int] = ()
+    """How many requests each server answered"""
     bodies: Sequence[Mapping[str, Any]] = attrs.field(default=(), repr=False)
     """The latest request of each of its conversations, as `shapes` says."""
 
@@ -122,11 +126,15 @@ def run(
     context: int = 131_072,
     max_prompt: int = 0,
     fill: bool = False,
+    router: str = "",
+    policy: str = "cache_aware",
+    kill_after: int = 0,
 ) -> Session:
     """Let an agent edit a file. With `words` so many of a text come before the task, by stdin.
     `prefill_rate`: prompt tokens a second, 0: no time. `context`: tokens that the model holds.
     Longer prompts than `max_prompt` are refused, of which the agent knows nothing. With `fill` the
-    task does not end before the agent has made its conversation shorter."""
+    task does not end before the agent has made its conversation shorter. With a `router` two
+    servers answer; `kill_after`: the server of that request is killed then."""
     install(agent)
     with tempfile.TemporaryDirectory(
         prefix="agent-", dir=Path.cwd().parent, ignore_cleanup_errors=True
@@ -141,8 +149,6 @@ def run(
             family,
             "--script",
             FULL_CONTEXT if fill else SCRIPT,
-            "--record",
-            str(record),
             "--prefill-rate",
             str(prefill_rate),
             "--context",
@@ -150,7 +156,10 @@ def run(
             *(("--set", f"max_prompt_tokens={max_prompt}") if max_prompt else ()),
         )
         began = time.monotonic()
-        with variable(edit_task.DIRECTORY, str(work)), scripted_server(*flags) as url:
+        servers = scripted_servers(
+            router, *flags, record=record, policy=policy, kill_after=kill_after
+        )
+        with variable(edit_task.DIRECTORY, str(work)), servers as url:
             exit_code, output = _ran(agent, url, home, words)
         text = (work / "greeting.py").read_text("utf-8")
         return attrs.evolve(
@@ -257,6 +266,7 @@ def _observed(record: Path, home: str) -> Session:
             }
         ),
         turns=list(_turns(lines, tokens)),
+        servers=sorted(Counter(line["pid"] for line in lines).values()),
         bodies=list(shapes(record, home)),
         silence_s=max((line["event_silence_s"] for line in lines), default=0.0),
     )

@@ -16,6 +16,7 @@ import attrs
 
 from tests.clients.install import CLIENTS, version
 from tests.clients.running import Outcome, run
+from tests.replicas.scripted_servers import ROUTERS
 from tests.scripted.families import FAMILIES
 
 
@@ -43,6 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="just clients")
     parser.add_argument("clients", nargs="*", metavar="NAME", help=", ".join(CLIENTS))
     parser.add_argument("--family", action="append", choices=sorted(FAMILIES))
+    parser.add_argument("--router", choices=ROUTERS, default="", help="before two servers")
     parser.add_argument("--json", type=Path, help="write every case into this file")
     flags = parser.parse_args()
     if unknown := set(flags.clients) - set(CLIENTS):
@@ -54,7 +56,7 @@ def main() -> int:
     print("|---|---|---|---|---|---|")  # noqa: T201
     for client in flags.clients or CLIENTS:
         for family in flags.family or ["qwen3"]:
-            outcome = run(client, family)
+            outcome = run(client, family, flags.router)
             failed |= not outcome.cases or not all(case.as_expected for case in outcome.cases)
             rows.append({"family": family, "version": version(client), **attrs.asdict(outcome)})
             print(report(client, family, outcome), flush=True)  # noqa: T201

@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 
 from tests.clients.install import CLIENTS, PROGRAMS, command
-from tests.scripted.process import recorded, scripted_server
+from tests.replicas.scripted_servers import scripted_servers
+from tests.scripted.process import recorded
 
 LOOP = "tests.clients.tool_loop:script"
 SCHEMAS = "tests.clients.schema_answers:script"
@@ -64,20 +65,21 @@ class Outcome:
     refused: Sequence[str]
 
 
-def run(client: str, family: str = "qwen3") -> Outcome:
-    """Run the loop of tool calls, and the program about schemas, which depends on no family."""
-    loop = _run(client, CLIENTS[client].program, "--family", family, "--script", LOOP)
+def run(client: str, family: str = "qwen3", router: str = "") -> Outcome:
+    """Run the loop of tool calls, and the program about schemas, which depends on no family. With
+    a `router` two servers answer."""
+    loop = _run(client, CLIENTS[client].program, router, "--family", family, "--script", LOOP)
     if not (program := CLIENTS[client].schemas) or family != OF_SCHEMAS:
         return loop
-    schemas = _run(client, program, "--script", SCHEMAS, "--follow-grammars")
+    schemas = _run(client, program, router, "--script", SCHEMAS, "--follow-grammars")
     objects = [attrs.evolve(case, of_objects=True) for case in schemas.cases]
     return Outcome([*loop.cases, *objects], [*loop.refused, *schemas.refused])
 
 
-def _run(client: str, program: str, *flags: str) -> Outcome:
+def _run(client: str, program: str, router: str, *flags: str) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as home:
         record = Path(home) / "record.jsonl"
-        with scripted_server(*flags, "--record", str(record)) as url:
+        with scripted_servers(router, *flags, record=record) as url:
             lines = _ran([*command(client, program), url], Path(home))
         refusals = [line for line in recorded(record) if line["status"] >= 400]
     cases = [Case(client=client, name=line.pop("case"), **line) for line in lines]

@@ -114,7 +114,9 @@ def router_before(
             file.write_text(text, "utf-8")
     else:
         command = smg(port, metrics_port, urls, policy)
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             until(lambda: healthy(port) == len(urls))
             yield port

@@ -4,6 +4,7 @@ sent. Others for each request's tokens, and for each image that the engine gets.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -58,7 +59,8 @@ class Exchange:
             self, filter=lambda field, _: not field.name.startswith("_") and field.name != "began"
         )
         texts = {name: fields[name].decode(errors="replace") for name in ("body", "answer")}
-        return {"kind": "http", **fields, **texts, "seconds": trio.current_time() - self.began}
+        seconds = trio.current_time() - self.began
+        return {"kind": "http", "pid": os.getpid(), **fields, **texts, "seconds": seconds}
 
 
 def _texts(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

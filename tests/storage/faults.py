@@ -136,6 +136,10 @@ class FaultyDisk(Disk):
             (directory / self.random.choice(found).name).unlink()
         return found
 
+    def list_names(self, directory: Path) -> list[str]:
+        self.fault("list_names", "EIO", "ENOENT", "crash")
+        return super().list_names(directory)
+
     def directories(self, directory: Path) -> list[str]:
         self.fault("directories", "EIO")
         return super().directories(directory)

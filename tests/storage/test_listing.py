@@ -145,6 +145,46 @@ def test_each_server_finds_what_the_other_did(store: RunStore) -> None:
     assert how_it_reads(other, run, pieces) == "right"
 
 
+def test_a_poll_finds_what_the_other_did_by_names_alone(store: RunStore) -> None:
+    disk = CountingDisk()
+    other = RunStore(store.directory, NAMESPACE, disk)
+    other.refresh()
+    run, pieces = put(store)
+    changes = other.poll()
+    assert (changes.appeared, changes.vanished) == ((run,), ())
+    assert how_it_reads(other, run, pieces) == "right"
+    assert other.total_bytes == run.file_bytes, "it may be evicted"
+    again, _ = put(store, seed=1)
+    disk.opened.clear()
+    assert other.poll().appeared == (again,)
+    assert disk.opened == [again.name], "what is known is not opened again"
+    store.remove(run.name)
+    changes = other.poll()
+    assert (changes.appeared, changes.vanished) == ((), (run,))
+    shutil.rmtree(other.path)
+    assert other.poll().vanished == (again,)
+
+
+@pytest.mark.parametrize("damage", ["half", "other bytes", "a temporary file", "unreadable"])
+def test_a_poll_believes_no_damaged_file(damage: str, store: RunStore) -> None:
+    run, _ = put(store)
+    other = RunStore(store.directory, NAMESPACE)
+    path = path_of(store, run)
+    data = path.read_bytes()
+    if damage == "half":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "other bytes":
+        path.write_bytes(data[:40] + b"?" + data[41:])
+    elif damage == "a temporary file":
+        path.rename(path.with_name(f"{path.stem}-0123.tmp"))
+    else:
+        other = RunStore(store.directory, NAMESPACE, Failing("open"))
+    assert other.poll().appeared == ()
+    assert other.poll().appeared == ()
+    assert other.unreadable == (damage == "unreadable"), "once until the next refresh"
+    assert path.exists() == (damage == "unreadable")
+
+
 def test_a_read_outlives_a_removal_in_its_midst(store: RunStore) -> None:
     run, pieces = put(store)
     with run_reading.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:

@@ -76,8 +76,9 @@ class World:
             self._touch,
             self._look,
             self._verify,
+            self._poll,
         )
-        action = self.random.choices(actions, (8, 8, 1, 2, 2, 2))[0]
+        action = self.random.choices(actions, (8, 8, 1, 2, 2, 2, 4))[0]
         temporary, unlinks = self._temporary(), unlink_faults(store)
         try:
             action(number, store)
@@ -184,6 +185,13 @@ class World:
         before = disk_of(store).injected.total()
         store.refresh()
         self.counted |= disk_of(store).injected.total() == before
+
+    def _poll(self, _: int, store: RunStore) -> None:
+        changes = store.poll()
+        self.counts["appeared in polls"] += len(changes.appeared)
+        known = {run.name for run in store.runs}
+        assert {run.name for run in changes.appeared} <= known
+        assert not {run.name for run in changes.vanished} & known
 
     def _verify(self, _: int, store: RunStore) -> None:
         if (run := self._any(store)) is not None:

@@ -8,13 +8,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 import trio
 
-from trouper.actors.runtime.disk_orders import DiskOrders, WriterEdges
+from trouper.actors.runtime.disk_orders import POLL_EVERY_S, DiskOrders, WriterEdges
 from trouper.actors.runtime.worker_threads import DiskThread
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats
@@ -28,6 +29,7 @@ from trouper.protocol.work import (
     DiskOrder,
     Inspect,
     Loaded,
+    Poll,
     Read,
     RemovedFromDisk,
     Sweep,
@@ -73,13 +75,21 @@ async def write_to_disk(
     *,
     disk: Disk | None = None,
     thread: DiskThread | None = None,
+    poll_every_s: float = POLL_EVERY_S,
 ) -> None:
     """Run the actor, which ends after the last order. `path` None: there is no SSD tier, and orders
-    are refused. `disk`: the file operations of runs. `thread`: runs these operations."""
+    are refused. `disk`: the file operations of runs. `thread`: runs these operations.
+    `poll_every_s`: how often other servers' files are looked for."""
     if path is None:
         edges.stats.publish(DirectoryStats(reason="--no-ssd"))
     await SSDWriter(
-        edges, path, namespace, settings, disk=disk or Disk(), thread=thread or DiskThread()
+        edges,
+        path,
+        namespace,
+        settings,
+        disk=disk or Disk(),
+        thread=thread or DiskThread(),
+        poll_every_s=poll_every_s,
     ).run()
 
 
@@ -99,12 +109,13 @@ class SSDWriter:
         *,
         disk: Disk,
         thread: DiskThread,
+        poll_every_s: float,
     ) -> None:
         self._edges, self._path, self._namespace = edges, path, namespace
         self._disk, self._in_thread = disk, thread.run
         self._limits = DiskLimits(settings.ssd_max_bytes, settings.ssd_keep_free)
         self._budget = WriteBudget(settings.ssd_write_budget, trio.current_time())
-        self._orders = DiskOrders(edges.orders)
+        self._orders = DiskOrders(edges.orders, inf if path is None else poll_every_s)
         self._store: RunStore | None = None
         self._locations = BlockLocations()
         self._inspection, self._unreadable = InspectionRound(), UnreadableFiles()
@@ -124,6 +135,8 @@ class SSDWriter:
                     await self._sweep(store, ttl_s)
                 case Inspect():
                     await self._inspect(store)
+                case Poll():
+                    await self._poll(store)
                 case Announce():
                     await self._announce(parents_first(store.runs), complete=True)
                 case Write():
@@ -200,6 +213,12 @@ class SSDWriter:
         await self._announce(swept.appeared)
         self._publish(free_disk_bytes=swept.usage.free_disk_bytes, damaged=self._damaged(store))
         self._count(swept_files=swept.usage.swept_files)
+
+    async def _poll(self, store: RunStore) -> None:
+        changes = await self._in_thread(store.poll)
+        await self._forget(changes.vanished)
+        if changes.appeared:
+            await self._announce(changes.appeared)
 
     async def _inspect(self, store: RunStore) -> None:
         for name in self._inspection.next_names(store.runs):

@@ -23,6 +23,11 @@ class Inspect:
 
 
 @attrs.frozen
+class Poll:
+    """SSDWriter's own order: what other servers of the directory have written and removed."""
+
+
+@attrs.frozen
 class Announce:
     """Order to announce the whole catalogue to a new scheduler."""
 
@@ -74,7 +79,7 @@ class Read:
     blocks: tuple[BlockRef, ...]
 
 
-DiskOrder = Sweep | Inspect | Announce | Write | Read
+DiskOrder = Sweep | Inspect | Poll | Announce | Write | Read
 
 
 @attrs.frozen

@@ -117,6 +117,10 @@ class Disk:
                     continue
         return found
 
+    def list_names(self, directory: Path) -> list[str]:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries]
+
     def directories(self, directory: Path) -> list[str]:
         with os.scandir(directory) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -24,7 +24,7 @@ from trouper.storage.bounded_directory import (
 )
 from trouper.storage.cache_directory import UNLIMITED, DiskLimits
 from trouper.storage.file_operations import Buffer, Disk, File
-from trouper.storage.run_format import Sealed, seal
+from trouper.storage.run_format import SUFFIX, Sealed, seal
 from trouper.storage.run_reading import open_run
 from trouper.storage.stored_blocks import Damaged, Reason, RunInfo, parents_first
 
@@ -62,6 +62,8 @@ class RunStore:
         """Files with an unreadable header, which stay and count."""
         # Names of unreadable files.
         self._skipped: set[str] = set()
+        # Those that only a `refresh` tries again: reads of a faulty disk take seconds.
+        self._failed: set[str] = set()
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
         self._files = BoundedDirectory(self._disk, directory)
@@ -83,27 +85,53 @@ class RunStore:
         """List the directory again, which others change, too. Opens only unknown files, removes
         damaged ones. Raises `OSError`."""
         before, runs = self._runs, dict[str, RunInfo]()
+        self._failed.clear()
         for path, file in self._files.list_files():
             if path.parent != self.path or file.name in self._skipped:
                 continue
-            try:
-                runs[file.name] = self._recognize(path, file)
-            except Damaged as damaged:
-                self._discard(path, damaged)
-            except OSError:
-                self.unreadable += 1
+            if (run := self._recognize(path, file)) is not None:
+                runs[file.name] = run
         self._runs, self._refreshed = runs, True
         return Changes(
             tuple(parents_first(run for name, run in runs.items() if name not in before)),
             tuple(run for name, run in before.items() if name not in runs),
         )
 
-    def _recognize(self, path: Path, file: File) -> RunInfo:
+    def poll(self) -> Changes:
+        """Find what other servers have written and removed since, by the names alone: cheap enough
+        to do often. Raises `OSError`."""
+        names = set[str]()
+        with suppress(FileNotFoundError):  # Nobody has written yet, or all of it was cleared.
+            names.update(name for name in self._disk.list_names(self.path) if name.endswith(SUFFIX))
+        appeared = list[RunInfo]()
+        for name in names - self._runs.keys() - self._skipped - self._failed:
+            path = self.path / name
+            with suppress(OSError):  # Of another server, which has removed it already.
+                file = self._disk.stat(path)
+                if (run := self._recognize(path, file)) is not None:
+                    self._files.uses.record(path, RunUse(file.bytes, file.used_ns))
+                    appeared.append(run)
+        vanished = [run for name, run in self._runs.items() if name not in names]
+        for run in vanished:
+            del self._runs[run.name]
+            self._files.uses.remove(self.path / run.name)
+        self._runs.update((run.name, run) for run in appeared)
+        return Changes(tuple(parents_first(appeared)), tuple(vanished))
+
+    def _recognize(self, path: Path, file: File) -> RunInfo | None:
+        """The run of a file. None: damaged, which is removed, or unreadable."""
         run = self._runs.get(file.name)
         if run is not None and run.file_bytes == file.bytes:
             return run
-        with open_run(self._disk, path, self.namespace) as opened:
-            return opened.header.info
+        try:
+            with open_run(self._disk, path, self.namespace) as opened:
+                return opened.header.info
+        except Damaged as damaged:
+            self._discard(path, damaged)
+        except OSError:
+            self.unreadable += 1
+            self._failed.add(file.name)
+        return None
 
     def _discard(self, path: Path, damaged: Damaged) -> None:
         if damaged.reason != "vanished":

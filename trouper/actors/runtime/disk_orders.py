@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,12 +15,19 @@ import trio
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
-from trouper.protocol.work import DiskNews, DiskOrder, Read, Write
+from trouper.protocol.work import DiskNews, DiskOrder, Poll, Read, Write
+
+# Names of thousands of files are listed in some milliseconds.
+POLL_EVERY_S = 2.0
 
 
 class DiskOrders:
-    def __init__(self, channel: trio.MemoryReceiveChannel[DiskOrder]) -> None:
-        self._channel = channel
+    def __init__(
+        self, channel: trio.MemoryReceiveChannel[DiskOrder], poll_every_s: float = POLL_EVERY_S
+    ) -> None:
+        """`poll_every_s`: how often `Poll` comes by itself, while nobody waits for a read."""
+        self._channel, self._poll_every_s = channel, poll_every_s
+        self._poll_at = trio.current_time() + poll_every_s
         self._orders: deque[DiskOrder] = deque()
         # Whether more orders may arrive.
         self._open = True
@@ -53,13 +61,17 @@ class DiskOrders:
             if isinstance(order, Read):
                 del self._orders[index]
                 return order
+        if self._open and trio.current_time() >= self._poll_at:
+            self._poll_at = trio.current_time() + self._poll_every_s
+            return Poll()
         resting = self._open and trio.current_time() < self._writes_rest_until
         if not self._orders or (resting and isinstance(self._orders[0], Write)):
             return None
         return self._orders.popleft()
 
     async def _wait(self) -> None:
-        with trio.move_on_at(self._writes_rest_until if self._orders else float("inf")):
+        rest_until = self._writes_rest_until if self._orders else inf
+        with trio.move_on_at(min(rest_until, self._poll_at)):
             try:
                 self._orders.append(await self._channel.receive())
             except trio.EndOfChannel:
