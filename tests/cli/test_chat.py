@@ -257,6 +257,7 @@ class Terminal:
         )
         os.close(slave)
         self.seen = ""
+        self.everything = ""
 
     async def until(self, text: str) -> None:
         """And forget what was seen up to there."""
@@ -265,6 +266,7 @@ class Terminal:
                 data = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
                 assert data, f"it ended before {text!r}: {self.seen}"
                 self.seen += data.decode(errors="replace")
+                self.everything += data.decode(errors="replace")
         self.seen = self.seen.split(text, 1)[1]
 
     def _read(self) -> bytes:
@@ -319,6 +321,75 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     history = tmp_path / "trouper" / "chat-history"
     assert history.read_text().count("+tell me\n") == 2
     assert history.stat().st_mode & 0o777 == 0o600
+
+
+async def test_an_answer_is_drawn_as_markdown_and_keys_meanwhile_are_for_the_next_question(
+    tmp_path: Path,
+) -> None:
+    async with serving() as served:
+        terminal = Terminal(["--url", f"http://127.0.0.1:{served.port}"], tmp_path)
+        try:
+            await terminal.until("/help lists commands")
+            await terminal.enter("/set max_tokens 4000\r")
+            await terminal.until("max_tokens = 4000")
+            await terminal.enter("tell me\r")
+            await eventually(lambda: served.runtime.health().scheduler.tokens_generated > 20)
+            terminal.everything = ""
+            terminal.type("and now")
+            terminal.type("\x03")
+            await terminal.until(chat.STOPPED)
+            assert "and now" not in terminal.everything
+            await terminal.enter("?\r")
+            await eventually(lambda: served.runtime.health().scheduler.total_requests == 2)
+            terminal.type("\x03")
+            await terminal.until(chat.STOPPED)
+            prompts = [
+                bytes(plan.admit[0].prompt) for plan in served.engine.plans_seen if plan.admit
+            ]
+            assert prompts[-1].endswith(bytes_of("<user>and now?<assistant>"))
+        finally:
+            terminal.close()
+
+
+async def test_markdown_in_a_terminal_and_raw_text_in_a_pipe(tmp_path: Path) -> None:
+    async with serving(says("a **bold** word")) as served:
+        url = ("--url", f"http://127.0.0.1:{served.port}")
+        assert (await invoke(*url, "hm?")).stdout == "a **bold** word\n"
+        terminal = Terminal([*url, "hm?"], tmp_path)
+        try:
+            await terminal.until("\x1b[1mbold\x1b[0m word\r\n")
+            assert await trio.to_thread.run_sync(terminal.process.wait, PATIENCE_S) == 0
+        finally:
+            terminal.close()
+
+
+async def test_a_name_that_is_not_served_is_refused() -> None:
+    """The only model would answer, under a name that does not exist."""
+    async with serving(says("yes")) as served:
+        outcome = await invoke("--url", f"http://127.0.0.1:{served.port}", "--name", "nope", "hm?")
+        assert not served.engine.plans_seen
+    assert outcome.exit_code == USAGE_ERROR
+    assert "--name nope: the model 'nope' does not exist here; 'fake' is served" in outcome.stderr
+
+
+async def test_parameters_that_the_server_ignores_are_named() -> None:
+    said: list[str] = []
+    conversation = Conversation(parameters={"temprature": 0})
+    async with serving(says("yes")) as served:
+        await answered(served, conversation, lambda text, **_: said.append(text))
+    assert "ignored by the server: temprature" in said[-1]
+
+
+def test_a_server_that_goes_away_is_told_in_plain_words() -> None:
+    def gone(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.RemoteProtocolError("peer closed connection (incomplete chunked read)")
+
+    said: list[str] = []
+    conversation = Conversation()
+    with httpx2.Client(transport=httpx2.MockTransport(gone), base_url="http://x") as client:
+        chat.answer_to("hm?", client, conversation, lambda text, **_: said.append(text))
+    assert "the server went away before its answer was complete; /retry asks again" in said[-1]
+    assert conversation.unanswered == "hm?"
 
 
 async def test_what_a_person_types_ends_no_conversation(tmp_path: Path) -> None:

@@ -214,7 +214,20 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
     except httpx2.HTTPStatusError as error:
         refuse(f"{where.url}: {problem_of(error.response)}")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        refuse(f"{where.url}: {str(error) or type(error).__name__}")
+        refuse(f"{where.url}: {plain(error)}")
+
+
+def plain(error: Exception) -> str:
+    """Say for a person what became of a request."""
+    match error:
+        case httpx2.ConnectError():
+            return "no server answers any more; start it again by `trouper serve`"
+        case httpx2.RemoteProtocolError() | httpx2.ReadError() | httpx2.WriteError():
+            return "the server went away before its answer was complete"
+        case httpx2.ReadTimeout():
+            return f"the server said nothing for {SILENCE_S:g} s"
+        case _:
+            return str(error) or type(error).__name__
 
 
 class ProxyUnusable(Exception):

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 
@@ -46,6 +46,14 @@ class AskAgain(Exception):
         self.question = question
 
 
+class Checks(Protocol):
+    """Both raise `CommandRefused`."""
+
+    def require_model(self, name: str) -> None: ...
+
+    def require_parameter(self, name: str, value: Any) -> None: ...
+
+
 @attrs.define
 class Conversation:
     """The last message is the assistant's, unless a question is open."""
@@ -58,6 +66,8 @@ class Conversation:
     """Not among the messages"""
     attached: list[Part] = attrs.field(factory=list)
     """Pictures for the next question"""
+    checks: Checks | None = attrs.field(default=None, eq=False)
+    """The server's, of what /set and /model say"""
 
     def body(self) -> dict[str, Any]:
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
@@ -125,6 +135,8 @@ def _set(conversation: Conversation, text: str) -> str:
     if name:
         value = None if given == "-" else _value(given)
         _check_parameter(name, value)
+        if given != "-" and conversation.checks is not None:
+            conversation.checks.require_parameter(name, value)
         if given == "-":
             conversation.parameters.pop(name, None)
         else:
@@ -154,6 +166,8 @@ def _check_parameter(name: str, value: Any) -> None:
 
 def _model(conversation: Conversation, name: str) -> str:
     """NAME: another of the server's models; without NAME: which one; `-`: the server's default"""
+    if name and name != "-" and conversation.checks is not None:
+        conversation.checks.require_model(name)
     if name:
         conversation.model = None if name == "-" else name
     return conversation.model or "the server's default"

@@ -12,6 +12,8 @@ import httpx2
 from trouper.cli.client import problem_of, read_as_trouper
 from trouper.cli.terminal_text import line_shown, text_of, text_shown
 
+IGNORED = "X-Trouper-Ignored"
+
 
 class AnswerFailed(Exception):
     """The message is the server's."""
@@ -32,6 +34,8 @@ class StreamedAnswer:
     cached_tokens: int = 0
     tokens: int = 0
     finish_reason: str = ""
+    ignored: str = ""
+    """Parameters that the server names as ignored, parted by commas"""
     began: float = attrs.field(factory=time.perf_counter)
     first: float | None = None
     last: float | None = None
@@ -51,6 +55,8 @@ class StreamedAnswer:
             parts.append(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens cached")
         if self.finish_reason not in ("", "stop"):
             parts.append(self.finish_reason)
+        if self.ignored:
+            parts.append(f"ignored by the server: {self.ignored}")
         return ", ".join(parts)
 
 
@@ -63,13 +69,14 @@ def stream(
     with client.stream("POST", "/v1/chat/completions", json=request_body) as response:
         if response.is_error:
             raise AnswerFailed(problem_of(response))
+        answer.ignored = line_shown(response.headers.get(IGNORED, ""))
         for event in httpx2.EventSource(response):
             if event.data == "[DONE]":
                 return
             with read_as_trouper(client):
                 pieces = [*_taken(event.json(), answer)]
             yield from pieces
-    raise AnswerFailed("the stream ended in the middle")
+    raise AnswerFailed("the server ended in the middle of its answer")
 
 
 class UsageCounts(Protocol):

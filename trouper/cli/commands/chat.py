@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from io import TextIOWrapper
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import click
@@ -21,7 +22,14 @@ from trouper.cli.attached_images import (
     read_picture,
     reads_images,
 )
-from trouper.cli.client import NotTrouper, Where, client_of, first_model, refused_in_one_line
+from trouper.cli.client import (
+    NotTrouper,
+    Where,
+    client_of,
+    first_model,
+    plain,
+    refused_in_one_line,
+)
 from trouper.cli.conversation import (
     COMMANDS,
     AskAgain,
@@ -34,11 +42,14 @@ from trouper.cli.conversation import (
 )
 from trouper.cli.exits import forget, refuse
 from trouper.cli.flags import Finite
+from trouper.cli.server_checks import ServerChecks
 from trouper.cli.settings_file import file_read, only_this
-from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, stream
+from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, StreamedText, stream
 from trouper.cli.terminal_text import text_of
+from trouper.cli.type_ahead import kept_for_the_next_prompt
 
 STOPPED = "stopped"
+Show: TypeAlias = Callable[[StreamedText], None]
 
 
 @click.command()
@@ -83,10 +94,21 @@ def chat(
         stack.enter_context(refused_in_one_line(where))
         where.say()
         client = stack.enter_context(where.client())
+        conversation.checks = ServerChecks(client)
+        _require_name(conversation)
         if text or not sys.stdin.isatty():
             _answer_once(client, conversation, text)
         else:
             _converse(client, conversation, where)
+
+
+def _require_name(conversation: Conversation) -> None:
+    """Refuse a --name that the server does not have: with one model it would answer as that."""
+    if conversation.model is not None and conversation.checks is not None:
+        try:
+            conversation.checks.require_model(conversation.model)
+        except CommandRefused as refused:
+            refuse(f"--name {conversation.model}: {refused}")
 
 
 def _piped() -> str:
@@ -103,13 +125,34 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
     except CommandRefused as refused:
         refuse(str(refused))
     conversation.ask(content_of(text, conversation.attached))
+    answer = StreamedAnswer()
     try:
-        for piece in stream(client, conversation.body(), StreamedAnswer()):
-            if piece.kind == "content":
-                _print(piece.text)
+        with _shown() as show:
+            for piece in stream(client, conversation.body(), answer):
+                if piece.kind == "content":
+                    show(piece)
     except AnswerFailed as failed:
         refuse(str(failed))
-    _print("\n")
+    if answer.ignored:
+        click.echo(f"trouper: the server ignored {answer.ignored}", err=True)
+
+
+@contextmanager
+def _shown() -> Iterator[Show]:
+    """Yield what shows a piece of an answer: drawn in a terminal, else as it is."""
+    if not _draws():
+        yield lambda piece: _print(piece.text)
+        _print("\n")
+        return
+    from trouper.cli.answer_screen import AnswerScreen
+
+    with AnswerScreen() as screen:
+        yield screen.write
+
+
+def _draws() -> bool:
+    """Whether stdout is a terminal in which the cursor moves."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 def _print(text: str) -> None:
@@ -161,7 +204,8 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
         return False
     except AskAgain as again:
         question = again.question
-    answer_to(question, client, conversation, click.echo)
+    with kept_for_the_next_prompt():
+        answer_to(question, client, conversation, click.echo, _shown if _draws() else None)
     return True
 
 
@@ -184,28 +228,37 @@ def with_pictures(
             conversation.attached.append(picture.part)
             say(f"{picture.described}, {tokens:,} tokens")
     except (NotTrouper, httpx2.HTTPError) as failed:
-        raise CommandRefused(str(failed) or type(failed).__name__) from failed
+        raise CommandRefused(plain(failed)) from failed
     return text, not text
 
 
 def answer_to(
-    question: Content, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]
+    question: Content,
+    client: httpx2.Client,
+    conversation: Conversation,
+    echo: Callable[..., Any],
+    shown: Callable[[], AbstractContextManager[Show]] | None = None,
 ) -> None:
-    """Ctrl-C closes the connection and keeps the partial answer."""
+    """Ctrl-C closes the connection and keeps the partial answer. `shown`: what shows its pieces, in
+    place of `echo`."""
     conversation.ask(question)
     answer, note = StreamedAnswer(), ""
     pieces = stream(client, conversation.body(), answer)
     try:
-        for piece in pieces:
-            echo(
-                click.style(piece.text, dim=True) if piece.kind == "thinking" else piece.text,
-                nl=False,
-            )
+        with nullcontext(partial(_echo_piece, echo)) if shown is None else shown() as show:
+            for piece in pieces:
+                show(piece)
     except KeyboardInterrupt:
         note = STOPPED
     except (AnswerFailed, NotTrouper, httpx2.HTTPError) as failed:
-        note = click.style(str(failed) or type(failed).__name__, fg="red", dim=False)
+        again = "; /retry asks again" if isinstance(failed, httpx2.HTTPError) else ""
+        note = click.style(plain(failed) + again, fg="red", dim=False)
     finally:
         pieces.close()
         conversation.answered(answer.text)
     echo("\n" + click.style(", ".join(filter(None, (note, answer.summary))), dim=True))
+
+
+def _echo_piece(echo: Callable[..., Any], piece: StreamedText) -> None:
+    is_dim = piece.kind == "thinking"
+    echo(click.style(piece.text, dim=True) if is_dim else piece.text, nl=False)

@@ -14,11 +14,9 @@ from typing import Any, NoReturn
 
 import attrs
 import click
-import httpx2
 from rich.filesize import decimal
 
 from trouper.cli.address import url_to
-from trouper.cli.client import DEFAULT, ProxyUnusable, UnusableAnswer, Where, served_models
 from trouper.cli.exits import refuse
 from trouper.cli.model_verdicts import with_problems
 from trouper.cli.terminal_text import line_shown, print_listing
@@ -26,7 +24,7 @@ from trouper.process import prepare_process
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
-from trouper.protocol.settings import HUB_CACHE, require_sources
+from trouper.protocol.settings import HUB_CACHE, ServerSettings, require_sources
 from trouper.protocol.suggested_models import SUGGESTED, alike
 from trouper.storage.checkpoint_files import require_directory
 from trouper.storage.model_files import ModelFiles, read_model_files
@@ -54,6 +52,7 @@ SOURCES = click.option(
     show_default=True,
     help="Where to look: the hub's cache, or a directory of models; several.",
 )
+LOCAL = ServerSettings()
 NAME = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 
@@ -70,7 +69,7 @@ def models() -> None:
 @click.option(
     "--url",
     envvar="TROUPER_URL",
-    default=url_to(DEFAULT.host, DEFAULT.port),
+    default=url_to(LOCAL.host, LOCAL.port),
     show_default=True,
     help="Server whose models are named, too.",
 )
@@ -91,6 +90,10 @@ def list_models(models_from: tuple[str, ...], as_json: bool, url: str) -> None:
 
 def _hints(url: str, *, is_empty: bool) -> Iterator[str]:
     """Name the models that a server has, and how to get one where there is none. No key is sent."""
+    import httpx2  # Other commands of the group do without it, and it is slow to import.
+
+    from trouper.cli.client import ProxyUnusable, UnusableAnswer, Where, served_models
+
     unavailable = (httpx2.HTTPError, httpx2.InvalidURL, UnusableAnswer, ProxyUnusable)
     with suppress(*unavailable), Where(url).client() as client:
         yield f"the server at {url} has {', '.join(served_models(client))}"
