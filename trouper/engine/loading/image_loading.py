@@ -32,8 +32,6 @@ NO_DECODER = "images need Pillow: pip install 'trouper[images]'"
 
 @attrs.frozen(eq=False)
 class LoadedImages:
-    """The encoder of a loaded model."""
-
     tower: QwenTower | PixtralTower | None = None
     layout: Layout | None = None
     reason: str = NO_ENCODER
