@@ -31,8 +31,6 @@ LAST_LINES_S = 1.0
 
 @attrs.define(eq=False)
 class Life:
-    """The processes of one start."""
-
     processes: list[trio.Process] = attrs.field(factory=list)
     codes: list[int] = attrs.field(factory=list)  # Exit codes, of processes and from the output
     any_ended: trio.Event = attrs.field(factory=trio.Event)

@@ -177,7 +177,6 @@ class RecordedStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of states and arguments."""
         return sum(state.nbytes for state in self.before) + sum(call.nbytes for call in self.calls)
 
 

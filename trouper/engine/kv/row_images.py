@@ -47,7 +47,6 @@ class RowImages:
         self._shown[row] = dict(zip(touched, images, strict=True))
 
     def touches(self, row: RowId, start: int, stop: int) -> bool:
-        """Whether tokens from `start` to `stop` are an image's."""
         return any(True for _ in self._touched(row, start, stop))
 
     def deltas(self, rows: Sequence[RowId], lengths: Ints) -> Ints | None:

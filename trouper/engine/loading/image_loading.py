@@ -33,8 +33,6 @@ NO_DECODER = f"images need Pillow: {command_for('images')}"
 
 @attrs.frozen(eq=False)
 class LoadedImages:
-    """The encoder of a loaded model."""
-
     tower: QwenTower | PixtralTower | None = None
     layout: Layout | None = None
     reason: str = NO_ENCODER

@@ -55,7 +55,6 @@ class KernelMemory:
         return LEVELS.get(int.from_bytes(data[:4], "little"), "unknown")
 
     def swapped_bytes(self) -> int:
-        """Bytes of the machine in swap files."""
         data = self.sysctl(SWAP)
         return int(SWAP_USAGE.unpack_from(data)[2]) if len(data) >= SWAP_USAGE.size else 0
 

@@ -293,8 +293,6 @@ def _chooser(kind: Kind) -> Choose:
 
 
 class BatchSampler:
-    """Sampler of one set of rows."""
-
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
         self._groups = sampling_groups(rows, vocabulary)
         self._seeds = mixed_seeds(row.seed for row in rows)

@@ -208,7 +208,6 @@ class SamplingBatch:
         mx.async_eval(self._history_arrays())
 
     def _history_arrays(self) -> list[mx.array]:
-        """Return the arrays that steps change."""
         return [array for history in self._histories for array in history.state()]
 
     def _logprobs_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:

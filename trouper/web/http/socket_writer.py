@@ -12,8 +12,6 @@ MAX_WRITE = 2**16
 
 
 class SocketWriter:
-    """The sending side of a connection."""
-
     def __init__(
         self, stream: trio.SocketStream, timeout_s: float, cut: Callable[[], None]
     ) -> None:

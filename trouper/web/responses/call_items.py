@@ -153,7 +153,6 @@ def tool_of(item: Json) -> ToolForm:
 
 
 def plain_output(output: str | list[InputText | InputImage]) -> str | list[Json]:
-    """Return an output as stored."""
     if isinstance(output, str):
         return output
     return [
@@ -340,7 +339,6 @@ CallOutputItem = (
 
 
 def output_parts(item: Json) -> list[Json]:
-    """Return an output's parts for the model."""
     output = item["output"]
     return output if isinstance(output, list) and _is_plain(item) else [input_text(_text(item))]
 

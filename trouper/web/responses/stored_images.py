@@ -75,7 +75,6 @@ def read_items(connection: Connection, rows: Iterable[tuple[bytes, str]]) -> lis
 
 
 def remove_unneeded(connection: Connection) -> None:
-    """Remove the images of responses that are gone."""
     connection.execute(
         "DELETE FROM images WHERE NOT EXISTS (SELECT 1 FROM response_images AS needed "
         "WHERE needed.owner = images.owner AND needed.digest = images.digest)"
