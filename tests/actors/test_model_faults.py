@@ -99,6 +99,32 @@ async def test_who_waits_for_room_unloads_nothing_and_lets_others_load(
         assert got == [3]
 
 
+async def test_who_comes_later_waits_for_room_as_long_as_the_first(
+    autojump_clock: object,
+) -> None:
+    """The first one's time limit refused all."""
+    async with (
+        manager_of("middle", "large", room=70, queue_timeout_s=30) as (manager, _),
+        trio.open_nursery() as nursery,
+    ):
+        lease = await manager.lease("middle")
+        served: list[int] = []
+
+        async def come_later() -> None:
+            await trio.sleep(20)
+            served.append(await serves(manager, "large"))
+
+        nursery.start_soon(come_later)
+        began = trio.current_time()
+        with pytest.raises(RequestFailed, match="in use for 30 s"):
+            await manager.lease("large")
+        assert trio.current_time() - began == pytest.approx(30)
+        await trio.sleep(10)
+        lease.release()
+        await trio.sleep(1)
+        assert served == [3]
+
+
 @pytest.mark.parametrize("queue_timeout_s", [0, 30])
 async def test_nothing_is_loaded_for_those_who_have_left(
     autojump_clock: object, queue_timeout_s: float

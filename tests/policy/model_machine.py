@@ -371,7 +371,13 @@ class ModelMachine(RuleBasedStateMachine):
     def at_rest_nothing_is_left_to_do(self) -> None:
         rows = self.table.rows
         assert not any(row.state == "queued" for row in rows)
-        if self.ending or any(row.state == "loading" for row in rows):
+        if any(row.state == "loading" for row in rows):
+            return
+        for row in rows:
+            if row.state == "waiting":
+                held = [*self.running, *self.loading]
+                assert not naive_room(row, held, self.limits), "no end is needed for it"
+        if self.ending:
             return
         assert all(growth.is_over for growth in self.growths)
         assert all(self.now < row.sleeps_at and self.wake_at <= row.sleeps_at for row in rows)

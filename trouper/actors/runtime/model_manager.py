@@ -69,12 +69,7 @@ log = logging.getLogger("trouper.models")
 LOOK_S = 1.0  # Time between looks at the progress of a load.
 UNLOAD_S = 5.0
 CRASHED = Problem(
-    503,
-    "the model crashed too often",
-    "server_error",
-    "model",
-    code="model_failed",
-    retry_after_s=60,
+    503, "the model crashed too often", "server_error", "model", "model_failed", retry_after_s=60
 )
 
 

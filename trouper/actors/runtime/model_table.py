@@ -344,7 +344,9 @@ class ModelTable(Generic[T]):
         )
         if step is not None:
             return step
-        times = [time for row in self.rows for time in row.due_times()]
+        # There may be hundreds of models that are away.
+        present = [row for row in self.rows if row.state not in AWAY]
+        times = [time for row in present for time in row.due_times()]
         # Whatever was due already waits for an event.
         return WaitUntil(min((time for time in times if time > now), default=inf))
 
@@ -405,7 +407,7 @@ class ModelTable(Generic[T]):
         # One after another: to end a graph takes time, and the next one may be used meanwhile.
         if not any(row.state == "ending" for row in self.rows):
             for row in self.rows:
-                if row.sleeps_at <= now:
+                if row.state == "ready" and row.sleeps_at <= now:
                     return self._end(row, "asleep", now)
         return None
 
