@@ -165,7 +165,7 @@ NOTE = {"type": "note", "text": "a"}
         ({"parts": [3]}, "parts.0", "invalid_type"),
         ({"parts": [NOTE, {"type": "film"}]}, "parts.1.type", "invalid_value"),
         ({"parts": [NOTE, {"text": "a"}]}, "parts.1.type", "invalid_value"),
-        ({"parts": [NOTE, {"type": "note"}]}, "parts.1.text", "invalid_type"),
+        ({"parts": [NOTE, {"type": "note"}]}, "parts.1.text", "missing_required_parameter"),
         (
             {"parts": [NOTE, {"type": "note", "txt": "misspelled"}]},
             "parts.1.txt",

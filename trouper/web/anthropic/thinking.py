@@ -8,9 +8,9 @@ from hashlib import sha256
 from typing import Annotated, ClassVar, Literal, get_args
 
 import attrs
+from msgspec import Meta
 
-from trouper.protocol.problems import bad_request
-from trouper.web.http.body_faults import explains, ordered
+from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.leniency import Adapt, known_value
@@ -30,11 +30,6 @@ class Thinking:
     omitted: bool = False
 
 
-def explain_budget(value: object, path: str) -> None:
-    if value is None:
-        raise bad_request(f"{path} is required", path, "missing_required_parameter")
-
-
 Display = Literal["summarized", "omitted"]
 
 
@@ -46,7 +41,7 @@ class _Shown(Body, frozen=True):
 class EnabledThinking(_Shown, tag="enabled", kw_only=True, frozen=True):
     """Thinking with a budget. The minimum is Anthropic's."""
 
-    budget_tokens: Annotated[int, explains(explain_budget, ge=1024, le=HUGE)]
+    budget_tokens: Annotated[int, Meta(ge=1024, le=HUGE)]
 
 
 class AdaptiveThinking(_Shown, tag="adaptive", frozen=True):

@@ -207,12 +207,12 @@ def _explain(nodes: Sequence[BodyNode]) -> None:
     for extra in extras(last.info):
         if "says" in extra:
             _say(last, *extra["says"])
+    if last.is_missing:
+        raise bad_request(*required)
     around = nodes[-2] if len(nodes) > 1 else last
     if is_array_of_integers(around.info) and not is_integer(last.value):
         raise _wrong_type(around)
     _explain_by_type(last)
-    if last.is_missing:
-        raise bad_request(*required)
 
 
 def is_array_of_integers(info: inspect.Type) -> bool:

@@ -19,6 +19,7 @@ Adapt = Callable[[Json, Skip], Json]
 
 MAX_NAMES = 32
 MAX_CHARS = 80
+MAX_PATTERN = 1000
 EMPTY = "(empty)"
 UNSAFE = re.compile(r"[^A-Za-z0-9_.:@$-]")
 MORE = "..."
@@ -65,6 +66,9 @@ class ReadPast:
         if problem.param is None:
             return problem
         sent = trace_to_client(problem.param, self.adaptations)
+        # A client's key of a megabyte would take a second as a pattern.
+        if sent == problem.param or len(problem.param) > MAX_PATTERN:
+            return attrs.evolve(problem, param=sent)
         message = word(problem.param).sub(lambda _: sent, problem.message)
         return attrs.evolve(problem, message=message, param=sent)
 

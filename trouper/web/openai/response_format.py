@@ -38,13 +38,12 @@ Lark = Annotated[
     str, Meta(min_length=1, max_length=MAX_SOURCE, description="A grammar as llguidance reads it.")
 ]
 Choices = Annotated[list[Filled], Meta(min_length=1, max_length=MAX_OPTIONS)]
-SchemaName = Annotated[str, says("{path} must be a string", "missing_required_parameter")]
 
 
 class NamedSchema(Body, frozen=True):
     """A JSON Schema and its name. The answer follows the schema with or without `strict`."""
 
-    name: SchemaName
+    name: str
     description: Text | None = None
     schema: Schema | None = None
     strict: Flag | None = None

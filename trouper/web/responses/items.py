@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request, quoted
 from trouper.web.http.body_faults import explains, says
-from trouper.web.http.body_parsing import combination, json_type
+from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Ignored, JsonText
 from trouper.web.http.image_source import ImageParts, content_of, fields_of
 from trouper.web.http.leniency import Adapt, Skip, known_value, safe_name
@@ -138,16 +138,6 @@ PATCH_OUTPUT = "apply_patch_call_output"
 TOOL_ITEMS = ("additional_tools", "tool_search_output")
 
 
-def explain_input(value: Any, path: str) -> None:
-    if not isinstance(value, str | list):
-        detail = f"{path} must be a string or an array of items, not {json_type(value)}"
-        raise bad_request(detail, path, "invalid_type")
-    if isinstance(value, list) and len(value) > MAX_ITEMS:
-        raise bad_request(
-            f"{path} may have {MAX_ITEMS} items, not {len(value)}", path, "invalid_value"
-        )
-
-
 def explain_item(value: Any, path: str) -> None:
     if not isinstance(value, dict):
         return
@@ -166,10 +156,7 @@ def explain_item(value: Any, path: str) -> None:
                 refuse_part(known, part_kind, f"{path}.content.{index}")
 
 
-Input = Annotated[
-    str | Annotated[list[Annotated[Item, explains(explain_item)]], Meta(max_length=MAX_ITEMS)],
-    explains(explain_input),
-]
+Input = str | Annotated[list[Annotated[Item, explains(explain_item)]], Meta(max_length=MAX_ITEMS)]
 
 
 def with_types(value: Any) -> Any:
