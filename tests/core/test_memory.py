@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from tests.core.worlds import CoreWorld, RecordingClient
 from tests.fakes import card
 from trouper.actors.scheduling.allocation_failures import AllocationFailures
-from trouper.actors.scheduling.kv_memory import MemoryBudget, too_long
+from trouper.actors.scheduling.kv_memory import (
+    ACTIVATION_BYTES,
+    MemoryBudget,
+    step_bytes,
+    too_long,
+)
 from trouper.protocol.health import NO_ADAPTERS, AdapterStats, MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem
@@ -92,6 +97,17 @@ def test_admission_asks_for_the_prompt_and_not_for_the_longest_answer() -> None:
     finish(three)
     assert [len(client.tokens) for client in three.clients] == [24] * 4
     assert preempted(three) > 0
+
+
+def test_rows_leave_room_for_a_step_of_the_encoder_or_of_prefill() -> None:
+    """One of them runs at a time."""
+    settings = Settings(prefill_step_size=64)
+    plain, small, large = (
+        step_bytes(attrs.evolve(card(), encoder_step_bytes=nbytes), settings)
+        for nbytes in (0, 10**6, 10**9)
+    )
+    assert plain == small
+    assert large == plain + 10**9 - 64 * ACTIVATION_BYTES
 
 
 def test_without_a_limit_everybody_enters() -> None:

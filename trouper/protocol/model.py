@@ -198,6 +198,8 @@ class ModelCard:
     reasoning_parser: str = "none"
     images: ImageLayout | None = None
     """None if the model takes no images."""
+    encoder_step_bytes: int = 0
+    """Most bytes of a step that encodes an image, beside the weights."""
     no_images: str = ""
     """Why it takes none, for a person; "" if it does."""
     image_roles: tuple[str, ...] = ()

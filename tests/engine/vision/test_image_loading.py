@@ -31,6 +31,7 @@ from trouper.engine.loading import image_loading
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
 from trouper.engine.vision.layouts import layout_of
+from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.installing import command_for
@@ -59,6 +60,9 @@ def test_a_server_loads_the_encoder_with_the_text_model(
     layout = attrs.evolve(vision_model(name).layout, piece_patches=patches_at_once())
     assert loaded.card.images == layout
     assert loaded.card.no_images == ""
+    most = Settings().max_image_tokens
+    vision = FAMILIES[name]["vision_config"]
+    assert loaded.card.encoder_step_bytes == encoder_step_bytes(vision, layout, most, 4) > 2**26
     assert any(line.startswith("images: an encoder of") for line in said)
     both = [loaded.model, loaded.images.tower]
     assert loaded.card.weights_bytes == sum(

@@ -265,6 +265,21 @@ def test_vectors_that_are_no_numbers_fail_their_item(
     assert "no numbers" in reason
 
 
+def test_an_encoder_without_memory_ends_the_step(
+    vision_model: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = vision_model("mistral3")
+    prompt = certain_prompt(model, one_image)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 9 bytes")
+
+    monkeypatch.setattr(type(model.tower), "project", fail)
+    driver = ImageDriver(engine_of(model))
+    with pytest.raises(RuntimeError, match="Unable to allocate"):
+        driver.step(encode=(Encode(ItemId(1), prompt.spans[0], 9, prompt.images[0]),))
+
+
 def test_an_item_may_be_forgotten_between_two_slices(vision_model: Models) -> None:
     model = vision_model("qwen3_vl")
     prompt = certain_prompt(model, one_image)

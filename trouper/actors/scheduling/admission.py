@@ -173,7 +173,7 @@ class Admission:
         restore = None if sequence.request.embed else self.cache.enter(sequence, found)
         sequence.num_unscheduled_tokens -= found.tokens
         if sequence.client.images:
-            self.images.need(sequence, found.tokens)
+            self.images.need(sequence)
         if sequence.started:
             sequence.client.report(Progress(now))
         else:

@@ -161,14 +161,15 @@ class ImageItems:
 
     # -- what rows need --------------------------------------------------------------------------
 
-    def need(self, sequence: Sequence, restored_tokens: int) -> None:
-        """Give an entering sequence the items of the images behind the restored prefix."""
+    def need(self, sequence: Sequence) -> None:
+        """Give an entering sequence the items of its images."""
         root = sequence.chain.root.key
         sequence.images_left = [
             NeededImage(image.span, self._item((root, image.span.digest), image))
             for image in sequence.client.images
-            if image.span.end > restored_tokens
         ]
+        # Those of the restored prefix need no pixels.
+        sequence.drop_passed_images()
 
     def _item(self, key: ItemKey, image: PromptImage) -> Item:
         item = self._items.get(key)

@@ -186,10 +186,11 @@ class MemoryBudget:
 
 
 def step_bytes(card: ModelCard, settings: Settings) -> int:
-    return (
-        settings.prefill_step_size * ACTIVATION_BYTES
-        + settings.rows * card.vocab_size * LOGIT_BYTES
-    )
+    """Return the most bytes of a step beside weights and KV, by estimate."""
+    # A step that encodes and prefills ends the one before it begins the other.
+    prefill_bytes = settings.prefill_step_size * ACTIVATION_BYTES
+    activations = max(prefill_bytes, card.encoder_step_bytes)
+    return activations + settings.rows * card.vocab_size * LOGIT_BYTES
 
 
 def room_bytes(

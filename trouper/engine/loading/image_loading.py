@@ -9,6 +9,8 @@ from typing import Any
 
 import attrs
 import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
 
 from trouper.engine.adaptations.image_passes import adapt_to_images
 from trouper.engine.loading.precision import to_float32
@@ -20,6 +22,7 @@ from trouper.engine.self_check.starting import Candidate
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen_tower import QwenTower
+from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import patches_at_once
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.capabilities import Capabilities
@@ -37,6 +40,8 @@ class LoadedImages:
     layout: Layout | None = None
     reason: str = NO_ENCODER
     """Why there is none, for a person; "" for an encoder."""
+    step_bytes: int = 0
+    """Most bytes of a step that encodes, beside the weights."""
 
     @property
     def nbytes(self) -> int:
@@ -51,9 +56,12 @@ class LoadedImages:
 
     def on(self, card: ModelCard) -> ModelCard:
         """The card of the model with this encoder."""
-        weights_bytes = card.weights_bytes + self.nbytes
         return attrs.evolve(
-            card, images=self.layout, no_images=self.reason, weights_bytes=weights_bytes
+            card,
+            images=self.layout,
+            no_images=self.reason,
+            weights_bytes=card.weights_bytes + self.nbytes,
+            encoder_step_bytes=self.step_bytes,
         )
 
 
@@ -67,10 +75,12 @@ def load_images(
     ranks: int,
     report: Callable[[str], None],
     *,
+    max_tokens: int,
     checked: bool,
 ) -> LoadedImages:
     """Load the encoder and adapt the model to its vectors. A model whose images cannot be served
-    serves text. `checked`: whether rows with images are compared before they are served."""
+    serves text. `max_tokens`: of an image. `checked`: whether rows with images are compared before
+    they are served."""
     if not isinstance(candidate.config.get("vision_config"), Mapping):
         return NO_IMAGES
     try:
@@ -85,12 +95,20 @@ def load_images(
         adapt_to_images(candidate.model, mrope_sections(candidate.config), tower.num_deepstack)
         if checked:
             _check(candidate, layout, tower.num_deepstack, capabilities)
+        vision = candidate.config["vision_config"]
+        step_bytes = encoder_step_bytes(vision, layout, max_tokens, _number_bytes(tower))
     except (ValueError, ModelUnusable) as error:
         report(f"the model takes no images: {error}")
         return LoadedImages(reason=str(error))
-    images = LoadedImages(tower, layout, "")
+    images = LoadedImages(tower, layout, "", step_bytes)
     report(f"images: an encoder of {tower.num_layers} layers, {images.nbytes / 2**20:.0f} MiB")
     return images
+
+
+def _number_bytes(tower: nn.Module) -> int:
+    """Bytes of an activation: those of the widest weight that is no quantized one."""
+    arrays = [array for _, array in tree_flatten(tower.parameters())]
+    return max(array.dtype.size for array in arrays if mx.issubdtype(array.dtype, mx.floating))
 
 
 def _check(

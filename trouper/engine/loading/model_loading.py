@@ -112,7 +112,13 @@ def load(
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     images = load_images(
-        candidate, hub_tokenizer, capabilities, group.size, report, checked=check.mode != "off"
+        candidate,
+        hub_tokenizer,
+        capabilities,
+        group.size,
+        report,
+        max_tokens=settings.max_image_tokens,
+        checked=check.mode != "off",
     )
     embedder = embedder_of(model, directory, report, found.config)
     card = images.on(_card(settings, found, candidate, capabilities, drafters))

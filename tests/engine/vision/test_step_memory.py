@@ -1,0 +1,78 @@
+"""What a step of an encoder takes, by formula, covers what it is measured to take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import pytest
+
+from tests.engine.vision.families import FAMILIES, TOKEN_IDS, picture
+from trouper.engine.vision.encoder import Encoding
+from trouper.engine.vision.layouts import Layout, layout_of
+from trouper.engine.vision.pixtral_tower import PixtralTower
+from trouper.engine.vision.qwen_tower import QwenTower
+from trouper.engine.vision.step_memory import encoder_step_bytes
+from trouper.engine.vision.tower import Heads, Rotation
+
+SIDE = 96
+"""Pixels; 576 patches of 4 x 4."""
+WIDE = {
+    "qwen3_vl": {"hidden_size": 96, "intermediate_size": 360, "depth": 2},
+    "mistral3": {
+        "hidden_size": 96,
+        "head_dim": 48,
+        "intermediate_size": 360,
+        "num_hidden_layers": 2,
+    },
+}
+
+
+def encoder(name: str) -> tuple[Any, Layout, dict[str, Any]]:
+    """A tower, its layout and its config."""
+    vision = FAMILIES[name]["vision_config"] | WIDE[name] | {"image_size": SIDE}
+    config = FAMILIES[name] | {"vision_config": vision}
+    size = {"shortest_edge": 64, "longest_edge": SIDE**2 if name == "qwen3_vl" else SIDE}
+    layout = layout_of(config, {"size": size}, TOKEN_IDS)
+    made = QwenTower if name == "qwen3_vl" else PixtralTower
+    return made(config, layout.patches), layout, vision
+
+
+@pytest.mark.parametrize("pieces", [1, 999])
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("piece_patches", [0, 64])
+def test_the_formula_covers_the_peak(
+    name: str, pieces: int, piece_patches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: piece_patches)
+    monkeypatch.setattr("trouper.engine.vision.step_memory.MAX_SCORE_BYTES", 576**2 * 2 * 4)
+    tower, layout, vision = encoder(name)
+    mx.eval(tower.parameters())
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    encoding = Encoding(tower, picture(SIDE, SIDE, 1))
+    while encoding.advance(pieces) is None:
+        pass
+    peak = mx.get_peak_memory() - before
+    layout = attrs.evolve(layout, piece_patches=piece_patches)
+    formula = encoder_step_bytes(vision, layout, 4096, 4)
+    assert formula / 4 < peak < formula
+
+
+def test_a_layer_is_computed_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would hold the arrays of all layers: 7 GB for 16,384 patches."""
+    tower, _, vision = encoder("qwen3_vl")
+    mx.eval(tower.parameters())
+    held: list[int] = []
+    project_heads = QwenTower.project_heads
+
+    def noting(tower: QwenTower, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
+        held.append(mx.get_active_memory())
+        return project_heads(tower, index, hidden, rotation)
+
+    monkeypatch.setattr(QwenTower, "project_heads", noting)
+    before = mx.get_active_memory()
+    assert Encoding(tower, picture(SIDE, SIDE, 1)).advance(999) is not None
+    assert min(held) - before >= 4 * 576 * vision["hidden_size"]
