@@ -209,6 +209,10 @@ ranks-campaign requests="500" *flags: _setup
 agents *flags: _setup
     @.venv/bin/python -m tests.agents "$@"
 
+# Pictures that agents and Open WebUI send, by their tools and in first prompts (15 minutes); `--trained` asks the model of examples/shapes, too
+agents-images *flags: _setup
+    @.venv/bin/python -m tests.agents.images "$@"
+
 # A rank is killed or stopped in the middle of streams, ROUNDS times each: how soon clients hear of it, and the group is back
 ranks-losses rounds="3": _setup
     @.venv/bin/python -m tests.ranks.losses "$@"

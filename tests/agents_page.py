@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.agents.images import ImageRow, rows
 from trouper.cli.agents.agent import ServedModel, first_prompts, instructions
 from trouper.cli.commands.connect import AGENTS
 
@@ -63,9 +64,37 @@ def first_prompts_table() -> str:
     return TABLE + "".join(rows)
 
 
+PICTURES = """\
+## Pictures
+
+`just agents-images` lets each client look at a PNG file: by its tool for reading files, which a
+scripted model calls, and in its first prompt. A cell says how the picture was in the request; the
+engine got the pixels of that file each time. "No picture": the client sent a text instead, or has
+no such way without its terminal's page. "Right": answers of the model of `examples/shapes` to the
+picture in the first prompt, where that was tried. That model calls no tools.
+
+| client | version | run | tool | the tool's result | first prompt | right |
+|---|---|---|---|---|---|---|
+"""
+
+
+def pictures_table() -> str:
+    return PICTURES + "".join(
+        f"| {AGENTS[name].title} | {row.version} | {row.date} | {_cells(row)} |\n"
+        for name, row in rows().items()
+    )
+
+
+def _cells(row: ImageRow) -> str:
+    tool, by_tool = (f"`{row.tool}`", row.by_tool or "no picture") if row.tool else ("", "")
+    right = f"{row.right} of {row.asked}" if row.asked else ""
+    return " | ".join((tool, by_tool, row.in_prompt or "no picture", right))
+
+
 def sections() -> Iterator[str]:
-    """The table, and one section for each client: the command, and what it prints."""
+    """The tables, and one section for each client: the command, and what it prints."""
     yield first_prompts_table()
+    yield pictures_table()
     for agent in AGENTS.values():
         text = instructions(agent, SERVED, agent.setup(SERVED)).replace(f"{Path.cwd()}/", "")
         assert text.count("\n") <= MAX_LINES, agent.name

@@ -3,7 +3,7 @@
 A scripted model calls the tool by which each agent reads a picture; then the picture is in the
 first prompt. The engine must get the pixels of the file. With `--trained` the model of
 examples/shapes is asked what the picture in the first prompt shows. `--save` keeps the rows of
-docs/agents.md.
+docs/agents.md. The exit status is 1 if a client sends a picture no more that it sent by those rows.
 """
 
 # ruff: noqa: T201
@@ -111,24 +111,50 @@ def main() -> int:
     flags = parser.parse_args()
     if unknown := set(flags.clients) - set(CLIENTS):
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
-    kept, failed = rows(), False
-    print("| agent | version | family | way | the picture arrived | as |")
+    print("| client | version | family | way | the picture arrived | as |")
     print("|---|---|---|---|---|---|")
-    for agent in flags.clients or [name for name in CLIENTS if [*ways_of(name)]]:
+    ended_well = True
+    for client in flags.clients or [name for name in CLIENTS if [*ways_of(name)]]:
         try:
-            if agent in AGENTS:
-                install(agent)
-            else:
-                install_program(agent, CLIENTS[agent])
+            install_client(client)
         except CalledProcessError as error:
-            print(f"<!-- {agent} cannot be installed here: {error} -->", flush=True)
-            failed = True
+            print(f"<!-- {client} cannot be installed here: {error} -->", flush=True)
+            ended_well = False
             continue
-        kept[agent] = play_client(agent, flags.family or [*SEEING_FAMILIES], trained=flags.trained)
+        families = flags.family or [*SEEING_FAMILIES]
+        row = play_client(client, families, trained=flags.trained)
+        if sends_less(row, rows().get(client)):
+            print(f"<!-- {client} sent the picture before -->", flush=True)
+            ended_well = False
         if flags.save:
-            ordered = {name: attrs.asdict(kept[name]) for name in CLIENTS if name in kept}
-            ROWS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
-    return int(failed)
+            save_row(client, row)
+    return int(not ended_well)
+
+
+def sends_less(row: ImageRow, before: ImageRow | None) -> bool:
+    if before is None:
+        return False
+    by_tool = bool(before.by_tool) and not row.by_tool
+    return by_tool or (bool(before.in_prompt) and not row.in_prompt)
+
+
+def install_client(client: str) -> None:
+    if client in AGENTS:
+        install(client)
+    else:
+        install_program(client, CLIENTS[client])
+
+
+def save_row(client: str, row: ImageRow) -> None:
+    """Replace the client's row; without a trained model's answers those of the same version
+    stay."""
+    kept = rows()
+    before = kept.get(client)
+    if before is not None and not row.asked and before.version == row.version:
+        row.right, row.asked = before.right, before.asked
+    kept[client] = row
+    ordered = {name: attrs.asdict(kept[name]) for name in CLIENTS if name in kept}
+    ROWS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 import trio
 
@@ -132,6 +134,44 @@ async def test_a_tools_image_is_seen(path: str) -> None:
         later = [question, *tool(IMAGE), {"role": "assistant", "content": "It is a cross."}]
         later.append(user("What color is it?"))
         assert (await answer_to(served, path, later, GREEN)).text == "It is green."
+
+
+def ask_by_packages(port: int, messages: Sequence[Message], picture: Picture) -> list[str]:
+    """Answers to `openai` (chat and responses) and to `anthropic`, each whole and streamed."""
+    bodies: list[Any] = [{"model": "any", **request(path, messages, [picture])} for path in PATHS]
+    chat, message, response = bodies
+    url = f"http://127.0.0.1:{port}"
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as first,
+        anthropic.Anthropic(base_url=url, api_key="-", max_retries=0) as second,
+    ):
+        # The package of 2026 has no parameter of this name.
+        message["extra_body"] = {"temperature": message.pop("temperature")}
+        answer = second.messages.create(**message)
+        with (
+            first.chat.completions.stream(**chat) as chat_stream,
+            first.responses.stream(**response) as response_stream,
+            second.messages.stream(**message) as message_stream,
+        ):
+            return [
+                str(first.chat.completions.create(**chat).choices[0].message.content),
+                str(chat_stream.get_final_completion().choices[0].message.content),
+                first.responses.create(**response).output_text,
+                response_stream.get_final_response().output_text,
+                *(block.text for block in answer.content if block.type == "text"),
+                message_stream.get_final_text(),
+            ]
+
+
+async def test_packages_of_openai_and_anthropic_show_images() -> None:
+    question = user("What shape is it?")
+    async with serving() as served:
+        for picture, expected in ((GREEN, "It is a cross."), (RED, "It is a circle.")):
+            for messages in ([user(IMAGE, "What shape is it?")], [question, *tool(IMAGE)]):
+                answers = await trio.to_thread.run_sync(
+                    ask_by_packages, served.port, messages, picture
+                )
+                assert answers == [expected] * 6
 
 
 async def test_hits_answer_from_the_same_images() -> None:
