@@ -34,7 +34,7 @@ def rendered(page: str) -> str:
 
 def _row(name: str) -> str:
     option = options()[name]
-    default = option.get_default(click.Context(serve))
+    default = option.to_info_dict()["default"]
     return f"| `{option.opts[0]}` | {_default(default)} | {option.help} |\n"
 
 
