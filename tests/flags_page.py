@@ -34,7 +34,8 @@ def rendered(page: str) -> str:
 
 def _row(name: str) -> str:
     option = options()[name]
-    return f"| `{option.opts[0]}` | {_default(option.default)} | {option.help} |\n"
+    default = option.to_info_dict()["default"]
+    return f"| `{option.opts[0]}` | {_default(default)} | {option.help} |\n"
 
 
 def _default(value: object) -> str:
@@ -45,8 +46,6 @@ def _default(value: object) -> str:
             return "off"
         case float():
             return f"`{value:g}`"
-        case _ if value is click.core.UNSET:
-            return ""
         case _:
             return f"`{value}`"
 

@@ -373,22 +373,22 @@ async def test_a_name_that_is_not_served_is_refused() -> None:
 
 
 async def test_parameters_that_the_server_ignores_are_named() -> None:
-    said: list[str] = []
+    printed: list[str] = []
     conversation = Conversation(parameters={"temprature": 0})
     async with serving(says("yes")) as served:
-        await answered(served, conversation, lambda text, **_: said.append(text))
-    assert "ignored by the server: temprature" in said[-1]
+        await answered(served, conversation, lambda text, **_: printed.append(text))
+    assert "ignored by the server: temprature" in printed[-1]
 
 
-def test_a_server_that_goes_away_is_told_in_plain_words() -> None:
-    def gone(_: httpx2.Request) -> httpx2.Response:
+def test_a_server_that_goes_away_is_named_in_plain_words() -> None:
+    def break_off(_: httpx2.Request) -> httpx2.Response:
         raise httpx2.RemoteProtocolError("peer closed connection (incomplete chunked read)")
 
-    said: list[str] = []
+    printed: list[str] = []
     conversation = Conversation()
-    with httpx2.Client(transport=httpx2.MockTransport(gone), base_url="http://x") as client:
-        chat.answer_to("hm?", client, conversation, lambda text, **_: said.append(text))
-    assert "the server went away before its answer was complete; /retry asks again" in said[-1]
+    with httpx2.Client(transport=httpx2.MockTransport(break_off), base_url="http://x") as client:
+        chat.answer_to("hm?", client, conversation, lambda text, **_: printed.append(text))
+    assert "the server went away before its answer was complete; /retry asks again" in printed[-1]
     assert conversation.unanswered == "hm?"
 
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from tests.cli.agent_homes import KEY, WITH_FILES, files_in, fill, home, read
 from tests.cli.test_other_servers import saying
 from tests.fake_images import SeeingEngine
+from tests.fakes import ByteTokenizer, FakeEngine
 from tests.web.serving import pace, serving
 from tests.web.test_several_models import serving_several
 from trouper import cli
@@ -26,6 +27,7 @@ from trouper.cli.agents.coding_agents import BEHAVES_AS, MIN_WINDOW, PI_COMPACTS
 from trouper.cli.agents.merging import plain
 from trouper.cli.commands.connect import AGENTS, SYNONYMS
 from trouper.cli.exits import USAGE_ERROR
+from trouper.protocol.suggested_models import SUGGESTED
 
 __all__ = ["home"]
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
@@ -133,6 +135,26 @@ async def test_a_context_that_is_too_short_is_named(home: Path) -> None:
         "of context"
     ) in outcome.stderr
     assert outcome.stderr.rstrip().endswith("agents that fit: pi, aider, continue")
+
+
+class Untaught(ByteTokenizer):
+    tool_parser = None
+
+
+@pytest.mark.parametrize(("agent", "warned"), [("pi", True), ("aider", False)])
+async def test_a_model_that_calls_no_tools_is_named(agent: str, warned: bool, home: Path) -> None:
+    """aider reads changes out of the text."""
+    async with serving(FakeEngine(tokenizer=Untaught(), before_step=pace)) as served:
+        outcome = await connect(agent, url=served.base_url)
+    assert said(outcome)
+    remedy = f"serve one that was, as `trouper serve {SUGGESTED[0].name}`"
+    assert (remedy in outcome.stderr) == warned
+
+
+async def test_a_model_with_a_longer_context_is_named(home: Path) -> None:
+    async with serving() as served:
+        outcome = await connect("claude", url=served.base_url)
+    assert f"tokens of context, as {SUGGESTED[0].name}, or raise" in outcome.stderr
 
 
 # -- keys ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ NAMES = {name for row in FOREIGN_FLAGS for text in row.names.values() for name i
 FEWEST = 60
 
 
-def said_of(*arguments: str) -> str:
+def refusal_of(*arguments: str) -> str:
     outcome = CliRunner().invoke(cli.main, ["serve", *arguments])
     assert outcome.exit_code == USAGE_ERROR, outcome.output
     [line] = outcome.stderr.splitlines()
@@ -27,7 +27,7 @@ def said_of(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         ("--max-model-len 4096", "--max-model-len is a flag of vLLM; here it is --max-kv-size N"),
         ("--ctx-size 4096", "here it is --max-kv-size N"),
@@ -40,18 +40,18 @@ def said_of(*arguments: str) -> str:
         ("--temp 0.7", "requests say it here"),
     ],
 )
-def test_a_flag_of_another_server_is_refused_with_what_it_is_here(typed: str, said: str) -> None:
-    assert said in said_of(*typed.split())
+def test_a_flag_of_another_server_is_refused_with_what_it_is_here(typed: str, message: str) -> None:
+    assert message in refusal_of(*typed.split())
 
 
 def test_a_flag_that_no_server_has_is_refused_with_the_nearest() -> None:
-    assert said_of("--prot", "1") == "there is no flag --prot; did you mean --port?"
+    assert refusal_of("--prot", "1") == "there is no flag --prot; did you mean --port?"
 
 
 def test_a_key_of_another_server_in_the_settings_file(tmp_path: Path) -> None:
     (tmp_path / "file.toml").write_text("max-model-len = 4096\n")
-    said = said_of("--config", str(tmp_path / "file.toml"))
-    assert "max-model-len is a flag of vLLM; here it is --max-kv-size N" in said
+    message = refusal_of("--config", str(tmp_path / "file.toml"))
+    assert "max-model-len is a flag of vLLM; here it is --max-kv-size N" in message
 
 
 def test_a_doctor_says_the_same() -> None:
@@ -68,8 +68,8 @@ def test_the_table_names_flags_that_exist() -> None:
 
 @pytest.mark.parametrize("name", sorted(OWN & NAMES))
 def test_a_name_that_is_a_flag_here_is_not_called_another(name: str) -> None:
-    said = of_others(name)
-    assert said is not None and f"here it is {name}" in said
+    message = of_others(name)
+    assert message is not None and f"here it is {name}" in message
 
 
 def test_a_meaning_is_said_once_for_each_server() -> None:

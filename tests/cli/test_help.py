@@ -25,12 +25,12 @@ def flags_in(text: str) -> list[str]:
     return re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)
 
 
-def test_the_flags_of_serve_are_in_groups_the_most_used_first() -> None:
-    said = help_of("serve")
-    titles = re.findall(r"^(\w.*):$", said, re.MULTILINE)
+def test_the_flags_of_serve_are_in_groups_by_use() -> None:
+    text = help_of("serve")
+    titles = re.findall(r"^(\w.*):$", text, re.MULTILINE)
     assert titles == ["Options", *GROUPS]
     grouped = [options()[name].opts[0] for names in GROUPS.values() for name in names]
-    assert flags_in(said) == ["--help", *grouped]
+    assert flags_in(text) == ["--help", *grouped]
     assert grouped.index("--port") < 20
 
 
@@ -44,9 +44,9 @@ def test_older_names_are_in_no_help_and_still_taken() -> None:
 
 
 def test_the_help_of_doctor_names_its_own_flags_and_where_the_others_are() -> None:
-    said = help_of("doctor")
-    assert sorted(flags_in(said)) == sorted(OWN_FLAGS_OF_DOCTOR)
-    assert "`trouper serve --help` lists them" in said
+    text = help_of("doctor")
+    assert sorted(flags_in(text)) == sorted(OWN_FLAGS_OF_DOCTOR)
+    assert "`trouper serve --help` lists them" in text
     command = cli.main.get_command(click.Context(cli.main), "doctor")
     assert command is not None
     settings = {name for name, option in options().items() if option.envvar}

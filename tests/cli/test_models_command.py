@@ -224,7 +224,9 @@ def test_info_and_what_is_not_there(shelf: Path) -> None:
     ), "no Unix time"
     missing = call("info", "nobody", "--models-from", str(shelf))
     assert missing.exit_code == USAGE_ERROR and "trouper models ls" in missing.output
-    assert f"`trouper models pull {SUGGESTED[0].name}`" in missing.output
+    assert f"`trouper models pull ID` downloads one; hub ids are as {SUGGESTED[0].name}" in (
+        missing.output
+    )
     absent = call("info", "owner/absent", "--models-from", str(shelf))
     assert "`trouper models pull owner/absent`" in absent.output
     empty = call("ls", "--models-from", str(shelf / "plain"))

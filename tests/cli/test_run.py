@@ -56,10 +56,10 @@ def test_a_name_without_its_owner_is_refused_with_hub_ids(command: tuple[str, ..
     assert SUGGESTED[0].name in outcome.stderr
 
 
-@pytest.mark.parametrize("given", ["{}/model.gguf", "{}"])
-def test_gguf_is_refused_with_what_to_take(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("path", ["{}/model.gguf", "{}"])
+def test_gguf_is_refused_with_what_to_take(tmp_path: Path, path: str) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    outcome = call("serve", given.format(tmp_path))
+    outcome = call("serve", path.format(tmp_path))
     assert outcome.exit_code == USAGE_ERROR
     assert "GGUF" in outcome.stderr and "is not read here" in outcome.stderr
     assert "`trouper models pull mlx-community/NAME`" in outcome.stderr

@@ -41,7 +41,7 @@ async def checked(served_port: int, check: Callable[[Conversation], Any]) -> Any
     return await trio.to_thread.run_sync(run)
 
 
-def said_to(conversation: Conversation, line: str) -> str:
+def reply_to(conversation: Conversation, line: str) -> str:
     try:
         follow(conversation, line)
     except CommandRefused as refused:
@@ -53,10 +53,10 @@ async def test_set_refuses_misspelt_names_and_values_that_the_server_would_refus
     async with serving() as served:
 
         def check(conversation: Conversation) -> list[str]:
-            return [said_to(conversation, f"/set {line}") for line, _ in SET]
+            return [reply_to(conversation, f"/set {line}") for line, _ in SET]
 
-        said = await checked(served.port, check)
-    for (line, expected), answer in zip(SET, said, strict=True):
+        replies = await checked(served.port, check)
+    for (line, expected), answer in zip(SET, replies, strict=True):
         assert answer.startswith(expected) and bool(answer) == bool(expected), line
 
 
@@ -64,9 +64,9 @@ async def test_model_refuses_a_name_that_is_not_served_and_keeps_the_old_one() -
     async with serving() as served:
 
         def check(conversation: Conversation) -> tuple[str, str, str | None]:
-            refusal = said_to(conversation, "/model nope")
+            refusal = reply_to(conversation, "/model nope")
             follow(conversation, "/model fake")
-            return refusal, said_to(conversation, "/model nope"), conversation.model
+            return refusal, reply_to(conversation, "/model nope"), conversation.model
 
         first, second, model = await checked(served.port, check)
     assert first == second == "the model 'nope' does not exist here; 'fake' is served"
@@ -78,14 +78,14 @@ def test_a_server_without_a_description_excludes_nothing(document: dict[str, Any
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=document))
     with httpx2.Client(transport=transport, base_url="http://x") as client:
         conversation = Conversation(checks=ServerChecks(client))
-        assert said_to(conversation, "/set temprature abc") == ""
+        assert reply_to(conversation, "/set temprature abc") == ""
 
 
-def test_a_server_that_is_gone_refuses_a_model_and_no_parameter() -> None:
-    def gone(_: httpx2.Request) -> httpx2.Response:
+def test_a_server_that_does_not_answer_refuses_a_model_and_no_parameter() -> None:
+    def refuse(_: httpx2.Request) -> httpx2.Response:
         raise httpx2.ConnectError("refused")
 
-    with httpx2.Client(transport=httpx2.MockTransport(gone), base_url="http://x") as client:
+    with httpx2.Client(transport=httpx2.MockTransport(refuse), base_url="http://x") as client:
         conversation = Conversation(checks=ServerChecks(client))
-        assert said_to(conversation, "/set temprature abc") == ""
-        assert "no server answers any more" in said_to(conversation, "/model other")
+        assert reply_to(conversation, "/set temprature abc") == ""
+        assert "no server answers any more" in reply_to(conversation, "/model other")

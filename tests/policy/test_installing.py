@@ -64,8 +64,8 @@ def test_a_tool_of_uv_has_no_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     (tmp_path / "uv-receipt.toml").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(metadata, "distribution", lambda _: Installed({"url": WHEEL}))
-    said = installing.command_for("demo")
-    assert said == "uv tool install --force '/home/a b/trouper-0.1.0-py3-none-any.whl[demo]'"
+    command = installing.command_for("demo")
+    assert command == "uv tool install --force '/home/a b/trouper-0.1.0-py3-none-any.whl[demo]'"
 
 
 def test_without_installation_it_is_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

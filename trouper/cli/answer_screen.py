@@ -53,7 +53,7 @@ class Lines:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = [*map(_stripped, console.render_lines(self._content, options, pad=False))]
-        filled = [place for place, line in enumerate(lines) if line]
+        filled = [index for index, line in enumerate(lines) if line]
         if not filled:
             return
         lines = lines[filled[0] : filled[-1] + 1]
@@ -149,6 +149,6 @@ def _blocks(text: str) -> list[str]:
 def _finished(text: str) -> str:
     """The text of all blocks but the last, which may go on."""
     # The last line may become another block: `2` a list's item, by a dot.
-    whole = text[: text.rfind("\n") + 1]
-    blocks = _blocks(whole)
-    return whole.removesuffix(blocks[-1]) if len(blocks) > 1 else ""
+    complete = text[: text.rfind("\n") + 1]
+    blocks = _blocks(complete)
+    return complete.removesuffix(blocks[-1]) if len(blocks) > 1 else ""

@@ -127,11 +127,11 @@ class GroupedCommand(click.Command):
     are refused with what they are here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = (*args,)  # click empties the list.
+        arguments = (*args,)  # click empties the list.
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            require_own(error, given)
+            require_own(error, arguments)
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -150,6 +150,8 @@ class HomePath(click.Path):
 class Finite(click.FloatRange):
     """A finite number; nan is within every range."""
 
+    name = "number"
+
     def convert(
         self, value: float, param: click.Parameter | None, context: click.Context | None
     ) -> float:

@@ -662,9 +662,9 @@ def of_others(name: str) -> str | None:
         return None
     owners = " and ".join(dict.fromkeys(server for server, _ in rows))
     meanings = dict.fromkeys(row for _, row in rows)
-    said = ", or ".join(f"here it is {row.meaning()}" for row in meanings if row.here)
-    said = said or "; ".join(row.remark for row in meanings)
-    return f"{name} is a flag of {owners}; {said}"
+    meaning = ", or ".join(f"here it is {row.meaning()}" for row in meanings if row.here)
+    meaning = meaning or "; ".join(row.remark for row in meanings)
+    return f"{name} is a flag of {owners}; {meaning}"
 
 
 class NameOfAnother(click.UsageError):
@@ -677,5 +677,5 @@ def require_own(error: click.NoSuchOption, arguments: Sequence[str]) -> None:
     words = (word.partition("=")[0] for word in arguments)
     typed = [word for word in words if word.startswith(error.option_name)]
     for name in (*typed, error.option_name):
-        if said := of_others(name):
-            raise NameOfAnother(said, error.ctx) from error
+        if meaning := of_others(name):
+            raise NameOfAnother(meaning, error.ctx) from error

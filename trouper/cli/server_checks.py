@@ -62,8 +62,8 @@ class ServerChecks:
             return
         forms = [*self._forms(schema)]
         if value is not None and not any(_allows(form, value) for form in forms):
-            wanted = " or ".join(filter(None, map(_name, forms)))
-            raise CommandRefused(f"{name} must be {wanted}, not {json.dumps(value)}")
+            expected = " or ".join(filter(None, map(_name, forms)))
+            raise CommandRefused(f"{name} must be {expected}, not {json.dumps(value)}")
 
     @cached_property
     def _document(self) -> Schema:

@@ -121,7 +121,10 @@ def require_config(directory: Path) -> None:
         raise ModelUnusable(
             f"{directory} has no config.json; models are below it: {', '.join(models)}"
         )
-    raise ModelUnusable(f"{directory} has no config.json: it is not a model directory")
+    raise ModelUnusable(
+        f"{directory} has no config.json: it is not a model directory; give one with config.json "
+        f"and {WEIGHTS}"
+    )
 
 
 def _id_of(name: str) -> str:

@@ -30,8 +30,10 @@ from trouper.cli.client import Where, client_of, read_as_trouper, refused_in_one
 from trouper.cli.exits import refuse
 from trouper.cli.terminal_text import data_shown, line_shown, text_shown
 from trouper.protocol.paths import absolute_only
+from trouper.protocol.suggested_models import SUGGESTED
 
 AGENTS = {agent.name: agent for agent in (*CODING_AGENTS, *OTHER_CLIENTS)}
+WITHOUT_CALLS = ("aider",)  # It reads changes out of the text.
 SYNONYMS = {
     "cursor": "generic",
     "claude-code": "claude",
@@ -86,7 +88,8 @@ def connect(
     _refuse_impossible(known, mode, arguments)
     found = find_model(where, name)
     served = found.served
-    for warning in (*found.warnings, *_short_context(known, served.context)):
+    warnings = (*found.warnings, *_without_tools(known, found), *_short_context(known, served))
+    for warning in warnings:
         click.secho(f"trouper: {warning}", fg="yellow", err=True)
     setup = known.setup(served)
     if mode["write"] or mode["dry_run"]:
@@ -112,8 +115,18 @@ def _refuse_impossible(agent: Agent, mode: Mapping[str, bool], arguments: tuple[
         refuse(agent.why_no_run)
 
 
-def _short_context(agent: Agent, context: int) -> tuple[str, ...]:
-    first = agent.first_prompt
+def _without_tools(agent: Agent, found: FoundModel) -> tuple[str, ...]:
+    if found.calls_tools or agent not in CODING_AGENTS or agent.name in WITHOUT_CALLS:
+        return ()
+    message = (
+        f"{found.served.model} was not trained to call tools, so {agent.title} can change no file "
+        f"with it: serve one that was, as `trouper serve {SUGGESTED[0].name}`"
+    )
+    return (message,)
+
+
+def _short_context(agent: Agent, served: ServedModel) -> tuple[str, ...]:
+    first, context = agent.first_prompt, served.context
     if first is None or first.needed <= context:
         return ()
     prompts = first_prompts()
@@ -121,10 +134,15 @@ def _short_context(agent: Agent, context: int) -> tuple[str, ...]:
     message = (
         f"{agent.title}'s first prompt has about {first.tokens:,} tokens ({first.version}), and "
         f"this model holds {context:,}: give `trouper serve` a --model with at least "
-        f"{first.needed:,} tokens of context, or raise its --max-kv-size or --context-length if "
-        "that is less"
+        f"{first.needed:,} tokens of context{_as_these(first.needed)}, or raise its --max-kv-size "
+        "or --context-length if that is less"
     )
     return (f"{message}; agents that fit: {', '.join(fitting)}" if fitting else message,)
+
+
+def _as_these(tokens: int) -> str:
+    names = [model.name for model in SUGGESTED if model.context_length >= tokens]
+    return f", as {names[0]}" if names else ""
 
 
 def _undo(agent: Agent) -> None:
@@ -218,6 +236,7 @@ SIGNS = "{}$"  # Clients refer to variables and files by these signs.
 class FoundModel:
     served: ServedModel
     warnings: tuple[str, ...] = ()
+    calls_tools: bool = True
 
 
 def find_model(where: Where, name: str | None) -> FoundModel:
@@ -229,11 +248,12 @@ def find_model(where: Where, name: str | None) -> FoundModel:
             listed = _listed(client)
             model = next(iter(listed)) if name is None else _named(client, name, listed)
             context = listed.get(model) or _context_by_loading(client, model)
-            images = model in _image_readers(client)
+            entry = _entry(client, model)
+            images = "image" in (entry.get("input_modalities") or ())
             warnings = _warnings(client, name, listed)
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     served = ServedModel(where.url, model, context, where.key, now=now, images=images)
-    return FoundModel(served, warnings)
+    return FoundModel(served, warnings, calls_tools=entry.get("tool_calls") is not False)
 
 
 def _with_key_if_needed(where: Where) -> Where:
@@ -294,15 +314,12 @@ def _context_by_loading(client: httpx2.Client, model: str) -> int:
         return int(answer.json()["max_model_len"])
 
 
-def _image_readers(client: httpx2.Client) -> set[str]:
-    """Names of the loaded models that read images."""
+def _entry(client: httpx2.Client, model: str) -> Mapping[str, Any]:
+    """What the list of models says of one; empty for an alias."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
-        return {
-            str(model["id"])
-            for model in answer.json()["data"]
-            if "image" in (model.get("input_modalities") or ())
-        }
+        entries = {str(entry["id"]): dict(entry) for entry in answer.json()["data"]}
+        return entries.get(model, {})
 
 
 def _warnings(

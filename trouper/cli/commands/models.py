@@ -25,7 +25,7 @@ from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
 from trouper.protocol.settings import HUB_CACHE, ServerSettings, require_sources
-from trouper.protocol.suggested_models import SUGGESTED, alike
+from trouper.protocol.suggested_models import SUGGESTED, no_hub_id
 from trouper.storage.checkpoint_files import require_directory
 from trouper.storage.model_files import ModelFiles, read_model_files
 from trouper.storage.model_scan import ModelScan, directory_of, require_hub_cache
@@ -194,7 +194,7 @@ def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:
     if model == EMBEDDED and not is_directory(directory):
         directory = _embedded()
     elif not model or not is_directory(directory):  # An empty path is the current directory.
-        _not_there(model, sources)
+        _not_there(model, sources, _how_to_get(model))
     try:
         require_directory(directory)
     except ModelUnusable as unusable:
@@ -216,12 +216,18 @@ def _embedded() -> Path:
         refuse(str(unusable))
 
 
-def _not_there(model: str, sources: tuple[str, ...]) -> NoReturn:
+def _not_there(model: str, sources: tuple[str, ...], remedy: str = "") -> NoReturn:
     where = ", ".join(str(directory_of(source)) for source in sources)
-    if NAME.fullmatch(model):
-        hub_id = model if "/" in model else alike(model)[0]
-        where += f", and `trouper models pull {hub_id}` would download it"
-    refuse(f"{model or repr('')} is not in {where}; `trouper models ls` lists what is")
+    refuse(f"{model or repr('')} is not in {where}; `trouper models ls` lists what is{remedy}")
+
+
+def _how_to_get(model: str) -> str:
+    """A remedy for a model that is not here; "" for what is no name of a model."""
+    if not NAME.fullmatch(model):
+        return ""
+    if "/" in model:
+        return f", and `trouper models pull {model}` downloads it"
+    return f", and `trouper models pull ID` downloads one; {no_hub_id(model)}"
 
 
 def _body(files: ModelFiles) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx2
 from huggingface_hub import snapshot_download
+from huggingface_hub.constants import HF_HUB_OFFLINE
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -31,6 +32,7 @@ from trouper.storage.foreign_files import OTHER_VERSION
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
 """The tiny model that sees. A checkout has it, an installed package has not."""
+OFFLINE = "HF_HUB_OFFLINE is set: unset it, or give a directory"
 UNREACHABLE = "set HTTPS_PROXY to your proxy or HF_ENDPOINT to a mirror, or give a directory"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -128,7 +130,7 @@ def _fetch(hub_id: str) -> Path:
         raise ModelUnusable(message, f"`trouper models pull {hub_id}` fetches the rest") from error
     except LocalEntryNotFoundError as error:
         message = f"{hub_id} is neither a directory nor cached, and the model hub cannot be reached"
-        raise ModelUnusable(message, UNREACHABLE) from error
+        raise ModelUnusable(message, OFFLINE if HF_HUB_OFFLINE else UNREACHABLE) from error
     except (
         httpx2.HTTPError,
         httpx2.InvalidURL,
