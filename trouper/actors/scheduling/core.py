@@ -8,8 +8,9 @@ Plans run ahead: as many as PLANS_IN_FLIGHT have no result yet. A composed plan 
 scheduled and computed; `update` commits the tokens that the engine sampled, and an answer may end
 there, by a stop token. A sequence whose last token is scheduled stays in `RunningBatch.rows` until
 that token is committed, though the next plan drops the row in the engine. A sequence that is
-removed (preempted, aborted, failed) leaves `rows` at once, and its tokens in flight are discarded;
-a preempted one samples them again, with the same result.
+removed (preempted, aborted, failed) leaves `rows` at once, and its tokens in flight are discarded.
+A preempted one returns in another row and samples them again, with the same result: a draw depends
+on the seed and the token's position alone.
 
 A suspect is a sequence that ran in a step that crashed the engine (`crash_attribution.py`).
 """
@@ -77,8 +78,8 @@ class Core:
         recovery: Recovery | None = None,
         order_image: Callable[[DecodeImage], object] = send_nowhere,
     ) -> None:
-        """`namespace`: hex digits that differ wherever KV would. `order_image`: the way to the
-        ImageDecoder, which never blocks."""
+        """`namespace`: hex digits that differ wherever KV would. `order_image`: sends to the
+        ImageDecoder, and never blocks."""
         self._watches, self._settings, self._tokenizer = watches, settings, model.tokenizer
         self._carries_over = recovery is not None
         self._recovery = recovery or Recovery()
@@ -340,7 +341,6 @@ class Core:
         stores = self._stores()
         drops = self._batch.take_drops()
         under_pressure = self._watches.memory.latest.under_pressure
-        # Admitted sequences prefill in this step.
         admits = self._admission.admit(under_pressure=under_pressure, idle=idle, now=now)
         decoding, prefilling = self._batch.decoding, self._batch.prefilling
         with_credit = self._shares.may_prefill(prefilling, decoding)
@@ -352,7 +352,7 @@ class Core:
         chunks = () if encode and decoding else self._chunks(ready, busy=bool(decoding))
         encoded_for = _first_that_needs(encode, with_credit)
         self._shares.note_work(step, chunks, encoded_for, self._batch.rows)
-        # Before tokens are scheduled: a row drafts no further than its answer has room behind them.
+        # Before tokens are scheduled: how far a row may draft follows from its tokens so far.
         allowed = self._count_drafts(decoding)
         # A row whose last token is scheduled here is dropped by the next plan.
         self._schedule_tokens(decoding, chunks)
@@ -396,8 +396,8 @@ class Core:
         self._kv_memory.relieve(now, self._admission.choose_proposers)
 
     def _stores(self) -> tuple[Store, ...]:
-        """Take what the prefix cache keeps: blocks that rows have filled, and all of rows that
-        leave."""
+        """Choose what the prefix cache keeps of computed tokens: blocks that rows have filled, and
+        of rows that leave the rest, too."""
         stores: list[Store] = []
         for sequence in self._commit.take_to_store():
             stores += self._cache.computed(sequence)
@@ -406,8 +406,10 @@ class Core:
         return tuple(stores)
 
     def _chunks(self, ready: list[Sequence], *, busy: bool) -> tuple[Chunk, ...]:
-        """Share the step's prefill tokens between rows of one kind of work (`Work`: the three kinds
-        run different passes, in turns). Each row gets at least one token."""
+        """Share the step's prefill tokens between rows of one kind of work: answers, scores or
+        embeddings, which run different passes, in turns. Each chosen row gets at least one token,
+        and at most `next_chunk`: up to the prompt's end, a snapshot, or an image without
+        vectors."""
         if not ready:
             return ()
         work = self._prefill_budget.turn({sequence.work for sequence in ready})
@@ -432,7 +434,7 @@ class Core:
         return chunks
 
     def _round(self, chunk: Chunk) -> Chunk:
-        """Shorten a chunk that is not the prompt's last one to what the model prefers."""
+        """Shorten a chunk within `next_chunk` to a length that recurs."""
         sequence = self._batch.rows[chunk.row]
         if chunk.tokens == sequence.next_chunk:
             return chunk
@@ -444,7 +446,7 @@ class Core:
         # True: the last token that max_tokens allows is scheduled.
         for sequence in decoding:
             if sequence.schedule_token():
-                self._batch.drop(sequence)
+                self._batch.drop(sequence)  # By the next plan; `rows` keep it until its token.
         for chunk in chunks:
             sequence = self._batch.rows[chunk.row]
             if sequence.schedule_chunk(chunk.tokens):
@@ -470,9 +472,11 @@ class Core:
         self.disk.persisted(stepped.persisted)
         # First, so that a suspect that has ended is acquitted before others' results.
         self._commit.drops(plan, now)
+        # Progress of prefill.
         self._commit.chunks(plan, now)
-        # Before tokens, which count each accepted draft.
+        # Before tokens are committed, since each accepted draft is counted there.
         self._settle_drafts(plan, stepped)
+        # Log-probabilities of prompts, embeddings, failures of rows.
         self._commit.results(stepped, now)
         decoding = sum(map(self._batch.rows.__contains__, plan.decode))
         committed = self._commit.tokens(stepped, now)
