@@ -71,7 +71,12 @@ PICTURES = """\
 scripted model calls, and in its first prompt. A cell says how the picture was in the request; the
 engine got the pixels of that file each time. "No picture": the client sent a text instead, or has
 no such way without its terminal's page. "Right": answers of the model of `examples/shapes` to the
-picture in the first prompt, where that was tried. That model calls no tools.
+picture in the first prompt, where that was tried. That model calls no tools, and was trained on
+short questions: Codex (`-c include_environment_context=false`) and Claude Code (`--bare`) are
+started so that they write little around one.
+
+In a first prompt a picture is named by `@picture.png` (Claude Code, Qwen Code, pi), `--image`
+(Codex), `--file` (opencode, Kilo Code), `--attachment` (Copilot CLI) or its name alone (aider).
 
 | client | version | run | tool | the tool's result | first prompt | right |
 |---|---|---|---|---|---|---|
@@ -87,7 +92,7 @@ def pictures_table() -> str:
 
 def _cells(row: ImageRow) -> str:
     tool, by_tool = (f"`{row.tool}`", row.by_tool or "no picture") if row.tool else ("", "")
-    right = f"{row.right} of {row.asked}" if row.asked else ""
+    right = f"{row.right} of {row.shown}" if row.shown else ""
     return " | ".join((tool, by_tool, row.in_prompt or "no picture", right))
 
 

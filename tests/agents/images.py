@@ -2,7 +2,7 @@
 
 A scripted model calls the tool by which each agent reads a picture; then the picture is in the
 first prompt. The engine must get the pixels of the file. With `--trained` the model of
-examples/shapes is asked what the picture in the first prompt shows. `--save` keeps the rows of
+examples/shapes says what the picture in the first prompt shows. `--save` keeps the rows of
 docs/agents.md. The exit status is 1 if a client sends a picture no more that it sent by those rows.
 """
 
@@ -41,7 +41,7 @@ class ImageRow:
     by_tool: str = ""
     in_prompt: str = ""
     right: int = 0
-    asked: int = 0
+    shown: int = 0
     """Pictures that the trained model was shown; `right`: those that it named."""
 
 
@@ -66,7 +66,7 @@ def report(session: ImageSession) -> str:
         session.family,
         session.way,
         "yes" if session.ok else "**no**",
-        session.places,
+        session.positions,
     )
     row = "| " + " | ".join(cells) + " |"
     if session.ok:
@@ -87,15 +87,15 @@ def play_client(client: str, families: list[str], *, trained: bool) -> ImageRow:
             open_webui.run(family) if is_page else run(client, family, way) for family in families
         ]
         print(*map(report, sessions), sep="\n", flush=True)
-        places = sessions[0].places if all(session.ok for session in sessions) else ""
+        positions = sessions[0].positions if all(session.ok for session in sessions) else ""
         if way == "tool":
-            row.by_tool = places
+            row.by_tool = positions
         else:
-            row.in_prompt = places
+            row.in_prompt = positions
     if trained and row.in_prompt:
         answers = open_webui.answers() if is_page else trained_model.answers(client)
-        row.right, row.asked = sum(answer.is_right for answer in answers), len(answers)
-        print(f"<!-- {client}: {row.right} of {row.asked} right -->", flush=True)
+        row.right, row.shown = sum(answer.is_right for answer in answers), len(answers)
+        print(f"<!-- {client}: {row.right} of {row.shown} right -->", flush=True)
         for answer in answers:
             if not answer.is_right:
                 print(f"<!-- {answer.shape}: {answer.output[-500:]} -->", flush=True)
@@ -150,8 +150,8 @@ def save_row(client: str, row: ImageRow) -> None:
     stay."""
     kept = rows()
     before = kept.get(client)
-    if before is not None and not row.asked and before.version == row.version:
-        row.right, row.asked = before.right, before.asked
+    if before is not None and not row.shown and before.version == row.version:
+        row.right, row.shown = before.right, before.shown
     kept[client] = row
     ordered = {name: attrs.asdict(kept[name]) for name in CLIENTS if name in kept}
     ROWS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")

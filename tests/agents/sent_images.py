@@ -1,4 +1,4 @@
-"""The images of a recorded request: their places, and their files."""
+"""The images of a recorded request: their positions, and their files."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ MAX_DIFFERENCE = 2.0
 
 @attrs.frozen
 class SentImage:
-    place: str
+    position: str
     """API, part around it and type: "messages: tool_result, image"."""
     data: bytes = attrs.field(repr=False)
 
 
 def sent_images(record: Path) -> list[SentImage]:
-    """Of the requests of a session, each place once."""
+    """Of the requests of a session, each position once."""
     images: dict[SentImage, None] = {}
     for line in recorded(record):
         if line["path"] in APIS:
@@ -48,19 +48,19 @@ def sent_images(record: Path) -> list[SentImage]:
     return [*images]
 
 
-def _images(value: Any, place: str) -> Iterator[SentImage]:
+def _images(value: Any, position: str) -> Iterator[SentImage]:
     if isinstance(value, list):
         for part in value:
-            yield from _images(part, place)
+            yield from _images(part, position)
     elif isinstance(value, dict):
         kind = value.get("type")
         if kind in IMAGES:
-            yield SentImage(f"{place}, {kind}", _data(value))
+            yield SentImage(f"{position}, {kind}", _data(value))
             return
         if kind in RESULTS:
-            place = f"{place.partition(':')[0]}: {kind}"
+            position = f"{position.partition(':')[0]}: {kind}"
         for part in value.values():
-            yield from _images(part, place)
+            yield from _images(part, position)
 
 
 def _data(part: Mapping[str, Any]) -> bytes:

@@ -36,10 +36,10 @@ READ: list[dict[str, Any]] = [
     },
     {"role": "tool", "content": [IMAGE]},
 ]
-GIVEN: list[dict[str, Any]] = [{"role": "user", "content": [IMAGE]}]
+SHOWN: list[dict[str, Any]] = [{"role": "user", "content": [IMAGE]}]
 
 
-def places(conversation: Conversation) -> str:
+def roles_of_images(conversation: Conversation) -> str:
     """The roles whose messages have an image."""
     return " ".join(
         message["role"]
@@ -54,7 +54,7 @@ async def answered(
 ) -> tuple[str, list[Pixels]]:
     """The answer, which names the roles of images, and the images that the engine got."""
     seen: list[Pixels] = []
-    engine = ScriptedEngine.of(places, EVERY_FAMILY[family], directory, look=seen.append)
+    engine = ScriptedEngine.of(roles_of_images, EVERY_FAMILY[family], directory, look=seen.append)
     async with serving(engine) as served:
         status, body = await ask(served, request(path, messages, [PICTURE]), path)
     assert status == 200, body
@@ -62,7 +62,7 @@ async def answered(
 
 
 @pytest.mark.parametrize("family", sorted(SEEING_FAMILIES))
-@pytest.mark.parametrize(("messages", "role"), [(READ, "tool"), (GIVEN, "user")])
+@pytest.mark.parametrize(("messages", "role"), [(READ, "tool"), (SHOWN, "user")])
 @pytest.mark.parametrize("path", PATHS)
 async def test_the_engine_gets_the_files_pixels(
     family: str, path: str, messages: list[dict[str, Any]], role: str, tmp_path: Path
@@ -81,18 +81,18 @@ async def test_a_family_without_images_gets_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "place"),
+    ("path", "position"),
     [
         (CHAT, "chat: tool message, image_url"),
         (MESSAGES, "messages: tool_result, image"),
         (RESPONSES, "responses: function_call_output, input_image"),
     ],
 )
-def test_the_place_of_a_sent_image(path: str, place: str, tmp_path: Path) -> None:
+def test_the_place_of_a_sent_image(path: str, position: str, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     body = json.dumps(request(path, READ, [PICTURE]))
     record.write_text(json.dumps({"kind": "http", "path": path, "body": body}) + "\n")
-    assert sent_images(record) == [SentImage(place, png(PICTURE))]
+    assert sent_images(record) == [SentImage(position, png(PICTURE))]
 
 
 def written(picture: Picture, kind: str) -> bytes:

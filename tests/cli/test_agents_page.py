@@ -17,6 +17,7 @@ def test_every_client_has_its_section() -> None:
     page = PAGE.read_text()
     assert re.findall(r"^## (.*)$", page.split("<!-- What follows")[1], re.MULTILINE) == [
         "First prompts",
+        "Pictures",
         *(agent.title for agent in AGENTS.values()),
     ]
 
