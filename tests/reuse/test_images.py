@@ -391,9 +391,10 @@ async def test_rows_go_on_after_a_crash_in_each_step(
             asks = [of(*contents, salt=str(step)) for contents in (TWO, ONE, TEXT)]
             heard += await served.ask(*asks)
             if watch.left > 0:
+                watch.left = -1  # No step of the drain is meant.
                 break
         recovery = stats_of(served).recovery
-    assert recovery.crashes == len(heard) // len(asks) - 1 > 2
+    assert recovery.crashes == len(heard) // len(asks) - 1 > 1
     assert (recovery.convicted, recovery.refused) == (0, 0)
     assert len(watch.met) > 1
     await assert_as_alone(tiny, heard)
