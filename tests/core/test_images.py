@@ -164,8 +164,12 @@ def store(cache: PrefixCache, chain: Chain, *, snapshots: bool) -> None:
 # -- what is decoded and encoded -----------------------------------------------------------------
 
 
-def test_a_session_of_thirty_screenshots_decodes_and_encodes_the_new_one_only() -> None:
-    session = seeing()
+@pytest.mark.parametrize("image_cache", [None, ByteSize(0)])
+def test_a_session_of_thirty_screenshots_decodes_and_encodes_the_new_one_only(
+    image_cache: ByteSize | None,
+) -> None:
+    """Also without a cache of vectors: blocks have the earlier ones."""
+    session = seeing(image_cache=image_cache)
     contents: list[Part] = [TEXT]
     for turn in range(30):
         contents += [("image", turn, 16), TEXT]

@@ -222,7 +222,7 @@ def pictures(number: int, tenant: str, core: DrivenCore) -> None:
     core.arrive_with_images(*images, (7, 8, 9), tenant=tenant)
 
 
-def test_the_encoder_takes_its_share_beside_streams_of_others_once_its_credit_is_spent() -> None:
+def test_the_encoder_takes_a_share_while_others_stream_once_its_credit_is_spent() -> None:
     """Two tenants: half of the time each, as prefill."""
     core = decode_stream()
     core.prefill_s, core.encode_s = 0.0, 0.09

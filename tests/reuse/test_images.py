@@ -43,6 +43,7 @@ from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.passes.media_pass import EncodedImage
 from trouper.engine.step import StepEngine
 from trouper.engine.vision.encoder import ImageEncoder
+from trouper.protocol.health import SchedulerStats
 from trouper.protocol.media import ImageSource, MediaSpan, Pixels
 from trouper.protocol.plans import Encode, Plan
 
@@ -66,13 +67,13 @@ class ImageAsk(Ask):
     priority: int = 0
 
     def request(self) -> Generate:
-        parts = [
+        content = [
             {"type": "text", "text": each} if isinstance(each, str) else {"type": "image"}
             for each in self.contents
         ]
         files = [each for each in self.contents if isinstance(each, bytes)]
         images = tuple(ImageSource(file, f"image {at}") for at, file in enumerate(files))
-        prompt = ChatPrompt(({"role": "user", "content": parts},), images=images)
+        prompt = ChatPrompt(({"role": "user", "content": content},), images=images)
         return attrs.evolve(super().request(), prompt=prompt, priority=self.priority)
 
 
@@ -107,8 +108,8 @@ def _decide_without_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def assert_as_alone(tiny: Tiny, heard: Sequence[Heard]) -> None:
     plain = [attrs.evolve(each.ask, priority=0) for each in heard]  # type: ignore[call-arg]
-    wanted = await cold(tiny, plain)
-    same = sum(agreed(mine, its, CLOSE) for mine, its in zip(heard, wanted, strict=True))
+    lone = await cold(tiny, plain)
+    same = sum(agreed(mine, its, CLOSE) for mine, its in zip(heard, lone, strict=True))
     assert same > 0.9 * sum(len(each.tokens) for each in heard), "too little was compared"
 
 
@@ -117,9 +118,14 @@ async def one(served: Served, *contents: Content, **more: Any) -> Heard:
     return heard
 
 
+def stats_of(served: Served) -> SchedulerStats:
+    return served.runtime.health().scheduler
+
+
 def seen(served: Served) -> tuple[int, int]:
     """Images decoded and encoded."""
-    return served.facts.images_decoded, served.facts.images_encoded
+    stats = stats_of(served)
+    return stats.images_decoded, stats.images_encoded
 
 
 @attrs.define
@@ -177,10 +183,10 @@ async def test_alone_the_whole_graph_answers_what_mlx_vlm_does(
     images = [pixels_of(file) for file in (FIRST, SECOND)]
     assert list(heard.tokens) == model.answer(heard.prompt, images, TOKENS)
     logits = model.logits(heard.text, images)[len(heard.prompt) - 1 : -1]
-    for at, (said, values) in enumerate(zip(heard.logprobs, logits, strict=True)):
+    for at, (token, values) in enumerate(zip(heard.logprobs, logits, strict=True)):
         exact = values - np.logaddexp.reduce(values)
-        for token, logprob in [(said.token, said.logprob), *said.top]:
-            assert abs(logprob - exact[token]) < CLOSE, at
+        for each, logprob in [(token.token, token.logprob), *token.top]:
+            assert abs(logprob - exact[each]) < CLOSE, at
 
 
 def pixels_of(file: bytes) -> Pixels:
@@ -192,7 +198,7 @@ def pixels_of(file: bytes) -> Pixels:
 @pytest.mark.parametrize("step", [1, 5, 16, 200])
 @pytest.mark.long(but=("1-mistral3", "5-*", "16-qwen3_vl"))
 async def test_rows_in_company_cut_anywhere(name: str, step: int, tiny: Tiny) -> None:
-    """Text rows beside them, and two rows of one prompt, in chunks of so many tokens."""
+    """With text rows, and two rows of one prompt, in chunks of so many tokens."""
     asks = [of(*contents, salt=str(at)) for at, contents in enumerate((TWO, TEXT, ONE, TWO))]
     async with serving(tiny, prefill_step_size=step) as served:
         heard = await served.ask(*asks)
@@ -233,12 +239,12 @@ async def test_what_memory_has_is_neither_decoded_nor_encoded(name: str, tiny: T
 def check_reuse(tiny: Tiny, first: Heard, heard: Heard, departs: str, watch: Watch) -> None:
     """As much as both prompts have in common, or up to a snapshot."""
     _, media = watch.restored[-1]
-    known = min(common(first.prompt, heard.prompt), len(heard.prompt) - 1)
+    reached = min(common(first.prompt, heard.prompt), len(heard.prompt) - 1)
     if departs in OTHER_IMAGES:
-        known = media[OTHER_IMAGES[departs]].start
-    assert heard.cached <= known, departs
-    assert heard.cached == known or tiny.layout.needs_snapshots, departs
-    assert heard.cached == known or departs != "the same"
+        reached = media[OTHER_IMAGES[departs]].start
+    assert heard.cached <= reached, departs
+    assert heard.cached == reached or tiny.layout.needs_snapshots, departs
+    assert heard.cached == reached or departs != "the same"
 
 
 @every_family
@@ -265,10 +271,10 @@ async def test_a_live_row_gives_its_images_to_others(name: str, tiny: Tiny) -> N
     leader = of(*TWO, tokens=40)
     async with serving(tiny, prefill_step_size=16, gather_ms=50, image_cache=0) as served:
         answer = await served.submit(leader)
-        await until(lambda: served.facts.total_prefill_tokens > 40)
+        await until(lambda: stats_of(served).total_prefill_tokens > 40)
         heard = await served.ask(*asks)
         heard.append(await hear(leader, answer))
-        assert served.facts.total_cached_tokens > 300
+        assert stats_of(served).total_cached_tokens > 300
     await assert_as_alone(tiny, heard)
 
 
@@ -299,7 +305,7 @@ async def test_an_image_is_restored_up_to_its_middle(
         async with serving(tiny, watch, **settings) as served:
             for salt in salts:
                 await go_on(served, salt)
-            assert served.facts.cache.hits_disk > 0
+            assert stats_of(served).cache.hits_disk > 0
     assert inside > 0
     await assert_as_alone(tiny, heard)
 
@@ -314,7 +320,7 @@ async def leaving(start: int, served: Served, watch: Watch) -> AsyncIterator[str
         watch.act = partial(trio.from_thread.run_sync, answer.close, trio_token=token)
         with suppress(trio.ClosedResourceError):
             await hear(ask, answer)
-        await until(lambda: served.facts.active_sequences == 0)
+        await until(lambda: stats_of(served).active_sequences == 0)
         if watch.left > 0:
             return
         yield ask.salt
@@ -352,8 +358,8 @@ async def test_a_row_is_preempted_in_each_step(
             heard.append(await one(served, *TWO, salt=str(step)))
             if watch.left > 0:
                 break
-        await until(lambda: served.facts.active_sequences == 0)
-        assert served.facts.preemptions >= len(heard) - 3
+        await until(lambda: stats_of(served).active_sequences == 0)
+        assert stats_of(served).preemptions >= len(heard) - 3
         assert len(watch.met) > 1
     await assert_as_alone(tiny, heard)
 
@@ -385,9 +391,10 @@ async def test_rows_go_on_after_a_crash_in_each_step(
             asks = [of(*contents, salt=str(step)) for contents in (TWO, ONE, TEXT)]
             heard += await served.ask(*asks)
             if watch.left > 0:
+                watch.left = -1  # No step of the drain is meant.
                 break
-        recovery = served.facts.recovery
-    assert recovery.crashes == len(heard) // len(asks) - 1 > 2
+        recovery = stats_of(served).recovery
+    assert recovery.crashes == len(heard) // len(asks) - 1 > 1
     assert (recovery.convicted, recovery.refused) == (0, 0)
     assert len(watch.met) > 1
     await assert_as_alone(tiny, heard)
@@ -432,5 +439,5 @@ async def test_an_encoder_without_memory_is_tried_again_with_less_for_others(
     encoder_faults.append(RuntimeError("[malloc] out of memory"))
     async with serving(tiny) as served:
         heard = await served.ask(*(of(*contents) for contents in (ONE, TWO, TEXT)))
-        assert served.facts.recovery.allocation_failures == 1
+        assert stats_of(served).recovery.allocation_failures == 1
     await assert_as_alone(tiny, heard)

@@ -29,6 +29,7 @@ from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.installing import command_for
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
 
 NO_ENCODER = "the model is for text alone"
 NO_DECODER = f"images need Pillow: {command_for('images')}"
@@ -72,15 +73,13 @@ def load_images(
     candidate: Candidate,
     tokenizer: HubTokenizer,
     capabilities: Capabilities,
-    ranks: int,
+    settings: Settings,
     report: Callable[[str], None],
     *,
-    max_tokens: int,
-    checked: bool,
+    ranks: int,
 ) -> LoadedImages:
     """Load the encoder and adapt the model to its vectors. A model whose images cannot be served
-    serves text. `max_tokens`: of an image. `checked`: whether rows with images are compared before
-    they are served."""
+    serves text."""
     if not isinstance(candidate.config.get("vision_config"), Mapping):
         return NO_IMAGES
     try:
@@ -93,10 +92,11 @@ def load_images(
             to_float32(tower)
         mx.eval(tower.parameters())
         adapt_to_images(candidate.model, mrope_sections(candidate.config), tower.num_deepstack)
-        if checked:
+        if settings.self_check != "off":
             _check(candidate, layout, tower.num_deepstack, capabilities)
         vision = candidate.config["vision_config"]
-        step_bytes = encoder_step_bytes(vision, layout, max_tokens, _number_bytes(tower))
+        number_bytes = _number_bytes(tower)
+        step_bytes = encoder_step_bytes(vision, layout, settings.max_image_tokens, number_bytes)
     except (ValueError, ModelUnusable) as error:
         report(f"the model takes no images: {error}")
         return LoadedImages(reason=str(error))

@@ -111,15 +111,7 @@ def load(
     head = load_head(candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
-    images = load_images(
-        candidate,
-        hub_tokenizer,
-        capabilities,
-        group.size,
-        report,
-        max_tokens=settings.max_image_tokens,
-        checked=check.mode != "off",
-    )
+    images = load_images(candidate, hub_tokenizer, capabilities, settings, report, ranks=group.size)
     embedder = embedder_of(model, directory, report, found.config)
     card = images.on(_card(settings, found, candidate, capabilities, drafters))
     card = attrs.evolve(
