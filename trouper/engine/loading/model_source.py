@@ -30,9 +30,9 @@ from trouper.protocol.suggested_models import no_hub_id
 from trouper.storage.foreign_files import OTHER_VERSION
 
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
-LISTED = "`trouper models ls` lists the models that are here"
 OFFLINE = "HF_HUB_OFFLINE is set: unset it, or give a directory"
 UNREACHABLE = "set HTTPS_PROXY to your proxy or HF_ENDPOINT to a mirror, or give a directory"
+LISTED = "`trouper models ls` lists the models that are here"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
