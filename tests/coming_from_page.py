@@ -4,31 +4,53 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from trouper.cli.foreign_flags import FOREIGN_FLAGS, SERVERS
+from trouper.cli.foreign_flags import (
+    FOREIGN_FLAGS,
+    LLAMA,
+    LM_STUDIO,
+    MLX_LM,
+    OLLAMA,
+    SGLANG,
+    VLLM,
+    ForeignFlag,
+)
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
-HEADS = {"ollama": "variable"}
+# The page is for reading, and leaves out vllm-mlx, which has many of vLLM's names.
+MAX_SHOWN = 4  # The error knows all.
+TABLES = ((OLLAMA,), (LM_STUDIO,), (LLAMA,), (MLX_LM,), (VLLM, SGLANG))
 
 
-def table_of(server: str) -> str:
-    """One row for each thing that the server has flags of."""
-    head = f"| {server}'s {HEADS.get(server, 'flag')} | here |\n|---|---|\n"
-    rows = [row for row in FOREIGN_FLAGS if server in row.names]
+def table_of(servers: Sequence[str]) -> str:
+    """One row for each thing that one of the servers has flags of."""
+    head = f"{_head(servers)}\n|{'---|' * (len(servers) + 1)}\n"
     return head + "".join(
-        f"| {', '.join(f'`{name}`' for name in row.names[server].split())} | {row.meaning('`')} |\n"
-        for row in rows
+        f"| {' | '.join(_names(row, server) for server in servers)} | {row.meaning('`')} |\n"
+        for row in FOREIGN_FLAGS
+        if row.names.keys() & servers
     )
 
 
+def _head(servers: Sequence[str]) -> str:
+    return f"| {' | '.join(servers)} | here, `trouper serve` |"
+
+
+def _names(row: ForeignFlag, server: str) -> str:
+    names = row.names.get(server, "").split()
+    shown = [f"`{name}`" for name in names[:MAX_SHOWN]]
+    return ", ".join([*shown, "..."] if len(names) > MAX_SHOWN else shown)
+
+
 def rendered(page: str) -> str:
-    for server in SERVERS:
-        head = rf"^\| {re.escape(server)}'s [^\n]*\n"
-        tables = [*re.finditer(rf"{head}(?:\|[^\n]*\n)*", page, re.MULTILINE)]
-        assert len(tables) == 1, f"docs/coming-from.md has {len(tables)} tables of {server}"
+    for servers in TABLES:
+        head = re.escape(_head(servers))
+        tables = [*re.finditer(rf"^{head}\n(?:\|[^\n]*\n)*", page, re.MULTILINE)]
+        assert len(tables) == 1, f"docs/coming-from.md has {len(tables)} tables of {servers}"
         [table] = tables
-        page = page[: table.start()] + table_of(server) + page[table.end() :]
+        page = page[: table.start()] + table_of(servers) + page[table.end() :]
     return page
 
 

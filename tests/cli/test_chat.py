@@ -471,7 +471,10 @@ async def test_a_server_of_ones_own_that_cannot_start_is_one_line() -> None:
     )
     assert done.returncode == USAGE_ERROR
     assert done.stderr.decode().splitlines() == [
-        "trouper: --model /no/such/model: no such directory, and not a hub id (owner/name) either",
+        (
+            "trouper: --model /no/such/model: no such directory, and not a hub id (owner/name) "
+            "either; `trouper models ls` lists the models that are here"
+        ),
         "trouper: the server ended with 2; it said why above",
     ]
 

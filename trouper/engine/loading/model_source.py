@@ -34,6 +34,7 @@ SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
 """The tiny model that sees. A checkout has it, an installed package has not."""
 OFFLINE = "HF_HUB_OFFLINE is set: unset it, or give a directory"
 UNREACHABLE = "set HTTPS_PROXY to your proxy or HF_ENDPOINT to a mirror, or give a directory"
+LISTED = "`trouper models ls` lists the models that are here"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -75,7 +76,7 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
         raise ModelUnusable(f"{flag} {model} is a file: {_remedy_for_file(path)}")
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):
         problem = f"{flag} {model}: no such directory, and not a hub id (owner/name) either"
-        raise ModelUnusable(problem if "/" in model else f"{problem}; {no_hub_id(model)}")
+        raise ModelUnusable(problem, LISTED if "/" in model else no_hub_id(model))
     try:
         validate_repo_id(model)
     except HFValidationError as error:
