@@ -1,5 +1,5 @@
 """Two real servers behind HAProxy, as examples/replicas.py runs them, and behind smg: what
-docs/several-machines.md promises."""
+docs/replicas.md promises."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def test_tenants_are_kept_apart(replicas: Replicas) -> None:
     )
 
     def cached(path: str, salt: str, **body: Any) -> int:
-        asked = {"max_tokens": 1, "cache_salt": "a"} | body
-        post(replicas.port, path, asked)
-        return cached_tokens(post(replicas.port, path, asked | {"cache_salt": salt}))
+        common = {"max_tokens": 1, "cache_salt": "a"} | body
+        post(replicas.port, path, common)
+        return cached_tokens(post(replicas.port, path, common | {"cache_salt": salt}))
 
     for path, body in (
         ("/v1/completions", {"prompt": text}),
@@ -290,7 +290,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def test_replicas_that_are_started_again_in_turn_lose_no_request(replicas: Replicas) -> None:
-    """Each is told to leave, drains, and comes back before the next one is told. With
+    """Each gets SIGTERM, drains, and comes back before the next one. With
     TROUPER_LONG_TESTS=1 both, also behind smg."""
     if replicas.router == "smg" and not LONG:
         pytest.skip("TROUPER_LONG_TESTS=1 is not set")
