@@ -1,5 +1,5 @@
-"""The SSDWriter actor. Waits on orders; owns the cache directory: no other actor writes, removes or
-measures there.
+"""The SSDWriter actor. Waits on orders, and on a clock for other servers' files; owns the cache
+directory: no other actor writes, removes or measures there.
 
 Reads precede writes, since requests wait. Writes yield to decoding by rests. An unreadable file is
 set aside; a faulty disk detaches the tier and is tried again at the next sweep or inspection.
