@@ -1,5 +1,5 @@
 """Two real servers behind HAProxy, as examples/replicas.py runs them, and behind smg: what
-docs/several-machines.md promises."""
+docs/replicas.md promises."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from http.client import HTTPConnection, HTTPException, IncompleteRead
 from pathlib import Path
 from random import Random
@@ -22,7 +23,7 @@ import psutil
 import pytest
 
 from examples.replicas import __file__ as program
-from examples.replicas import free_ports, healthy
+from examples.replicas import free_ports, healthy, ready
 from tests.families import save
 from tests.replicas.recording_server import needs_haproxy, needs_smg, router_before
 from tests.test_process import get, stats, until
@@ -151,9 +152,9 @@ def test_tenants_are_kept_apart(replicas: Replicas) -> None:
     )
 
     def cached(path: str, salt: str, **body: Any) -> int:
-        asked = {"max_tokens": 1, "cache_salt": "a"} | body
-        post(replicas.port, path, asked)
-        return cached_tokens(post(replicas.port, path, asked | {"cache_salt": salt}))
+        common = {"max_tokens": 1, "cache_salt": "a"} | body
+        post(replicas.port, path, common)
+        return cached_tokens(post(replicas.port, path, common | {"cache_salt": salt}))
 
     for path, body in (
         ("/v1/completions", {"prompt": text}),
@@ -265,6 +266,48 @@ class Client(threading.Thread):
         )
 
 
+@contextmanager
+def asking(port: int) -> Iterator[list[Client]]:
+    """Clients, half of which stream, until the block is over."""
+    stop = threading.Event()
+    clients = [Client(port, number, stop) for number in range(8)]
+    for client in clients:
+        client.start()
+    try:
+        yield clients
+    finally:
+        stop.set()
+        for client in clients:
+            client.join(PATIENCE_S)
+
+
+def is_busy(port: int) -> bool:
+    return stats(port)["active_sequences"] > 0
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not alive(process)
+
+
+def test_replicas_that_are_started_again_in_turn_lose_no_request(replicas: Replicas) -> None:
+    """Each gets SIGTERM, drains, and comes back before the next one. With
+    TROUPER_LONG_TESTS=1 both, also behind smg."""
+    if replicas.router == "smg" and not LONG:
+        pytest.skip("TROUPER_LONG_TESTS=1 is not set")
+    with asking(replicas.port) as clients:
+        for port in replicas.ports[: 2 if LONG else 1]:
+            until(partial(is_busy, port))
+            leaving = replicas.process(port)
+            leaving.terminate()
+            until(partial(has_ended, leaving))
+            until(partial(ready, f"http://127.0.0.1:{port}"))
+            until(lambda: healthy(replicas.port) == 2)
+    ends = [end for client in clients for end in client.ended]
+    log.info("%d requests behind %s", len(ends), replicas.router)
+    assert {*ends} == {"answered"}
+    assert len(ends) > 16
+
+
 def answers_again(replicas: Replicas, port: int) -> bool:
     chat(replicas.port, [{"role": "user", "content": f"{Random().random()}"}])
     return stats(port)["total_requests"] > 0
@@ -275,18 +318,12 @@ def test_a_replica_that_is_killed_costs_the_streams_that_it_had_begun_and_nothin
 ) -> None:
     """Whoever has heard nothing yet is asked again at the other one, which takes over. With
     TROUPER_LONG_TESTS=1 the first one comes back, too."""
-    stop = threading.Event()
-    clients = [Client(replicas.port, number, stop) for number in range(8)]
-    for client in clients:
-        client.start()
-    until(lambda: all(stats(port)["active_sequences"] > 0 for port in replicas.ports))
     killed, other = replicas.ports
-    replicas.process(killed).kill()
-    asked = stats(other)["total_requests"]
-    until(lambda: stats(other)["total_requests"] > asked + 2 * len(clients))
-    stop.set()
-    for client in clients:
-        client.join(PATIENCE_S)
+    with asking(replicas.port) as clients:
+        until(lambda: all(map(is_busy, replicas.ports)))
+        replicas.process(killed).kill()
+        asked = stats(other)["total_requests"]
+        until(lambda: stats(other)["total_requests"] > asked + 2 * len(clients))
     ends = [end for client in clients for end in client.ended]
     cut = ends.count(CUT)
     log.info("%d requests, %d cut", len(ends), cut)

@@ -77,6 +77,8 @@ def run(client: str, family: str = "qwen3", router: str = "") -> Outcome:
 
 
 def _run(client: str, program: str, router: str, *flags: str) -> Outcome:
+    # Behind smg a model has no other names.
+    flags = (*flags, "--set", 'served_model_name=["any"]')
     with tempfile.TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as home:
         record = Path(home) / "record.jsonl"
         with scripted_servers(router, *flags, record=record) as url:

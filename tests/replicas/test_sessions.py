@@ -131,15 +131,15 @@ def test_a_conversation_stays_where_it_began(
     kind: Callable[[int], list[Sent]], front: Front
 ) -> None:
     """Conversations of each kind are spread over the servers, and each stays with one."""
-    places = [
+    answered = [
         [front.send(path, body, **headers)[1] for path, body, headers in kind(number)]
         for number in range(MANY)
     ]
-    assert [place for place in places if len({*place}) != 1] == []
-    assert {first for first, _ in places} == {*"abc"}
+    assert [servers for servers in answered if len({*servers}) != 1] == []
+    assert {first for first, _ in answered} == {*"abc"}
 
 
-def places(front: Front) -> dict[int, str]:
+def answered(front: Front) -> dict[int, str]:
     """Where conversations without a name are answered; each once."""
     return {
         number: front.send(CHAT, {"messages": [user(f"Elsewhere {number}.")]})[1]
@@ -153,7 +153,7 @@ def test_a_server_that_leaves_moves_its_own_conversations_and_nobody_is_refused(
 ) -> None:
     """A server that drains answers 503 until the router has seen that it is not ready: the request
     is sent again, to another."""
-    before = places(front)
+    before = answered(front)
     left = front.servers[1]
     if leaving == "503":
         left.status = 503
@@ -173,7 +173,7 @@ def test_a_server_that_leaves_moves_its_own_conversations_and_nobody_is_refused(
             assert reached.replace("b", "") in ("a", "c")
         else:
             assert reached == before[number]
-    assert places(front) == before
+    assert answered(front) == before
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_server_that_leaves_moves_its_own_conversations_and_nobody_is_refused(
         ),
     ],
 )
-def test_what_a_server_made_is_asked_of_that_server(
+def test_requests_for_what_a_server_made_go_to_that_server(
     method: str, path: str, body: Any, front: Front
 ) -> None:
     def filled(value: Any, name: str) -> Any:
@@ -212,7 +212,7 @@ def test_what_a_server_made_is_asked_of_that_server(
         ] == [(200, name)] * 4
 
 
-def test_files_and_batches_of_a_key_are_in_one_place(front: Front) -> None:
+def test_files_and_batches_of_a_key_are_on_one_server(front: Front) -> None:
     """Also for a list, and for clients without a key."""
     for headers in ({}, {"authorization": "Bearer k"}, {"x_api_key": "k2"}):
         servers = {

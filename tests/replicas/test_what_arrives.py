@@ -1,5 +1,5 @@
 """Every parameter of docs/parameters.md arrives behind each router, but for those that are named
-here and in docs/several-machines.md."""
+here and in docs/replicas.md."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def bodies(table: Table) -> Iterator[tuple[str, dict[str, Any]]]:
     schema, within = schema_of(table.request), components_of([table.request])
     required = {*schema.get("required", ()), "model", "input", "documents"}
     names = required & {*schema["properties"]} - {*table.request.refused}
-    least = {name: NEEDED.get(name, "x") for name in sorted(names)}
+    minimal = {name: NEEDED.get(name, "x") for name in sorted(names)}
     for name, verdict in table.verdicts.items():
         if verdict.startswith("works"):
             alone = {name: NEEDED.get(name, value_of(schema["properties"][name], within))}
             special = TOGETHER.get(f"{table.path} {name}", TOGETHER.get(name, alone))
-            yield name, least | {**special}
+            yield name, minimal | {**special}
 
 
 def send(port: int, path: str, data: bytes, **headers: str) -> int:
@@ -171,7 +171,7 @@ def test_every_byte_arrives_behind_haproxy(tmp_path: Path) -> None:
 
 @needs_smg
 def test_what_arrives_behind_smg(tmp_path: Path) -> None:
-    """docs/several-machines.md has the same list."""
+    """docs/replicas.md has the same list."""
     with behind(tmp_path, "smg", 1) as (port, [server]):
         missing = {
             table.path: lost(port, server, table) for table in TABLES if table.path in PATHS_OF_SMG

@@ -1,5 +1,5 @@
-"""The SSDWriter actor. Waits on orders; owns the cache directory: no other actor writes, removes or
-measures there."""
+"""The SSDWriter actor. Waits on orders, and on a clock for other servers' files; owns the cache
+directory: no other actor writes, removes or measures there."""
 
 from __future__ import annotations
 
