@@ -38,9 +38,7 @@ class Figure:
 def decode_rate(streams: int, tokens: int) -> Callable[[servers.Server, int], float]:
     def measure(server: servers.Server, seed: int) -> float:
         texts = [load.prompt(seed + k, 12) for k in range(streams)]
-        return load.decode_rate(
-            load.read_afterwards(server.port, texts, tokens, ignore_eos=True)
-        )
+        return load.decode_rate(load.read_afterwards(server.port, texts, tokens, ignore_eos=True))
 
     return measure
 
