@@ -73,7 +73,7 @@ engine got the pixels of that file each time. "No picture": the client sent a te
 no such way without its terminal's page. "Right": answers of the model of `examples/shapes` to the
 picture in the first prompt, where that was tried. That model calls no tools, and was trained on
 short questions: Codex (`-c include_environment_context=false`) and Claude Code (`--bare`) are
-started so that they write little around one.
+started so that they write little around one. With more text it says that it sees no image.
 
 In a first prompt a picture is named by `@picture.png` (Claude Code, Qwen Code, pi), `--image`
 (Codex), `--file` (opencode, Kilo Code), `--attachment` (Copilot CLI) or its name alone (aider).

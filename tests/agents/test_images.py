@@ -10,11 +10,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from PIL import Image
 
 from tests.agents.image_task import HEIGHT, PATH, READS, WIDTH, step_of, write_picture
-from tests.agents.images import CLIENTS
+from tests.agents.images import CLIENTS, ImageRow, sends_less
 from tests.agents.programs import AGENTS
 from tests.agents.sent_images import SentImage, looks_as, pixels_digest, sent_images
 from tests.pictures import Picture, one, png
@@ -120,3 +121,10 @@ def test_each_step_names_the_file(tmp_path: Path) -> None:
         assert str(tmp_path / "picture.png") in json.dumps(arguments)
         assert PATH not in json.dumps(arguments)
     assert set(READS) <= set(AGENTS) < set(CLIENTS)
+
+
+def test_a_client_that_sends_a_picture_no_more() -> None:
+    both = ImageRow(version="1", date="", tool="read", by_tool="a result", in_prompt="a message")
+    assert not sends_less(both, None) and not sends_less(both, both)
+    assert sends_less(attrs.evolve(both, by_tool=""), both)
+    assert sends_less(attrs.evolve(both, in_prompt=""), both)
