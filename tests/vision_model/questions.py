@@ -1,4 +1,9 @@
-"""Pictures of coloured shapes and digits, and questions about them with their answers."""
+"""Pictures of coloured shapes and digits, and questions about them with their answers.
+
+Training and tests have the same ones, of any length that they come to. They keep to what a model of
+this size answers surely: a digit stands alone in its picture, and a question which image shows
+something names a color that no other of the images has.
+"""
 
 from __future__ import annotations
 
