@@ -13,7 +13,7 @@ default is an estimate. Those of now go on from them, without a GPU:
     python -m tests.vision_model.train --start SECOND/model.safetensors --steps 50 --size 24 \
         --pool 4 --rate 1e-4 --seed 4 --workers 0 --out THIRD
 
-with OMP_NUM_THREADS=1, which takes TIMES minutes of one core of an AMD EPYC with AVX-512.
+with OMP_NUM_THREADS=1, about nine minutes of one core of an AMD EPYC with AVX-512.
 
 The weights are transformers' Qwen3-VL by name. Its modules are called from here, since its encoder
 takes the images of a batch one after the other; here those of a batch have the same sizes.
