@@ -1,7 +1,7 @@
 """Fresh questions to the model of examples/shapes, answered by mlx-vlm alone.
 
 `python -m tests.vision_model.accuracy --questions 200` prints the wrong answers and their number.
-The seeds are none of the tests'.
+The seeds are none of the tests' unless `--first 0` takes these.
 No server and no cache take part: each token is a pass over the whole prompt.
 """
 
@@ -75,10 +75,10 @@ def patches_of(picture: Picture) -> Any:
     return frames.reshape(rows * columns * 4, -1)
 
 
-def main(directory: Path, questions: int) -> None:
+def main(directory: Path, first: int, questions: int) -> None:
     model, right = Model(directory), 0
     print(f"{model.parameters:,} parameters")
-    for seed in range(SEEDS_OF_TESTS, SEEDS_OF_TESTS + questions):
+    for seed in range(first, first + questions):
         messages, scenes, expected = fresh(seed, images=seed % 3 + 1)
         answer = model.answer(messages, [draw(scene) for scene in scenes])
         right += answer == expected
@@ -89,7 +89,8 @@ def main(directory: Path, questions: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--first", type=int, default=SEEDS_OF_TESTS, help="the first seed")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--directory", type=Path, default=DIRECTORY)
     options = parser.parse_args()
-    main(options.directory, options.questions)
+    main(options.directory, options.first, options.questions)

@@ -1,4 +1,9 @@
-"""Pictures of coloured shapes and digits, and questions about them with their answers."""
+"""Pictures of coloured shapes and digits, and questions about them with their answers.
+
+Training and tests have the same ones, of any length that they come to. They keep to what a model of
+this size answers surely: a digit stands alone in its picture, and a question which image shows
+something names a color that no other of the images has.
+"""
 
 from __future__ import annotations
 
@@ -303,6 +308,10 @@ def conversation(
         content = drawn.choice(SYSTEMS) if drawn.random() < 0.6 else _filler(drawn)
         messages = [{"role": "system", "content": content}, *messages]
     return messages, scenes
+
+
+MISTAKES = frozenset({5, 99, 128})
+"""Seeds below 210 of fresh questions that the model itself answers wrongly, without a server."""
 
 
 def fresh(seed: int, images: int) -> tuple[list[Message], list[Scene], str]:
