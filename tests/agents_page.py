@@ -87,7 +87,7 @@ def pictures_table() -> str:
 
 def _cells(row: ImageRow) -> str:
     tool, by_tool = (f"`{row.tool}`", row.by_tool or "no picture") if row.tool else ("", "")
-    right = f"{row.right} of {row.asked}" if row.asked else ""
+    right = f"{row.right} of {row.answers}" if row.answers else ""
     return " | ".join((tool, by_tool, row.in_prompt or "no picture", right))
 
 

@@ -274,7 +274,7 @@ async def test_each_server_of_a_directory_soon_knows_what_the_other_did(
         assert await other.tell() == [], "nothing has changed"
         await one.tell(write(B))
         news = await other.tell()
-        assert [run.blocks[0].key for told in news for run in getattr(told, "runs", ())] == [
+        assert [run.blocks[0].key for event in news for run in getattr(event, "runs", ())] == [
             B[0].key
         ]
         plain = [attrs.evolve(piece, snapshot=None) for piece in B]
@@ -282,7 +282,7 @@ async def test_each_server_of_a_directory_soon_knows_what_the_other_did(
         assert isinstance(loaded, Loaded) and same(loaded.blocks, plain)
         for path in one.files():
             path.unlink()
-        gone = {key for told in await other.tell() for key in getattr(told, "keys", ())}
+        gone = {key for event in await other.tell() for key in getattr(event, "keys", ())}
         assert gone == {*keys(A), *keys(B)}
         assert other.stats.latest.damaged == 0
 

@@ -54,13 +54,13 @@ class ImageSession:
         """Where the picture was in the requests, and its format if it is not the file's."""
         formats = {str(opened(image.data).format) for image in self.sent} - {"PNG"}
         written = f", as {'; '.join(sorted(formats))}" if formats else ""
-        return "; ".join(sorted({image.place for image in self.sent})) + written
+        return "; ".join(sorted({image.location for image in self.sent})) + written
 
 
 def run(agent: str, family: str, way: Way) -> ImageSession:
     """Let the agent look at a picture. Its model is a script that calls the agent's tool, or whose
     first prompt has the picture."""
-    with place() as home:
+    with agent_home() as home:
         image_task.write_picture(home / "work")
         step = image_task.step_of(agent, home / "work") if way == "tool" else ""
         program = AGENTS[agent]
@@ -99,7 +99,7 @@ def ended_session(
 
 
 @contextmanager
-def place() -> Iterator[Path]:
+def agent_home() -> Iterator[Path]:
     """A home with a directory to work in."""
     with tempfile.TemporaryDirectory(
         prefix="agent-", dir=Path.cwd().parent, ignore_cleanup_errors=True

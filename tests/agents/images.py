@@ -41,7 +41,7 @@ class ImageRow:
     by_tool: str = ""
     in_prompt: str = ""
     right: int = 0
-    asked: int = 0
+    answers: int = 0
     """Pictures that the trained model was shown; `right`: those that it named."""
 
 
@@ -94,8 +94,8 @@ def play_client(client: str, families: list[str], *, trained: bool) -> ImageRow:
             row.in_prompt = places
     if trained and row.in_prompt:
         answers = open_webui.answers() if is_page else trained_model.answers(client)
-        row.right, row.asked = sum(answer.is_right for answer in answers), len(answers)
-        print(f"<!-- {client}: {row.right} of {row.asked} right -->", flush=True)
+        row.right, row.answers = sum(answer.is_right for answer in answers), len(answers)
+        print(f"<!-- {client}: {row.right} of {row.answers} right -->", flush=True)
         for answer in answers:
             if not answer.is_right:
                 print(f"<!-- {answer.shape}: {answer.output[-500:]} -->", flush=True)
@@ -150,8 +150,8 @@ def save_row(client: str, row: ImageRow) -> None:
     stay."""
     kept = rows()
     before = kept.get(client)
-    if before is not None and not row.asked and before.version == row.version:
-        row.right, row.asked = before.right, before.asked
+    if before is not None and not row.answers and before.version == row.version:
+        row.right, row.answers = before.right, before.answers
     kept[client] = row
     ordered = {name: attrs.asdict(kept[name]) for name in CLIENTS if name in kept}
     ROWS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import attrs
 
 from tests.agents import image_task
-from tests.agents.image_sessions import RECORD, SCRIPT, ImageSession, ended_session, place
+from tests.agents.image_sessions import RECORD, SCRIPT, ImageSession, agent_home, ended_session
 from tests.agents.install import binaries, install_program
 from tests.agents.programs import Program
 from tests.agents.sessions import QUIET
@@ -125,7 +125,7 @@ class OpenWebUI:
 
 def run(family: str) -> ImageSession:
     """With a scripted model."""
-    with place() as home:
+    with agent_home() as home:
         data = image_task.write_picture(home / "work")
         flags = ("--family", family, "--script", SCRIPT, "--record", str(home / RECORD))
         with scripted_server(*flags) as url, OpenWebUI.running(url, home) as page:
@@ -136,7 +136,7 @@ def run(family: str) -> ImageSession:
 def answers() -> list[TrainedAnswer]:
     """Of the model of examples/shapes, one for each picture."""
     with (
-        place() as home,
+        agent_home() as home,
         Server.running(home / "cache", home / "server-log") as server,
         OpenWebUI.running(server.url, home) as page,
     ):

@@ -30,7 +30,7 @@ MAX_DIFFERENCE = 2.0
 
 @attrs.frozen
 class SentImage:
-    place: str
+    location: str
     """API, part around it and type: "messages: tool_result, image"."""
     data: bytes = attrs.field(repr=False)
 
@@ -48,19 +48,19 @@ def sent_images(record: Path) -> list[SentImage]:
     return [*images]
 
 
-def _images(value: Any, place: str) -> Iterator[SentImage]:
+def _images(value: Any, location: str) -> Iterator[SentImage]:
     if isinstance(value, list):
         for part in value:
-            yield from _images(part, place)
+            yield from _images(part, location)
     elif isinstance(value, dict):
         kind = value.get("type")
         if kind in IMAGES:
-            yield SentImage(f"{place}, {kind}", _data(value))
+            yield SentImage(f"{location}, {kind}", _data(value))
             return
         if kind in RESULTS:
-            place = f"{place.partition(':')[0]}: {kind}"
+            location = f"{location.partition(':')[0]}: {kind}"
         for part in value.values():
-            yield from _images(part, place)
+            yield from _images(part, location)
 
 
 def _data(part: Mapping[str, Any]) -> bytes:

@@ -188,14 +188,14 @@ def _ran(agent: str, url: str, home: Path, words: int) -> tuple[int | None, str]
     program = AGENTS[agent]
     arguments: Sequence[str] = program.arguments if not words else program.piped or ()
     line = [part.replace(TASK, edit_task.TASK) for part in arguments]
-    given = f"{'The quick brown fox ' * (words // 4)}\n\n{edit_task.TASK}" if words else ""
-    return play(agent, line, url, home, given)
+    text = f"{'The quick brown fox ' * (words // 4)}\n\n{edit_task.TASK}" if words else ""
+    return play(agent, line, url, home, text)
 
 
 def play(
-    agent: str, arguments: Sequence[str], url: str, home: Path, given: str = ""
+    agent: str, arguments: Sequence[str], url: str, home: Path, text: str = ""
 ) -> tuple[int | None, str]:
-    """Start the agent in `home`/work with the server at `url`. `given`: its stdin. Returns the exit
+    """Start the agent in `home`/work with the server at `url`. `text`: its stdin. Returns the exit
     code, None if its time was over, and what it wrote."""
     program = AGENTS[agent]
     line = [part.replace(URL, url) for part in arguments]
@@ -226,7 +226,7 @@ def play(
         stderr=subprocess.STDOUT,
     )
     try:
-        output, _ = process.communicate(given, LIMIT_S)
+        output, _ = process.communicate(text, LIMIT_S)
     except subprocess.TimeoutExpired:
         return None, _end(process)
     _end(process)

@@ -81,18 +81,18 @@ async def test_a_family_without_images_gets_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "place"),
+    ("path", "location"),
     [
         (CHAT, "chat: tool message, image_url"),
         (MESSAGES, "messages: tool_result, image"),
         (RESPONSES, "responses: function_call_output, input_image"),
     ],
 )
-def test_the_place_of_a_sent_image(path: str, place: str, tmp_path: Path) -> None:
+def test_the_location_of_a_sent_image(path: str, location: str, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     body = json.dumps(request(path, READ, [PICTURE]))
     record.write_text(json.dumps({"kind": "http", "path": path, "body": body}) + "\n")
-    assert sent_images(record) == [SentImage(place, png(PICTURE))]
+    assert sent_images(record) == [SentImage(location, png(PICTURE))]
 
 
 def written(picture: Picture, kind: str) -> bytes:

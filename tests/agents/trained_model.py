@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from tests.agents.image_sessions import place
+from tests.agents.image_sessions import agent_home
 from tests.agents.image_task import NAME
 from tests.agents.programs import AGENTS, TASK
 from tests.agents.sessions import play
@@ -44,7 +44,10 @@ class TrainedAnswer:
 
 def answers(agent: str) -> list[TrainedAnswer]:
     """One for each picture."""
-    with place() as directory, Server.running(directory / "cache", directory / "log") as server:
+    with (
+        agent_home() as directory,
+        Server.running(directory / "cache", directory / "log") as server,
+    ):
         return [
             TrainedAnswer(shape, _answer(agent, server.url, one(shape, color, SIDE, SIDE)))
             for shape, color in PICTURES
@@ -54,10 +57,10 @@ def answers(agent: str) -> list[TrainedAnswer]:
 def _answer(agent: str, url: str, picture: Picture) -> str:
     arguments = SHORT.get(agent, AGENTS[agent].with_picture)
     line = [part.replace(TASK, QUESTION) for part in arguments]
-    with place() as home:
+    with agent_home() as home:
         (home / "work" / NAME).write_bytes(png(picture))
-        given = _as_stream(picture) if "stream-json" in line else ""
-        return play(agent, line, url, home, given)[1]
+        text = _as_stream(picture) if "stream-json" in line else ""
+        return play(agent, line, url, home, text)[1]
 
 
 def _as_stream(picture: Picture) -> str:

@@ -175,7 +175,7 @@ def test_a_step_is_split_between_tenants_before_it_is_split_between_prompts() ->
     assert tokens["one"] == pytest.approx(tokens["many"], rel=0.2)
 
 
-def test_prefill_takes_its_share_beside_streams_of_others_once_its_credit_is_spent() -> None:
+def test_prefill_takes_its_share_among_streams_of_others_once_its_credit_is_spent() -> None:
     """Two tenants: half of the time each."""
     core = decode_stream()
     core.arrive(100_000, max_tokens=1, seed=1, tenant="long")
@@ -222,7 +222,7 @@ def pictures(number: int, tenant: str, core: DrivenCore) -> None:
     core.arrive_with_images(*images, (7, 8, 9), tenant=tenant)
 
 
-def test_the_encoder_takes_its_share_beside_streams_of_others_once_its_credit_is_spent() -> None:
+def test_the_encoder_takes_its_share_among_streams_of_others_once_its_credit_is_spent() -> None:
     """Two tenants: half of the time each, as prefill."""
     core = decode_stream()
     core.prefill_s, core.encode_s = 0.0, 0.09

@@ -135,7 +135,7 @@ def test_a_conversation_stays_where_it_began(
         [front.send(path, body, **headers)[1] for path, body, headers in kind(number)]
         for number in range(MANY)
     ]
-    assert [place for place in places if len({*place}) != 1] == []
+    assert [servers for servers in places if len({*servers}) != 1] == []
     assert {first for first, _ in places} == {*"abc"}
 
 
@@ -196,7 +196,7 @@ def test_a_server_that_leaves_moves_its_own_conversations_and_nobody_is_refused(
         ),
     ],
 )
-def test_what_a_server_made_is_asked_of_that_server(
+def test_requests_for_what_a_server_made_reach_that_server(
     method: str, path: str, body: Any, front: Front
 ) -> None:
     def filled(value: Any, name: str) -> Any:
@@ -212,7 +212,7 @@ def test_what_a_server_made_is_asked_of_that_server(
         ] == [(200, name)] * 4
 
 
-def test_files_and_batches_of_a_key_are_in_one_place(front: Front) -> None:
+def test_files_and_batches_of_a_key_are_on_one_server(front: Front) -> None:
     """Also for a list, and for clients without a key."""
     for headers in ({}, {"authorization": "Bearer k"}, {"x_api_key": "k2"}):
         servers = {

@@ -123,12 +123,12 @@ def bodies(table: Table) -> Iterator[tuple[str, dict[str, Any]]]:
     schema, within = schema_of(table.request), components_of([table.request])
     required = {*schema.get("required", ()), "model", "input", "documents"}
     names = required & {*schema["properties"]} - {*table.request.refused}
-    least = {name: NEEDED.get(name, "x") for name in sorted(names)}
+    required = {name: NEEDED.get(name, "x") for name in sorted(names)}
     for name, verdict in table.verdicts.items():
         if verdict.startswith("works"):
             alone = {name: NEEDED.get(name, value_of(schema["properties"][name], within))}
             special = TOGETHER.get(f"{table.path} {name}", TOGETHER.get(name, alone))
-            yield name, least | {**special}
+            yield name, required | {**special}
 
 
 def send(port: int, path: str, data: bytes, **headers: str) -> int:

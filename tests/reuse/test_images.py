@@ -66,13 +66,13 @@ class ImageAsk(Ask):
     priority: int = 0
 
     def request(self) -> Generate:
-        parts = [
+        content = [
             {"type": "text", "text": each} if isinstance(each, str) else {"type": "image"}
             for each in self.contents
         ]
         files = [each for each in self.contents if isinstance(each, bytes)]
         images = tuple(ImageSource(file, f"image {at}") for at, file in enumerate(files))
-        prompt = ChatPrompt(({"role": "user", "content": parts},), images=images)
+        prompt = ChatPrompt(({"role": "user", "content": content},), images=images)
         return attrs.evolve(super().request(), prompt=prompt, priority=self.priority)
 
 
@@ -107,8 +107,8 @@ def _decide_without_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def assert_as_alone(tiny: Tiny, heard: Sequence[Heard]) -> None:
     plain = [attrs.evolve(each.ask, priority=0) for each in heard]  # type: ignore[call-arg]
-    wanted = await cold(tiny, plain)
-    same = sum(agreed(mine, its, CLOSE) for mine, its in zip(heard, wanted, strict=True))
+    alone = await cold(tiny, plain)
+    same = sum(agreed(mine, its, CLOSE) for mine, its in zip(heard, alone, strict=True))
     assert same > 0.9 * sum(len(each.tokens) for each in heard), "too little was compared"
 
 
@@ -119,7 +119,7 @@ async def one(served: Served, *contents: Content, **more: Any) -> Heard:
 
 def seen(served: Served) -> tuple[int, int]:
     """Images decoded and encoded."""
-    return served.facts.images_decoded, served.facts.images_encoded
+    return served.stats.images_decoded, served.stats.images_encoded
 
 
 @attrs.define
@@ -168,7 +168,7 @@ def steps_from(start: int) -> Iterator[int]:
 
 
 @every_family
-async def test_alone_the_whole_graph_answers_what_mlx_vlm_does(
+async def test_alone_the_graph_answers_what_mlx_vlm_does(
     name: str, tiny: Tiny, tmp_path: Path
 ) -> None:
     model = load(name, tmp_path / name)
@@ -177,9 +177,9 @@ async def test_alone_the_whole_graph_answers_what_mlx_vlm_does(
     images = [pixels_of(file) for file in (FIRST, SECOND)]
     assert list(heard.tokens) == model.answer(heard.prompt, images, TOKENS)
     logits = model.logits(heard.text, images)[len(heard.prompt) - 1 : -1]
-    for at, (said, values) in enumerate(zip(heard.logprobs, logits, strict=True)):
+    for at, (logprobs, values) in enumerate(zip(heard.logprobs, logits, strict=True)):
         exact = values - np.logaddexp.reduce(values)
-        for token, logprob in [(said.token, said.logprob), *said.top]:
+        for token, logprob in [(logprobs.token, logprobs.logprob), *logprobs.top]:
             assert abs(logprob - exact[token]) < CLOSE, at
 
 
@@ -233,12 +233,12 @@ async def test_what_memory_has_is_neither_decoded_nor_encoded(name: str, tiny: T
 def check_reuse(tiny: Tiny, first: Heard, heard: Heard, departs: str, watch: Watch) -> None:
     """As much as both prompts have in common, or up to a snapshot."""
     _, media = watch.restored[-1]
-    known = min(common(first.prompt, heard.prompt), len(heard.prompt) - 1)
+    shared = min(common(first.prompt, heard.prompt), len(heard.prompt) - 1)
     if departs in OTHER_IMAGES:
-        known = media[OTHER_IMAGES[departs]].start
-    assert heard.cached <= known, departs
-    assert heard.cached == known or tiny.layout.needs_snapshots, departs
-    assert heard.cached == known or departs != "the same"
+        shared = media[OTHER_IMAGES[departs]].start
+    assert heard.cached <= shared, departs
+    assert heard.cached == shared or tiny.layout.needs_snapshots, departs
+    assert heard.cached == shared or departs != "the same"
 
 
 @every_family
@@ -265,10 +265,10 @@ async def test_a_live_row_gives_its_images_to_others(name: str, tiny: Tiny) -> N
     leader = of(*TWO, tokens=40)
     async with serving(tiny, prefill_step_size=16, gather_ms=50, image_cache=0) as served:
         answer = await served.submit(leader)
-        await until(lambda: served.facts.total_prefill_tokens > 40)
+        await until(lambda: served.stats.total_prefill_tokens > 40)
         heard = await served.ask(*asks)
         heard.append(await hear(leader, answer))
-        assert served.facts.total_cached_tokens > 300
+        assert served.stats.total_cached_tokens > 300
     await assert_as_alone(tiny, heard)
 
 
@@ -299,7 +299,7 @@ async def test_an_image_is_restored_up_to_its_middle(
         async with serving(tiny, watch, **settings) as served:
             for salt in salts:
                 await go_on(served, salt)
-            assert served.facts.cache.hits_disk > 0
+            assert served.stats.cache.hits_disk > 0
     assert inside > 0
     await assert_as_alone(tiny, heard)
 
@@ -314,7 +314,7 @@ async def leaving(start: int, served: Served, watch: Watch) -> AsyncIterator[str
         watch.act = partial(trio.from_thread.run_sync, answer.close, trio_token=token)
         with suppress(trio.ClosedResourceError):
             await hear(ask, answer)
-        await until(lambda: served.facts.active_sequences == 0)
+        await until(lambda: served.stats.active_sequences == 0)
         if watch.left > 0:
             return
         yield ask.salt
@@ -352,8 +352,8 @@ async def test_a_row_is_preempted_in_each_step(
             heard.append(await one(served, *TWO, salt=str(step)))
             if watch.left > 0:
                 break
-        await until(lambda: served.facts.active_sequences == 0)
-        assert served.facts.preemptions >= len(heard) - 3
+        await until(lambda: served.stats.active_sequences == 0)
+        assert served.stats.preemptions >= len(heard) - 3
         assert len(watch.met) > 1
     await assert_as_alone(tiny, heard)
 
@@ -386,7 +386,7 @@ async def test_rows_go_on_after_a_crash_in_each_step(
             heard += await served.ask(*asks)
             if watch.left > 0:
                 break
-        recovery = served.facts.recovery
+        recovery = served.stats.recovery
     assert recovery.crashes == len(heard) // len(asks) - 1 > 2
     assert (recovery.convicted, recovery.refused) == (0, 0)
     assert len(watch.met) > 1
@@ -432,5 +432,5 @@ async def test_an_encoder_without_memory_is_tried_again_with_less_for_others(
     encoder_faults.append(RuntimeError("[malloc] out of memory"))
     async with serving(tiny) as served:
         heard = await served.ask(*(of(*contents) for contents in (ONE, TWO, TEXT)))
-        assert served.facts.recovery.allocation_failures == 1
+        assert served.stats.recovery.allocation_failures == 1
     await assert_as_alone(tiny, heard)

@@ -37,12 +37,12 @@ def illustrated(chance: Random) -> ChatPrompt:
 
 
 def shown(files: Sequence[bytes], question: str = "") -> ChatPrompt:
-    parts = list[dict[str, Any]]()
+    content = list[dict[str, Any]]()
     for text, _ in zip(TEXTS, files, strict=False):
-        parts += [{"type": "text", "text": text}, {"type": "image"}]
-    parts.append({"type": "text", "text": question})
-    sources = tuple(ImageSource(file, f"image {place}") for place, file in enumerate(files))
-    return ChatPrompt(({"role": "user", "content": parts},), images=sources)
+        content += [{"type": "text", "text": text}, {"type": "image"}]
+    content.append({"type": "text", "text": question})
+    sources = tuple(ImageSource(file, f"image {number}") for number, file in enumerate(files))
+    return ChatPrompt(({"role": "user", "content": content},), images=sources)
 
 
 def key_of_prompt(prompt: Prompt) -> int:

@@ -44,7 +44,7 @@ def token_at(key: int, position: int) -> int:
 
 def key_of(prompt: Tokens, media: Sequence[MediaSpan]) -> int:
     """The number on which an answer depends: on the prompt, on its images and on their places."""
-    return sum(prompt) + sum(place * span.digest[0] for place, span in enumerate(media, 1))
+    return sum(prompt) + sum(position * span.digest[0] for position, span in enumerate(media, 1))
 
 
 class SimTokenizer(ImageTokenizer):

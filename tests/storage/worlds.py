@@ -189,9 +189,9 @@ class World:
     def _poll(self, _: int, store: RunStore) -> None:
         changes = store.poll()
         self.counts["appeared in polls"] += len(changes.appeared)
-        known = {run.name for run in store.runs}
-        assert {run.name for run in changes.appeared} <= known
-        assert not {run.name for run in changes.vanished} & known
+        names = {run.name for run in store.runs}
+        assert {run.name for run in changes.appeared} <= names
+        assert not {run.name for run in changes.vanished} & names
 
     def _verify(self, _: int, store: RunStore) -> None:
         if (run := self._any(store)) is not None:

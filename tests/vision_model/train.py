@@ -167,8 +167,8 @@ class BatchMaker:
             positions[row, :, : len(sample.ids)] = sample.positions
             places[row, : len(sample.learnt)] = sample.learnt - 1
             targets[row, : len(sample.learnt)] = ids[row, sample.learnt]
-        most = max(ALONE if images == 1 else AMONG_OTHERS)
-        things = [[_numbers(scene, most) for scene in sample.scenes] for sample in samples]
+        slots = max(ALONE if images == 1 else AMONG_OTHERS)
+        things = [[_numbers(scene, slots) for scene in sample.scenes] for sample in samples]
         shades = [[scene.shade for scene in sample.scenes] for sample in samples]
         return {
             "ids": ids,
@@ -194,13 +194,13 @@ class BatchMaker:
         return Sample(ids, positions_of(ids, grids), answers, scenes)
 
 
-def _numbers(scene: Scene, most: int) -> list[list[int]]:
-    """(most, 5): what, colour, center, size; size 0: nothing."""
+def _numbers(scene: Scene, slots: int) -> list[list[int]]:
+    """(slots, 5): what, colour, center, size; size 0: nothing."""
     rows = [
         [WHATS.index(thing.what), COLOR_NAMES.index(thing.color), *thing.center, thing.size]
         for thing in scene.things
     ]
-    return rows + [[0] * 5] * (most - len(rows))
+    return rows + [[0] * 5] * (slots - len(rows))
 
 
 class Painter:
@@ -217,7 +217,7 @@ class Painter:
         self._colors = torch.tensor(list(COLORS.values()), device=device).float()
 
     def paint(self, things: Any, shades: Any, width: int, height: int) -> Any:
-        """things (batch, most, 5), shades (batch, 3); pictures (batch, height, width, 3) with
+        """things (batch, slots, 5), shades (batch, 3); pictures (batch, height, width, 3) with
         some noise."""
         y = torch.arange(height, device=things.device)[None, :, None]
         x = torch.arange(width, device=things.device)[None, None, :]

@@ -60,9 +60,11 @@ def test_a_server_loads_the_encoder_with_the_text_model(
     layout = attrs.evolve(vision_model(name).layout, piece_patches=patches_at_once())
     assert loaded.card.images == layout
     assert loaded.card.no_images == ""
-    most = Settings().max_image_tokens
+    max_tokens = Settings().max_image_tokens
     vision = FAMILIES[name]["vision_config"]
-    assert loaded.card.encoder_step_bytes == encoder_step_bytes(vision, layout, most, 4) > 2**26
+    assert (
+        loaded.card.encoder_step_bytes == encoder_step_bytes(vision, layout, max_tokens, 4) > 2**26
+    )
     assert any(line.startswith("images: an encoder of") for line in said)
     both = [loaded.model, loaded.images.tower]
     assert loaded.card.weights_bytes == sum(
