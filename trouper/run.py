@@ -78,7 +78,7 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
 
 
 class WeightSizes:
-    """Bytes and dates of unloaded models. Hanging files may block one thread a model."""
+    """Bytes and dates of unloaded models; hanging files block a thread each."""
 
     def __init__(self) -> None:
         self._threads: defaultdict[str | None, trio.CapacityLimiter] = defaultdict(

@@ -103,7 +103,7 @@ def test_thinking_is_dim_and_apart_from_the_answer() -> None:
     assert "\x1b[2mHm." in output
 
 
-def test_a_block_that_is_higher_than_the_terminal_is_whole_at_the_end() -> None:
+def test_a_block_that_is_higher_than_the_terminal_is_complete_at_the_end() -> None:
     code = "\n".join(f"line {number}" for number in range(3 * HEIGHT))
     answer = f"```\n{code}\n```\nThat is all.\n"
     lines = lines_of(shown(*letters(answer)))

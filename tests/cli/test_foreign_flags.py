@@ -79,7 +79,7 @@ def test_a_name_that_is_a_flag_here_is_not_called_another(name: str) -> None:
     assert message is not None and f"here it is {name}" in message
 
 
-def test_a_meaning_is_said_once_for_each_server() -> None:
+def test_a_meaning_is_printed_once_for_each_server() -> None:
     for server in SERVERS:
         names = [name for row in FOREIGN_FLAGS for name in row.names.get(server, "").split()]
         assert sorted(names) == sorted(set(names)), server

@@ -16,7 +16,7 @@ ROW = RowId(1)
 STALL_S = 0.3
 
 
-def pace() -> PrefillBudget:
+def small_budget() -> PrefillBudget:
     return PrefillBudget.of(Settings(decode_stall_ms=STALL_S * 1000))
 
 
@@ -38,7 +38,7 @@ def play(
 def test_a_dear_kind_of_work_begins_small_whatever_was_learnt_of_a_cheap_one() -> None:
     """`echo` with log-probabilities on 7,000 tokens made a gap of 0.9 s: its first chunk was as
     large as one without."""
-    one = pace()
+    one = small_budget()
     cheap = play(one, "text", 0.001)
     assert cheap[-1][0] > 10 * FIRST_CHUNK_TOKENS
     dear = play(one, "score", 0.01)
@@ -48,7 +48,7 @@ def test_a_dear_kind_of_work_begins_small_whatever_was_learnt_of_a_cheap_one() -
 
 
 def test_the_rate_of_prefill_is_that_of_texts() -> None:
-    one = pace()
+    one = small_budget()
     play(one, "text", 0.001)
     before = one.prefill_rate
     play(one, "score", 0.1)
@@ -57,7 +57,7 @@ def test_the_rate_of_prefill_is_that_of_texts() -> None:
 
 
 def test_each_kind_has_its_turn() -> None:
-    one, turns = pace(), []
+    one, turns = small_budget(), []
     for _ in range(6):
         turns.append(one.turn(WORKS))
         one.plan(turns[-1])
@@ -66,7 +66,7 @@ def test_each_kind_has_its_turn() -> None:
 
 
 def test_two_plans_in_flight_are_told_apart() -> None:
-    one = pace()
+    one = small_budget()
     for step, work in enumerate(WORKS[:2]):
         one.plan(work)
         assert one.turn(WORKS) != work, step

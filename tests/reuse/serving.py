@@ -118,7 +118,7 @@ class Served:
     runtime: Runtime
 
     @property
-    def facts(self) -> SchedulerStats:
+    def stats(self) -> SchedulerStats:
         return self.runtime.health().scheduler
 
     @property

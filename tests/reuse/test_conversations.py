@@ -131,7 +131,7 @@ async def test_almost_nothing_is_computed_twice(name: str, tiny: Tiny, bound: fl
         async with trio.open_nursery() as nursery:
             for place in range(CONVERSATIONS):
                 nursery.start_soon(talk, served, perfect, place, free)
-        facts = served.facts
+        facts = served.stats
     told = (
         f"{facts.total_prefill_tokens} tokens computed, {perfect.computed} needed, "
         f"{facts.total_cached_tokens} reused"

@@ -71,7 +71,7 @@ class TestFromMemory:
         full = LONG[:96]
         async with serving(tiny) as served:
             heard = [await served.one(LONG)]
-            assert (heard[0].cached, served.facts.cache.hits_block) == (0, 0)
+            assert (heard[0].cached, served.stats.cache.hits_block) == (0, 0)
             for prompt, cached in [
                 (LONG, 99),
                 (full, tiny.reach(95, *marks(LONG))),
@@ -83,11 +83,11 @@ class TestFromMemory:
             ]:
                 heard.append(await served.one(prompt))
                 assert heard[-1].cached == cached, len(prompt)
-            assert served.facts.total_cached_tokens == sum(each.cached for each in heard)
-            assert served.facts.total_prefill_tokens == sum(
+            assert served.stats.total_cached_tokens == sum(each.cached for each in heard)
+            assert served.stats.total_prefill_tokens == sum(
                 len(each.ask.prompt) - each.cached for each in heard
             )
-            assert served.facts.cache.hits_block == sum(each.cached // BLOCK for each in heard)
+            assert served.stats.cache.hits_block == sum(each.cached // BLOCK for each in heard)
         await assert_as_cold(tiny, heard)
 
     @other_half
@@ -119,9 +119,9 @@ class TestFromMemory:
         branch = LONG[:70] + text(20, 5)
         async with serving(tiny, prefill_step_size=16, gather_ms=50) as served:
             heard = await served.ask(*asks, Ask(branch))
-            assert served.facts.total_prefill_tokens == len(LONG) + 2 + 20
+            assert served.stats.total_prefill_tokens == len(LONG) + 2 + 20
             assert [each.cached for each in heard] == [0, 99, 99, 70]
-            assert served.facts.cache.waited == 3
+            assert served.stats.cache.waited == 3
             assert len({each.tokens for each in heard}) == 4
         await assert_as_cold(tiny, heard)
 
@@ -139,7 +139,7 @@ class TestFromMemory:
         ) as served:
             for _ in range(3):
                 heard += await served.ask(*map(Ask, prompts))
-                cache = served.facts.cache
+                cache = served.stats.cache
                 assert cache.bytes <= room and cache.blocks <= blocks
                 prompts = [each.text + text(10, 50) for each in heard[-4:]]
             assert cache.evicted_blocks > 0
@@ -162,10 +162,10 @@ class TestAborted:
 
         async with serving(tiny, at_chunk({3: abort}), prefill_step_size=self.STEP) as served:
             leader.append(await served.submit(Ask(self.PROMPT)))
-            await until(lambda: served.facts.requests_withdrawn == 1)
+            await until(lambda: served.stats.requests_withdrawn == 1)
             heard = await served.one(self.PROMPT)
             assert 3 * self.STEP <= heard.cached <= 6 * self.STEP
-            assert served.facts.total_prefill_tokens == len(self.PROMPT)
+            assert served.stats.total_prefill_tokens == len(self.PROMPT)
         await assert_as_cold(tiny, [heard])
 
     @one_half
@@ -189,12 +189,12 @@ class TestAborted:
         ) as served:
             async with trio.open_nursery() as nursery:
                 leader.append(await served.submit(asks[0]))
-                await until(lambda: served.facts.requests_withdrawn == 1)
+                await until(lambda: served.stats.requests_withdrawn == 1)
             first, second = sorted(heard, key=lambda each: each.cached)
-            assert served.facts.cache.waited >= 2
+            assert served.stats.cache.waited >= 2
             assert 3 * self.STEP <= first.cached <= 5 * self.STEP
             assert second.cached == (100 if second.ask is asks[1] else tiny.reach(100, 100))
-            assert served.facts.total_prefill_tokens == len(self.PROMPT) + 20
+            assert served.stats.total_prefill_tokens == len(self.PROMPT) + 20
         await assert_as_cold(tiny, heard)
 
 
@@ -224,6 +224,6 @@ class TestFromDisk:
     async def from_disk(self, served: Served, prompt: Tokens, cached: int) -> Heard:
         heard = await served.one(prompt)
         assert heard.cached == cached
-        assert served.facts.cache.hits_disk == -(-cached // BLOCK)
-        assert served.facts.total_prefill_tokens == len(prompt) - cached
+        assert served.stats.cache.hits_disk == -(-cached // BLOCK)
+        assert served.stats.total_prefill_tokens == len(prompt) - cached
         return heard

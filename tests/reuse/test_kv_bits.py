@@ -51,7 +51,7 @@ async def test_8_bits_from_memory_and_disk(
     async with serving(tiny, **disk) as served:
         heard.append(await served.one(goes_on))
         assert heard[-1].cached == len(goes_on) - 1
-        assert served.facts.cache.hits_disk > 0
+        assert served.stats.cache.hits_disk > 0
     wanted = await cold(tiny, [each.ask for each in heard], **EIGHT)
     assert compared(heard, wanted) > 0.6 * sum(len(each.tokens) for each in heard)
 

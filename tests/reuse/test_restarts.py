@@ -78,12 +78,12 @@ async def test_after_a_crash_of_the_engine_the_index_is_told_again(
                 served.runtime.health().actors[1].restarts == 2 and served.runtime.health().ready
             )
         )
-        await until(lambda: served.facts.cache.blocks == 0)
+        await until(lambda: served.stats.cache.blocks == 0)
         await until(lambda: len(catalogues) == 3)  # At the start, and after each crash.
         prompt = heard[0].text + text(5, 3)
         heard.append(await served.one(prompt))
         assert heard[-1].cached == heard[0].computed
-        assert served.facts.cache.hits_disk == -(-heard[-1].cached // BLOCK)
+        assert served.stats.cache.hits_disk == -(-heard[-1].cached // BLOCK)
         heard.append(await served.one(prompt))
         assert heard[-1].cached == len(prompt) - 1
     await assert_as_cold(tiny, heard)
@@ -104,9 +104,9 @@ async def test_no_blocks_are_reported_while_the_engine_is_tried_after_a_crash(
 
     async with serving(tiny, crash) as served, trio.open_nursery() as nursery:
         nursery.start_soon(served.one, LONG)
-        await until(lambda: served.facts.recovery.crashes == 1)
+        await until(lambda: served.stats.recovery.crashes == 1)
         try:
-            await until(lambda: served.facts.cache.blocks == 0)
+            await until(lambda: served.stats.cache.blocks == 0)
         finally:
             release.set()
 
@@ -132,7 +132,7 @@ async def test_f8_a_text_in_many_files_is_read_part_by_part(
     async with serving(tiny, count_loads, ssd_cache_dir=tmp_path / "blocks") as served:
         heard.append(await served.one(heard[0].text + text(5, 5)))
         assert heard[-1].cached == heard[0].computed
-        assert sum(loaded) >= served.facts.cache.hits_disk
+        assert sum(loaded) >= served.stats.cache.hits_disk
     await assert_as_cold(tiny, heard)
 
 

@@ -45,7 +45,7 @@ async def test_no_row_waits_for_another_scope(name: str, tiny: Tiny) -> None:
             *(Ask(PROMPT, scope=scope) for scope in (ONE, OTHER, ONE, ADAPTER))
         )
         assert [each.cached for each in heard] == [0, 0, 99, 0]
-        assert served.facts.cache.waited == 1
+        assert served.stats.cache.waited == 1
     await assert_as_cold(tiny, heard)
 
 
@@ -57,7 +57,7 @@ async def test_the_disk_keeps_scopes_apart(name: str, tiny: Tiny, tmp_path: Path
         async with serving(tiny, **disk) as served:
             heard.append(await served.one(PROMPT, scope=scope))
             assert heard[-1].cached == cached
-            assert (served.facts.cache.hits_disk > 0) == bool(cached)
+            assert (served.stats.cache.hits_disk > 0) == bool(cached)
     await assert_as_cold(tiny, heard)
 
 
@@ -71,7 +71,7 @@ async def test_a_sequence_keeps_its_scope_beyond_a_crash(name: str, tiny: Tiny) 
 
     async with serving(tiny, crash) as served:
         heard = [await served.one(PROMPT, scope=ONE)]
-        await until(lambda: served.facts.recovery.crashes == 1)
+        await until(lambda: served.stats.recovery.crashes == 1)
         for scope, cached in [(NOBODY, 0), (OTHER, 0), (ONE, 99)]:
             heard.append(await served.one(PROMPT, scope=scope))
             assert heard[-1].cached == cached

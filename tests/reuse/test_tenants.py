@@ -35,7 +35,7 @@ async def test_nobody_waits_for_another_tenant(name: str, tiny: Tiny) -> None:
     async with serving(tiny, prefill_step_size=16, gather_ms=50) as served:
         heard = await served.ask(*(Ask(PROMPT, salt=salt) for salt in ("a", "b", "a")))
         assert [each.cached for each in heard] == [0, 0, 99]
-        assert served.facts.cache.waited == 1
+        assert served.stats.cache.waited == 1
     await assert_as_cold(tiny, heard)
 
 
@@ -47,5 +47,5 @@ async def test_nor_from_disk(name: str, tiny: Tiny, tmp_path: Path) -> None:
         async with serving(tiny, **disk) as served:
             heard.append(await served.one(PROMPT, salt=salt))
             assert heard[-1].cached == cached
-            assert (served.facts.cache.hits_disk > 0) == bool(cached)
+            assert (served.stats.cache.hits_disk > 0) == bool(cached)
     await assert_as_cold(tiny, heard)

@@ -50,8 +50,8 @@ async def test_ids_say_which_server_made_them(tmp_path: Path) -> None:
         _, headers, _ = await exchange(served, get("/livez", "X-Trouper-Server: b2\r\n"))
         assert re.fullmatch("b2_[0-9a-f]{32}", headers["x-request-id"])
         headers = "X-Trouper-Server: b2\r\nX-Request-Id: mine\r\n"
-        _, said, _ = await exchange(served, get("/livez", headers))
-        assert said["x-request-id"] == "mine"
+        _, answered, _ = await exchange(served, get("/livez", headers))
+        assert answered["x-request-id"] == "mine"
 
 
 @pytest.mark.parametrize("name", ["", "B", "a_b", "a-b", "a" * 33, "a/b"])

@@ -31,7 +31,7 @@ FLOOR: Final = 1024
 """Denominator of the least bound, as a share of the device's limit."""
 # Growth alone counts: a Mac keeps memory in swap long after it was short.
 SWAP_GROWTH: Final = 0.005
-"""Growth of swap between two looks that counts as a warning, as a share of the device's limit."""
+"""Growth of swap between two looks that is a warning, as a share of the device's limit."""
 log = logging.getLogger("trouper.janitor")
 # The TTL is counted in days, and orphaned temporary files are rare.
 SWEEP_EVERY_S = 600.0
@@ -119,7 +119,7 @@ class FixedMemory:
 
 @attrs.define
 class ProcessMemory:
-    """Decides when to release freed memory of the process: after many rows, once few are left."""
+    """Decides when to release freed memory: after many rows, once few are left."""
 
     # While many rows run, the next step would need the memory again. A release in vain is tried
     # again later and later: a long row may need the memory to its end.

@@ -1,7 +1,6 @@
 """The ImageDecoder actor. Waits on orders of the Scheduler; owns the process that decodes images.
 
-Images are decoded once the prefix cache is known to lack them: a session with forty screenshots
-decodes the new one only.
+Images are decoded once the prefix cache is known to lack them.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ async def decode_images(
     news: trio.MemorySendChannel[ImageDecoded],
     process: DecodingProcess | None = None,
 ) -> None:
-    """Run the actor, which ends after the last order. Each order has one answer, also at a crash of
-    the actor."""
+    """Run the actor, which ends after the last order. Each order has one answer, also at a
+    crash."""
     process = process or DecodingProcess()
     try:
         async for order in orders:

@@ -54,8 +54,8 @@ async def take_in_requests(
     settings: Settings,
     spread: Spread | None = None,
 ) -> None:
-    """Run the actor, which ends when `requests` is closed and all requests are passed on or
-    answered. `spread` sends a grammar to the other ranks."""
+    """Run the actor, which ends when `requests` is closed and none is left. `spread` sends a
+    grammar to the other ranks."""
     intake = Intake(admitted, model, settings, spread)
     async with trio.open_nursery() as nursery:
         async for submission in requests:
@@ -278,8 +278,8 @@ def check_grammar(grammar: Grammar | None) -> None:
 def thinking_limit(
     request: Generate, prompt: Sequence[int], tokenizer: Tokenizer, vocab_size: int
 ) -> ThinkingLimit | None:
-    """Limit on the reasoning of a request; None without a bound, for a model without reasoning, or
-    without a logit for the token that ends reasoning."""
+    """Limit on the reasoning of a request; None without a bound, without reasoning, or without a
+    logit for the token that ends reasoning."""
     # Tokenizers may have more tokens than their model.
     if request.thinking_tokens is None or request.grammar is not None or tokenizer.thinking is None:
         return None

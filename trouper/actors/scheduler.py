@@ -26,8 +26,7 @@ from trouper.protocol.settings import Settings
 from trouper.protocol.work import DiskNews, DiskOrder
 
 MAX_GATHER_S = 0.05
-"""Upper bound of the wait for further requests. Requests within this time of the first came
-together."""
+"""Upper bound of the wait for further requests. Requests within this time are one burst."""
 VAIN = 3
 """Number of waits in vain after which there is none."""
 log = logging.getLogger("trouper.scheduler")
@@ -37,8 +36,7 @@ FLUSH_S = 5.0
 # The engine's thread gets Python's lock, and the first token its client. More planning at once
 # would delay the first token.
 TURNS = 2
-"""Turns of the event loop left to others after an idle engine's first plan, and after its
-answer."""
+"""Turns of the event loop left to others around an idle engine's first step."""
 
 
 @attrs.frozen
@@ -232,8 +230,8 @@ class Scheduler:
         return stepped
 
     async def _late(self, pieces: int) -> Stepped:
-        """The answer to the oldest plan, with so many pieces of its time left. A stall is
-        published, since readiness is progress (D11, F27)."""
+        """The answer to the oldest plan, with so many pieces of its time left. Publishes a stall
+        (D11, F27)."""
         since, self._owed_since, limit_s = self._owed_since, inf, self._settings.stall_timeout_s
         if (stepped := await self._receive_within(self._piece_s, pieces)) is not None:
             return stepped

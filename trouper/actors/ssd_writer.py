@@ -160,8 +160,8 @@ class SSDWriter:
     # -- the directory ---------------------------------------------------------------------------
 
     async def _attached(self, path: Path, *, again: bool) -> RunStore:
-        """The store, opened if necessary. After a fault only the janitor's orders try the disk
-        again; then the catalogue is announced again."""
+        """The store, opened if necessary. After a fault only the janitor's orders try again and
+        announce the catalogue."""
         if self._store is not None:
             return self._store
         fault = self._edges.stats.latest.reason

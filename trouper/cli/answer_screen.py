@@ -44,8 +44,8 @@ class AnswerMarkdown(Markdown):
 
 
 class Lines:
-    """The lines of something without blanks at their ends, and without empty ones around them.
-    `are_few`: only the last ones, as many as a terminal has."""
+    """Lines without blanks at the ends, nor empty ones around. `are_few`: only the last ones, as
+    many as a terminal has."""
 
     def __init__(self, content: RenderableType, *, are_few: bool = False) -> None:
         self._content = content

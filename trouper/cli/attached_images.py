@@ -1,5 +1,4 @@
-"""Pictures in questions of `trouper chat`: a file's path becomes the picture. Terminals paste the
-path of a file that is dropped on them."""
+"""Pictures in questions of `trouper chat`: a pasted path becomes the picture."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Conversation:
         self.unanswered = None
 
     def answered(self, text: str) -> None:
-        """Append an answer, also a partial one. A question without one is taken back."""
+        """Append an answer, also a partial one; without one take the question back."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         else:

@@ -91,7 +91,7 @@ def leaving_signals() -> list[signal.Signals]:
 
 
 def insists(number: int) -> bool:
-    """Whether a second signal asks to end at once. A terminal may send SIGHUP several times."""
+    """Whether a second signal asks to end at once, unlike a repeated SIGHUP."""
     if number == signal.SIGHUP:
         forget_terminal()
     return number != signal.SIGHUP

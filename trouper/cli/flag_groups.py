@@ -123,8 +123,8 @@ HELP_WIDTH = 100
 
 
 class GroupedCommand(click.Command):
-    """A command with the flags of `serve`, whose help shows them in groups. Other servers' flags
-    are refused with what they are here."""
+    """A command with the flags of `serve`, in groups. Other servers' flags are refused with what
+    they are here."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         arguments = (*args,)  # click empties the list.

@@ -104,8 +104,8 @@ class UnusableCommand(click.Command):
 
 
 def load_command(entries: Sequence[EntryPoint]) -> click.Command:
-    """Return the command of these entry points, which have one name. If there is none to be had,
-    the command says so and names the package."""
+    """Return the command of these entry points of one name, or a command that names the faulty
+    package."""
     name = entries[0].name
     if len(entries) > 1:
         packages = " and ".join(sorted(map(_package, entries)))

@@ -54,8 +54,7 @@ class LineWriter:
 
 
 class BackgroundHandler(logging.Handler):
-    """Queues records for a thread. `write` is no handler, since `logging.shutdown` would flush
-    that."""
+    """Queues records for a thread."""
 
     def __init__(self, write: Write, lines: int = LINES) -> None:
         super().__init__()

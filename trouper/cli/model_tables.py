@@ -80,7 +80,6 @@ class ModelTables:
         return found[0] if found else None
 
     def values(self, model: str | None) -> dict[str, Any]:
-        """Return this model's settings, by field."""
         table = self.of(model)
         if table is None:
             return {}

@@ -44,7 +44,7 @@ class Life:
 
 
 class Supervisor:
-    """Keeps a group alive until the group ends well, cannot live, or a signal comes."""
+    """Keeps a group alive until it ends well, cannot live, or is signalled."""
 
     def __init__(self, group: RankLauncher, restarts: int | None) -> None:
         self._group, self._restarts = group, restarts
@@ -173,7 +173,7 @@ class ProcessSpec:
 
 class RankLauncher(Protocol):
     def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
-        """Return the processes of one start, whose files exist as long as the context."""
+        """Yield the processes of one start, with their files."""
 
     def code_in(self, line: str) -> int | None:
         """Return a rank's exit code, if this line reports one."""

@@ -82,8 +82,7 @@ def model_tables(context: click.Context) -> ModelTables:
 
 
 def default_file(*, works_here: bool) -> SettingsText | None:
-    """Return the file of the working directory, else the user's, else None. A line names a file
-    that does not count."""
+    """Return the file of the working directory, else the user's, else None."""
     for path in (*((IN_WORKING_DIRECTORY,) if works_here else ()), *_of_the_user()):
         try:
             if (content := read_trusted(path)) is not None:
@@ -110,8 +109,7 @@ def _warn(message: str) -> None:
 def _apply(
     context: click.Context, _: click.Parameter, given: Path | None, *, works_here: bool
 ) -> None:
-    """Take the settings of --config or a default file, and say which they are; `serve` logs that
-    itself."""
+    """Take the settings of --config or a default file, and print which, but for `serve`."""
     if context.resilient_parsing:
         return
     if given is None and not works_here and is_file(IN_WORKING_DIRECTORY):

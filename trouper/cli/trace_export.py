@@ -26,8 +26,7 @@ LAST_SPANS_S = 3.0  # For spans that a collector has not taken
 
 @contextmanager
 def tracing(endpoint: str | None) -> Iterator[tuple[ExchangeObserver, ...]]:
-    """Yield observers of exchanges. The context surrounds `trio.run`, for OpenTelemetry
-    has threads. Raises `SettingsInvalid`."""
+    """Yield observers of exchanges. The context surrounds `trio.run`. Raises `SettingsInvalid`."""
     if not _is_enabled(endpoint):
         yield ()
         return

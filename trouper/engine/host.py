@@ -224,8 +224,7 @@ class MlxEngine:
         log.info("compiled in %.1f s", time.perf_counter() - began)
 
     async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
-        """Answer plans in order until the channel ends. Raises any exception of the engine. A queue
-        spares the thread a wait for the event loop."""
+        """Answer plans in order until the channel ends. Raises any exception of the engine."""
         waiting: Waiting = SimpleQueue()
         self._waiting = waiting
         failure: BaseException | None = None

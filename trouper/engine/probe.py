@@ -62,8 +62,7 @@ def device_stats() -> Device:
 
 
 def product_gflops() -> float:
-    """Return the best of a few float32 products, which dominate prefill, in 10^9 operations a
-    second."""
+    """Return the speed of float32 products, in 10^9 operations a second."""
     matrix = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
     mx.eval(matrix @ matrix)
     best = float("inf")

@@ -1,5 +1,4 @@
-"""The engine step: builds a lazy graph from a plan, and launches before the previous tokens are
-read."""
+"""The engine step: builds a lazy graph from a plan, and launches ahead of reading."""
 
 from __future__ import annotations
 
@@ -59,7 +58,6 @@ class Launched:
     banks: tuple[BankStats, ...] | None = None
     """Banks after this step, if the plan has `report_banks`."""
     spans: Spans | None = None
-    """Positions of the drafts to verify."""
     draft_s: float = 0.0
     """Seconds of the proposers."""
     preparing: bool = False

@@ -117,7 +117,7 @@ PAUSE_STEPS = 200
 class ReadAhead:
     """Decides whether tokens are read before the next step's start.
 
-    Starting a step frees the GIL, for the server's thread to handle tokens.
+    Starting a step frees the GIL.
     """
 
     early: bool = False

@@ -46,8 +46,7 @@ class ApiKey:
     key: str = attrs.field(repr=False)
     priority: int = 0
     name: str = ""
-    """Name in errors, metrics and logs. Keys of one name are one client, for replacing a key
-    without loss."""
+    """Name in errors, metrics and logs. Keys of one name are one client."""
     models: tuple[str, ...] = ()
     """Allowed names or patterns; empty: all."""
     min_priority: int | None = None
@@ -220,7 +219,7 @@ def _state_of(path: Path | None) -> FileState:
 class Keys:
     _keys: Mapping[bytes, ApiKey]
     restricted: bool = False
-    """Whether there is a key file: then metrics and details of health need a right."""
+    """Whether a key file restricts metrics and details of health."""
     _settings: ServerSettings | None = None
     # State of the file at the last read.
     _read: FileState = None

@@ -1,7 +1,6 @@
 """How to get an optional part of Trouper, as it was installed here.
 
-An unqualified `pip install trouper[...]` names whatever an index has under the name; before a
-release there, that is a stranger's.
+An unqualified `pip install trouper[...]` names an index's package, perhaps a stranger's.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ CAPACITY_STEP = 256
 
 def kv_capacity(tokens: int, step: int = CAPACITY_STEP) -> int:
     """Capacity of a row's buffer: a multiple of `step`, and of an eighth to a quarter of the
-    result, for few different capacities."""
+    result."""
     unit = _capacity_unit(tokens, step)
     return -(-tokens // unit) * unit
 
@@ -127,8 +127,7 @@ class KvLayout:
     """The largest quantized layer's, which attention reads dequantized."""
     capacity_step: int = CAPACITY_STEP
     lead_tokens: int = 0
-    """Tokens by which buffers grow early, where all layers have the same lengths. 0: lengths
-    differ, by half a step on average."""
+    """Tokens by which buffers grow early. 0: the layers' lengths differ."""
     first_bank: int | None = FIRST_BANK
     """Maximum tokens of a row in the bank of level 0. None: one bank for all rows. 0: rows share no
     buffers."""

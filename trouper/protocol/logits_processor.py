@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 class LogitsProcessor(Protocol):
     """As mlx-lm's `logits_processors`: called with `mlx.core.array`s on the engine's thread, for
-    one row at a time. The result may depend on the arguments only, since preempted rows and drafts
-    repeat calls. A lazy result is best: reading a value waits for the device."""
+    one row at a time. The result may depend on the arguments only, since calls are repeated. A lazy
+    result is best."""
 
     def __call__(self, tokens: Any, logits: Any, /) -> Any:
         """tokens (n,) int32: prompt and output; logits (1, V), after bias and penalties. Returns

@@ -74,8 +74,6 @@ class MediaSpan:
 
 @attrs.frozen(eq=False)
 class PromptImage:
-    """An image of a prepared prompt."""
-
     span: MediaSpan
     source: ImageSource
 

@@ -105,7 +105,7 @@ class Tokenizer(Protocol):
         """Markers of a tool call for `parse_calls`, or None."""
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """(name, arguments as JSON) of the calls between the markers. May raise any exception."""
+        """(name, arguments as JSON) of the calls. May raise any exception."""
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float) -> FollowedGrammar:
         """Compile a grammar, which the engine finds while the returned object is kept. For any
@@ -203,8 +203,8 @@ class ModelCard:
     no_images: str = ""
     """Why it takes none, for a person; "" if it does."""
     image_roles: tuple[str, ...] = ()
-    """Roles whose messages can hold images by the chat template, sorted: a set has another order
-    at another rank, and equal cards have equal bytes."""
+    """Roles whose messages can hold images by the chat template, sorted: equal cards have equal
+    bytes."""
     adapted_messages: tuple[tuple[str, str], ...] = ()
     """Needed changes of messages: name and text for a person."""
 

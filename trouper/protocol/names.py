@@ -79,8 +79,8 @@ def aliases_in_use(aliases: Sequence[str], models: int) -> tuple[str, ...]:
 
 
 def aliased(name: str, aliases: Sequence[str], names: Sequence[Sequence[str]]) -> int | None:
-    """Index of the model for a name that no model has; None: no alias matches. `names`: of each
-    model, the default first."""
+    """Index of the model for an unknown name; None: no alias matches. `names`: of each model, the
+    default first."""
     for pattern, model in map(_parted, aliases):
         if fnmatchcase(name, pattern):
             found = (index for index, own in enumerate(names) if model is None or model in own)

@@ -33,8 +33,8 @@ def home_directory() -> Path:
 
 
 def xdg_directory(variable: str, default: str) -> Path:
-    """The directory of XDG's variable, else the default at home. XDG ignores relative paths, which
-    depend on the working directory. Raises `SettingsInvalid`."""
+    """The directory of XDG's variable, else the default at home. XDG ignores relative paths. Raises
+    `SettingsInvalid`."""
     named = expanded(os.environ.get(variable, ""))
     return named if named.is_absolute() else home_directory() / default
 

@@ -1,5 +1,5 @@
-"""The channel of plans to an engine. An engine's thread gets plans in the sender's task: a task
-switch would delay the step."""
+"""The channel of plans to an engine. An engine's thread gets plans in the sender's task, without a
+task switch."""
 
 from __future__ import annotations
 

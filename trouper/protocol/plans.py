@@ -126,16 +126,14 @@ class Admit:
     """Pooling of the prompt's vector, which comes with the last chunk. The row samples nothing and
     waits for its drop."""
     drafts: bool = False
-    """Whether the row drafts by prompt lookup, for which the engine indexes n-grams. A draft model
-    and a head need no announcement."""
+    """Whether the row drafts by prompt lookup, for which the engine indexes n-grams."""
     logprob_tokens: tuple[int, ...] = ()
     """Instead of the most likely. Only with `logprobs`."""
     breakers: Breakers | None = None
     logits_processors: tuple[str, ...] = ()
     adapter: str = ""
     num_output_tokens: int = 0
-    """Trailing tokens of `prompt` that the row has sampled, which count as output for the draw's
-    position, penalties, `min_tokens`, the grammar and the thinking limit."""
+    """Trailing tokens of `prompt` that the row has sampled, which count as output."""
     media: tuple[MediaSpan, ...] = ()
     """Images of the prompt, also of its restored part; ascending."""
 
@@ -198,8 +196,7 @@ class Plan:
     settled: tuple[int, ...] = ()
     """Tickets of finished reads. Only with several ranks."""
     drafts: tuple[int, ...] = ()
-    """Maximum of tokens to draft and verify for each row of `decode`; () means no drafts. The
-    drafts follow from the row's tokens alone."""
+    """Maximum of tokens to draft and verify for each row of `decode`; () means no drafts."""
     proposers: tuple[ProposerName, ...] = ()
     """() means n-grams."""
     watch: bool = False
@@ -211,8 +208,7 @@ class Plan:
     forget: tuple[ItemId, ...] = ()
     """Encoded images, or images being encoded, that the engine drops first."""
     digest: Digest | None = None
-    """State that the engine must have before the launch. RankMirror adds the digest for several
-    ranks."""
+    """State that the engine must have before the launch. RankMirror adds it."""
 
     @property
     def proposer_of(self) -> dict[RowId, ProposerName]:

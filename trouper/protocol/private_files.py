@@ -55,8 +55,7 @@ def who_may_change(path: Path) -> str:
 
 
 def owner_or_writers(path: Path) -> str:
-    """As `who_may_change`, without the directories above, which in containers may be open to
-    all."""
+    """As `who_may_change`, without the directories above."""
     uid = path.stat().st_uid
     if not _is_trusted(uid):
         return f"it belongs to {_user(uid)}"
@@ -73,8 +72,7 @@ def others_may_read(path: Path) -> bool:
 
 
 def others_write(info: os.stat_result) -> bool:
-    """Whether others may write. A group of the owner alone, as many systems make, does not
-    count."""
+    """Whether others may write. A group of the owner alone does not count."""
     if stat.S_ISLNK(info.st_mode):
         return False
     by_group = info.st_mode & stat.S_IWGRP and not _is_private_group(info)

@@ -84,7 +84,7 @@ MODEL_UNLOADING = Problem(
 
 
 def rank_lost(reason: str) -> Problem:
-    """The group of ranks ended, and with the group the process; a supervisor starts another."""
+    """The group of ranks ended, and with it the process."""
     return Problem(
         503, f"the server starts again: {reason}", "server_error", code="rank_lost", retry_after_s=5
     )
@@ -163,8 +163,8 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 def context_full(
     excess: ContextExcess, param: str, *, flags: str = "", note: str = ""
 ) -> RequestFailed:
-    """Return the refusal of a prompt or length beyond the context, the only one there is. `flags`
-    set the limit; `note` says how tokens were counted."""
+    """Return the only refusal of a prompt or length beyond the context. `flags` set the limit;
+    `note` says how tokens were counted."""
     # Clients that shorten conversations search for these phrases, which
     # tests/web/test_client_errors.py lists.
     prompt, answer = excess.prompt_tokens, excess.max_tokens

@@ -40,8 +40,8 @@ class Digest:
     rows: int
     """`pairs` of row ids with 1 for a decoding row, 0 for one that prefills or was embedded."""
     lengths: int
-    """`pairs` of row ids and tokens in KV. After `settled` a decoded row counts one token a step:
-    the accepted drafts are unknown yet."""
+    """`pairs` of row ids and tokens in KV. After `settled` a decoded row counts one token a
+    step."""
     blocks: int
     """`set_hash` of the ids of stored blocks and snapshots."""
     settled: int = -1
@@ -70,7 +70,7 @@ KEPT = 8
 
 
 def forget_old(steps: dict[int, Any]) -> None:
-    """Keep the last `KEPT` entries. Step numbers jump, because empty steps are never sent."""
+    """Keep the last `KEPT` entries."""
     while len(steps) > KEPT:
         del steps[next(iter(steps))]
 
@@ -98,8 +98,7 @@ def pairs(ids: Ids, values: np.ndarray[Any, Any]) -> int:
 
 
 def set_hash(ids: Ids) -> int:
-    """Hash of a set. Hashes of disjoint sets add modulo 2**64, hence a changed set is not hashed
-    again."""
+    """Hash of a set. Hashes of disjoint sets add modulo 2**64."""
     return int(_mixed(ids).sum())
 
 

@@ -13,8 +13,8 @@ queue."""
 
 @attrs.frozen(kw_only=True)
 class RequestRecord:
-    """Result and times of one request. Times are seconds of the scheduler's clock, unaffected by
-    slow readers; None: never reached. Plus `unix_offset`: Unix time."""
+    """Result and times of one request. Times are seconds of the scheduler's clock; None: never
+    reached. Plus `unix_offset`: Unix time."""
 
     request_id: str
     """Further choices of one response have a number appended: "id-1"."""

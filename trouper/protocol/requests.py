@@ -110,10 +110,9 @@ class Generate:
     logprob_tokens: tuple[int, ...] = ()
     """Instead of the most likely; with `logprobs`."""
     prompt_logprobs: int | None = None
-    """As `logprobs`, for the prompt from the second token on. The whole prompt is computed,
-    whatever is cached."""
+    """As `logprobs`, for the prompt from the second token on. The whole prompt is computed."""
     thinking_tokens: int | None = None
-    """Maximum of reasoning tokens. No effect with a grammar, which leaves no room for reasoning."""
+    """Maximum of reasoning tokens. No effect with a grammar."""
     speculation: Speculation | None = None
     """Speculation for this request; None: as in the settings. Changes durations, never tokens."""
     logits_processors: tuple[str, ...] = ()

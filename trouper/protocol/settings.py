@@ -451,8 +451,7 @@ class ServerSettings:
         require_directories(self.adapters_from)
 
     def body_limit(self, *, images: bool = False) -> int:
-        """Most bytes of a body. `images`: whether a model takes images, all of which agents send
-        again in each turn."""
+        """Most bytes of a body. `images`: whether a model takes images."""
         return self.max_body_bytes or (64 if images else 32) * 2**20
 
     @property

@@ -78,7 +78,7 @@ class Transition:
 
 @attrs.define(eq=False)
 class History:
-    """The last transitions of one request. Nothing decides by them but the text of a time limit."""
+    """The last transitions of one request. They decide a time limit's text alone."""
 
     request_id: str = ""
     clock: Callable[[], float] = time.monotonic

@@ -12,8 +12,7 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class Watch(Generic[T]):
-    """One actor publishes frozen values; anyone reads, and nobody waits. For statistics: a question
-    to an actor would wait for its step."""
+    """One actor publishes frozen values; anyone reads, and nobody waits."""
 
     latest: T
 

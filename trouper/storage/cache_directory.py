@@ -49,8 +49,7 @@ class DirectoryUsage:
 
 
 def prepare(directory: Path) -> None:
-    """Create the directory, private since the files hold users' text. Raises `OSError`, also for a
-    directory with foreign files, which a sweep would remove."""
+    """Create the directory, private. Raises `OSError`, also for a directory with foreign files."""
     is_ours = directory.exists() and _is_ours(directory)
     make_private(directory)
     probe = write_temporary(directory / TAG, TAG_TEXT)
@@ -74,8 +73,8 @@ def _is_ours(directory: Path) -> bool:
 
 
 def write_temporary(path: Path, data: bytes) -> Path:
-    """Write a temporary file for `path`, with a random name since models of one server, or servers
-    in containers, share a process id. Raises `OSError`."""
+    """Write a temporary file for `path`, with a random name, since servers may share a process id.
+    Raises `OSError`."""
     temporary = path.with_name(f"{path.name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     temporary.touch(FILE_MODE, exist_ok=False)
     try:

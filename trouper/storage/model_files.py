@@ -49,8 +49,6 @@ IMAGE_FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "mistral3", "pixtral")
 
 @attrs.frozen(kw_only=True)
 class ModelFiles:
-    """A model's directory."""
-
     name: str
     """Name for requests: a hub id, or the path below the directory of models."""
     directory: Path
@@ -64,7 +62,6 @@ class ModelFiles:
     float32_bytes: int
     """Bytes of all tensors in float32, for CPUs."""
     chats: bool
-    """Whether there is a chat template."""
     created_at: int
     """Unix time of the config."""
     used_at: float

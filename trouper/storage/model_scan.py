@@ -31,8 +31,7 @@ def hub_cache() -> Path:
 
 
 def require_hub_cache(sources: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` if a requested hub cache exists and is no directory. A missing one
-    is fine before a download."""
+    """Raises `SettingsInvalid` if a requested hub cache exists and is no directory."""
     if HUB_CACHE in sources and exists(path := hub_cache()) and not is_directory(path):
         raise SettingsInvalid(
             f"the hub's cache {path} is no directory; HF_HUB_CACHE or HF_HOME names it",

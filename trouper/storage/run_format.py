@@ -56,8 +56,6 @@ class Sealed:
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A tensor in the header."""
-
     dtype: str
     shape: tuple[int, ...]
     data_offsets: Span

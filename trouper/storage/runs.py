@@ -82,8 +82,8 @@ class RunStore:
         return self._files.uses.total_bytes
 
     def refresh(self) -> Changes:
-        """List the directory again, which others change, too. Opens only unknown files, removes
-        damaged ones. Raises `OSError`."""
+        """List the directory again. Opens only unknown files, removes damaged ones. Raises
+        `OSError`."""
         before, runs = self._runs, dict[str, RunInfo]()
         self._failed.clear()
         for path, file in self._files.list_files():
@@ -98,8 +98,8 @@ class RunStore:
         )
 
     def poll(self) -> Changes:
-        """Find what other servers have written and removed since, by the names alone: cheap enough
-        to do often. Raises `OSError`."""
+        """Find what other servers have written and removed since, by names alone. Raises
+        `OSError`."""
         names = set[str]()
         with suppress(FileNotFoundError):  # Nobody has written yet, or all of it was cleared.
             names.update(name for name in self._disk.list_names(self.path) if name.endswith(SUFFIX))

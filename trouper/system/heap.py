@@ -1,6 +1,6 @@
 """Options of glibc's malloc, and freed memory.
 
-glibc returns MLX's large buffers to the kernel, and the next step faults their pages in again.
+glibc returns MLX's large buffers to the kernel at each step.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class App(QuartTrio):
     exchange_observers: Sequence[ExchangeObserver] = ()
 
     def traced(self, request: Request, scope: RequestScope) -> Exchange | None:
-        """Return the request's exchange, which the observers get at its end; None: nobody asks."""
+        """Return the request's exchange; None: nobody observes."""
         if not self.exchange_observers or request.path in UNTRACED:
             return None
         scope.exchange = exchange = Exchange.open(request, scope.headers, scope.request_id)

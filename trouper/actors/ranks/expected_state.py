@@ -1,8 +1,7 @@
 """The expected state of every rank's engine, predicted from plans and corrected by results (F20).
 Pure.
 
-The state of the KV is each row's length alone: rows and lengths determine the shapes in the
-collectives.
+The state of the KV is each row's length alone.
 """
 
 from __future__ import annotations

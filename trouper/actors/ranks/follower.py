@@ -195,8 +195,8 @@ class Follower:
     # -- messages of rank 0 -----------------------------------------------------------------------
 
     async def _receive(self, link: Link, mirrored: PlanSender, background: trio.Nursery) -> None:
-        """Receive messages until rank 0 leaves. A full `mirrored` delays all messages, and then
-        rank 0's writes."""
+        """Receive messages until rank 0 leaves. A full `mirrored` delays all, and then rank 0's
+        writes."""
         with mirrored:
             while True:
                 try:

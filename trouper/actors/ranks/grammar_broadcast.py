@@ -1,5 +1,5 @@
-"""Grammars on all ranks: compiled before a row with that grammar is admitted, so that no engine's
-thread compiles while others wait in a collective."""
+"""Grammars on all ranks: compiled before a row's admission, so that no engine's thread compiles
+while others wait in a collective."""
 
 from __future__ import annotations
 

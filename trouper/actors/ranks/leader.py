@@ -306,8 +306,7 @@ T = TypeVar("T")
 
 
 async def gather_ranks(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Leader | None:
-    """Wait until all ranks have joined. None if this rank is the only one. Raises
-    `SettingsInvalid`."""
+    """Wait until all ranks have joined. None for a single rank. Raises `SettingsInvalid`."""
     running = trio.CancelScope()
 
     async def run(*, task_status: trio.TaskStatus[bytes]) -> None:
@@ -330,8 +329,8 @@ async def gather_ranks(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> 
 
 
 async def or_rank_lost(work: Awaitable[T], ranks: Leader) -> T:
-    """Await work that all ranks do together. Raises `RankLost`, which names the lost rank, instead
-    of the failure of a collective."""
+    """Await work that all ranks do together. Raises `RankLost`, which names the rank, instead of a
+    collective's failure."""
     try:
         return await work
     except (ModelUnusable, SettingsInvalid):

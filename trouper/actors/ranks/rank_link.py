@@ -118,7 +118,6 @@ async def send_heartbeats(
 
 
 async def wait_until_silent(link: Link, timeout_s: float, every_s: float) -> None:
-    """Return when nothing was received for `timeout_s`."""
     # A late check means that this process was suspended, and messages may wait in the socket, so
     # the link gets a fresh time limit.
     checked_at = trio.current_time()

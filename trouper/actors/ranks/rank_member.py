@@ -85,7 +85,7 @@ class RankMember:
             self._group.member_changed()
 
     def post(self, frame: bytes) -> None:
-        """Send an encoded message, in order. Never waits: a follower that does not read is lost."""
+        """Send an encoded message, in order. Never waits."""
         try:
             self._outbox.send_nowait(frame)
         except trio.WouldBlock:

@@ -109,8 +109,8 @@ class AdapterRoom:
 
     @contextmanager
     def reserved(self, name: str, plan: AdapterPlan) -> Iterator[None]:
-        """Keep the memory of an adapter from rows during its load, and afterwards unless the load
-        raises. Raises `RequestFailed` (507) instead of `OutOfDeviceMemory`."""
+        """Keep an adapter's memory from rows, after the load too unless it raises. Raises
+        `RequestFailed` (507) instead of `OutOfDeviceMemory`."""
         before = self.adapters.latest
         self.adapters.publish(attrs.evolve(before, reserved_bytes=plan.loading_bytes))
         try:

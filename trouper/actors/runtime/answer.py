@@ -222,7 +222,7 @@ class Answer(ClosesAtEnd):
             raise
 
     async def next(self) -> Delta | Finished:
-        """The next Delta, or the end, again and again. Raises `RequestFailed`. Safe to cancel."""
+        """The next Delta, or the end. Raises `RequestFailed`. Safe to cancel."""
         while self.finished is None:
             reply = await self.receive_reply()
             match reply:
@@ -257,8 +257,7 @@ class Answer(ClosesAtEnd):
                 self._unread.appendleft(reply)
 
     def next_nowait(self) -> Delta | None:
-        """A Delta that already arrived, else None; never a terminal event. For writers that join
-        Deltas."""
+        """A Delta that already arrived, else None; never a terminal event."""
         if self.finished is None:
             with suppress(trio.EndOfChannel, trio.ClosedResourceError):
                 self._receive_waiting()
@@ -267,7 +266,7 @@ class Answer(ClosesAtEnd):
 
     def take_deltas(self, limit: int, now: float) -> list[Delta]:
         """At most `limit` Deltas that already arrived at a followed answer. `now`:
-        trio.current_time(), read once for all streams."""
+        trio.current_time()."""
         unread = self._unread
         # `list[Delta]()` would take as long as the rest of this, for each token of each stream.
         deltas: list[Delta] = []
@@ -297,8 +296,8 @@ class Answer(ClosesAtEnd):
         return self._limits.next_deadline().at
 
     def follow(self, follower: Callable[[], None] | None) -> None:
-        """Call `follower` with each reply, in the sender's task: no blocking, no exception. For
-        readers that take replies without waiting, such as one of many streams. None: nobody."""
+        """Call `follower` with each reply, in the sender's task: no blocking, no exception. None:
+        nobody."""
         self._arrivals.follower = None
         if follower is None:
             return

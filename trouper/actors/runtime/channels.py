@@ -128,8 +128,7 @@ class Watches:
     """Published by the `Runtime`, before an adapter is loaded."""
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
-    """Whether the graph was told to end, so that neither requests nor engine are at fault.
-    Published by the `Runtime`."""
+    """Whether the graph was told to end, which is no fault. Published by the `Runtime`."""
     intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
     group: Watch[ActorStats] = attrs.field(
         factory=lambda: _actor("Scheduler+RankMirror+ModelStepper")

@@ -1,5 +1,5 @@
-"""The process that decodes images (`decoding_script.py`). It starts with the first image, and anew
-after a crash; an image that crashes it, or takes too long, costs its own request."""
+"""The process that decodes images (`decoding_script.py`). It starts with the first image, and after
+a crash; a bad image costs its own request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("trouper.images")
 SCRIPT = Path(__file__).with_name("decoding_script.py")
 START_S = 60.0
 WAIT_S = 30.0
-"""For one image. The script's own limit is CPU_S; a busy machine takes longer."""
+"""For one image. The script limits CPU time (CPU_S)."""
 END_S = 1.0
 UNAVAILABLE = "image_decoder_unavailable"
 """Code of every fault that is the server's own (503)."""
@@ -138,8 +138,8 @@ def _refuse_start(error: Exception) -> ImageRefused:
 
 
 async def _exchange(process: trio.Process, head: bytes, data: bytes, length: int) -> bytes:
-    """Send an order and return its pixels. Raises `ImageRefused`, `BrokenResourceError`, and
-    EOFError, also for an answer of another length."""
+    """Send an order, return pixels. Raises `ImageRefused`, `BrokenResourceError`, and EOFError,
+    also for an answer of another length."""
     assert process.stdin is not None
     await process.stdin.send_all(head)
     await process.stdin.send_all(data)

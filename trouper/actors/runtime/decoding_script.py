@@ -136,7 +136,7 @@ def _resize(image: Image, height: int, width: int) -> bytes:
 
 
 def _limit_cpu() -> None:
-    """The limit counts the whole life of the process, so each image moves it."""
+    """The limit counts from the process's start, so each image moves the limit."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     limit = math.ceil(used.ru_utime + used.ru_stime) + CPU_S

@@ -36,8 +36,8 @@ class ImageRefused(Exception):
 
 @attrs.frozen
 class ImageHeader:
-    """Facts of a file as it is stored. `width` and `height` in pixels, before the orientation;
-    `orientation`: 1 to 8, as EXIF numbers them."""
+    """A file as stored. `width` and `height` in pixels, before the orientation; `orientation`: 1 to
+    8, as EXIF numbers them."""
 
     format: ImageFormat
     width: int
@@ -52,8 +52,7 @@ class ImageHeader:
 
 
 def read_size(data: bytes) -> ImageSize:
-    """Read the size of an image as people see it. Raises `ImageRefused`, also for a size beyond the
-    limits."""
+    """Read an image's size as seen. Raises `ImageRefused`, also for a size beyond the limits."""
     return read_header(data).size
 
 
@@ -112,7 +111,7 @@ def _find_reader(data: bytes) -> Reader:
 
 
 def _list_brands(data: bytes) -> set[bytes]:
-    """Brands of an ISO media file (ISO/IEC 14496-12), the major one and compatible ones."""
+    """Major and compatible brands of an ISO media file (ISO/IEC 14496-12)."""
     if data[4:8] != b"ftyp":
         return set()
     end = min(int.from_bytes(data[:4], "big"), 256)
@@ -248,7 +247,7 @@ def _find_webp_orientation(data: bytes) -> int:
 TURNED = (1, 8, 3, 6)
 """Orientation by irot's quarter turns against the clock."""
 TURNED_AND_MIRRORED = ((4, 5, 2, 7), (2, 7, 4, 5))
-"""The same with imir behind it; by its axis, 0: top and bottom change places, 1: left and right."""
+"""The same with imir behind; by axis, 0: top and bottom change places, 1: left and right."""
 
 
 def _read_avif(data: bytes) -> ImageHeader:
@@ -328,7 +327,7 @@ ORIENTATION = 0x0112
 
 
 def _read_orientation(exif: bytes) -> int:
-    """The orientation of a TIFF structure (Exif 3.0), 1 where there is none that can be read."""
+    """The orientation of a TIFF structure (Exif 3.0), 1 where none can be read."""
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:
         return 1

@@ -26,8 +26,8 @@ def images_of(prompt: Prompt) -> tuple[ImageSource, ...]:
 
 
 def check_images(prompt: Prompt, card: ModelCard, output: str = "") -> None:
-    """Raises `RequestFailed` (400) for images that the model does not take, or in a request for
-    what images do not have, named by `output`."""
+    """Raises `RequestFailed` (400) for images that the model does not take, or that `output`
+    excludes."""
     images = images_of(prompt)
     if not images:
         return

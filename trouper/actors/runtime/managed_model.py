@@ -1,4 +1,4 @@
-"""A model as the manager holds it, its entry for the HTTP server, and why it cannot be loaded."""
+"""A model as the manager holds it, and its entry for the HTTP server."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ Scan = Callable[[], Awaitable[Sequence[ScannedModel]]]
 
 
 async def keep_found(models: list[ManagedModel], scan: Scan, ttl_s: float) -> None:
-    """Add to `models` those that scans find, and drop unloaded ones whose files have vanished.
-    Runs until cancelled; a failed scan is logged and changes nothing."""
+    """Add models that scans find, and drop unloaded ones whose files have vanished. Runs until
+    cancelled; a failed scan is logged and changes nothing."""
     last = ""
     while True:
         try:

@@ -1,8 +1,8 @@
 """The model manager serves several models: one graph of actors for each loaded model, within a
 bound on their weights.
 
-Graphs share nothing. A model is loaded on request, if necessary after idle models were unloaded.
-Each user of a model holds a `Lease`, and a leased model is never unloaded unless forced. A sleeping
+Graphs share nothing. A model is loaded on request, if necessary after idle ones were unloaded. Each
+user of a model holds a `Lease`, and a leased model is never unloaded unless forced. A sleeping
 model has its cached blocks on disk, and is loaded again on request.
 
 The table decides (`model_table.py`), and one task, `ModelManager.run`, does what comes next. All
@@ -224,8 +224,7 @@ class ModelManager:
         self.notify()
 
     async def _watch(self, model: ManagedModel) -> None:
-        """Tell the table that loading makes progress. The only model is not watched: there is no
-        other to be loaded beside it."""
+        """Tell the table that loading makes progress. The only model is not watched."""
         latest = self._progress.of(model.settings.model)
         while self.table.has_several:
             await trio.sleep(LOOK_S)
@@ -252,8 +251,7 @@ class ModelManager:
         return problem
 
     def _note_crash(self, model: ManagedModel, crash: ExceptionGroup) -> Problem:
-        """Raises the crash again if no other model is left to serve, or if it is none of an
-        actor."""
+        """Raises the crash again if no other model is left, or if it is no actor's."""
         _, others = crash.split(ActorFailed)
         if others is not None or not self.table.has_several:
             raise crash
@@ -270,7 +268,7 @@ class ModelManager:
     # -- the start and the end -------------------------------------------------------------------
 
     async def load_first(self) -> None:
-        """Load the first model, as long as it takes. Its faults end the manager."""
+        """Load the first model, whose faults end the manager."""
         first = self.models[0]
         self.table.request(first, trio.current_time())
         self.notify()
@@ -398,8 +396,8 @@ class ManagerControl:
                 model.weights_bytes = runtime.weights_bytes
 
     async def _make_room(self, model: ManagedModel, adapter: str, nbytes: int) -> None:
-        """Make room for a LoRA adapter within --model-memory. The bytes count as the model's until
-        the caller corrects the sum. Raises `RequestFailed` (507)."""
+        """Make room for a LoRA adapter within --model-memory. The bytes count until the caller
+        corrects the sum. Raises `RequestFailed` (507)."""
         wait = self._manager.table.grow(model, nbytes, trio.current_time())
         self._manager.notify()
         await self._manager.until(lambda: wait.is_over)

@@ -73,11 +73,11 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
 
 @attrs.define(eq=False)
 class Wait:
-    """A lease that waits for its model: over once it is granted, or refused with a `problem`."""
+    """A lease that waits: over once granted, or refused with a `problem`."""
 
     since: float
     limit_s: float
-    """Bound on the time for which others are in the way; loading takes as long as it takes."""
+    """Bound on the time for which others are in the way, without loading."""
     is_over: bool = False
     problem: Problem | None = None
 
@@ -92,7 +92,6 @@ class ModelRow:
     state: State = "unloaded"
     weights_bytes: int = 0
     leases: int = 0
-    """Leases that were granted."""
     waits: list[Wait] = attrs.field(factory=list)
     queued_at: float = -inf
     blocked_since: float = inf
@@ -130,7 +129,6 @@ class ModelRow:
 
     @property
     def source(self) -> str:
-        """Path or name of the model's files."""
         return self.names[0]
 
     @property
@@ -147,7 +145,6 @@ class ModelRow:
 
     @property
     def sleeps_at(self) -> float:
-        """When an idle model's time to live ends."""
         return self.used_at + self.ttl_s if self.is_idle and self.ttl_s else inf
 
     def gives_up_at(self, wait: Wait) -> float:
@@ -219,7 +216,7 @@ class ModelTable(Generic[T]):
     _growths: list[tuple[T, Wait]] = attrs.field(factory=list)
 
     def ask(self, row: T, now: float, limit_s: float) -> Wait:
-        """A lease, at once if the model is ready. The wait ends, whatever happens."""
+        """A lease, at once if the model is ready. The wait always ends."""
         wait = Wait(now, limit_s)
         problem = DRAINING if self.draining else _lasting_problem(row, now)
         if problem is not None:
@@ -307,7 +304,7 @@ class ModelTable(Generic[T]):
 
     def grow(self, row: T, weights_bytes: int, now: float) -> Wait:
         """Room for so many bytes more of a loaded model, which count from now on. Refused at once
-        unless idle models can make the room."""
+        unless idle models can go."""
         row.weights_bytes += weights_bytes
         wait = Wait(now, inf)
         if self.draining:
@@ -332,8 +329,8 @@ class ModelTable(Generic[T]):
     # -- what comes next -------------------------------------------------------------------------
 
     def next(self, now: float) -> Step[T]:
-        """Decide what comes next, and note that it has begun. The caller carries it out, and calls
-        again until the step is `WaitUntil`."""
+        """Decide what comes next, and note that it has begun. The caller carries the step out,
+        until `WaitUntil` comes."""
         if self.draining:
             return WaitUntil(inf)
         step = (
@@ -382,8 +379,8 @@ class ModelTable(Generic[T]):
         return None
 
     def _next_load(self, now: float) -> Step[T] | None:
-        """One model is loaded after another, in the order in which they were queued. One that waits
-        for room lets the others pass."""
+        """One model is loaded after another, in the order in which they were queued. One without
+        room lets others pass."""
         waiting = [row for row in self.rows if row.state == "waiting"]
         for row in sorted(waiting, key=lambda row: row.queued_at):
             step = next_for(self.rows, row, self.limits)
@@ -474,8 +471,8 @@ def _pinned(row: ModelRow) -> Problem:
 def next_for(
     models: Sequence[T], new: T, limits: LoadLimits
 ) -> Load[T] | Unload[T] | Refuse[T] | None:
-    """Decide what comes next so that `new` can be loaded; None: others have to end first. Idle
-    models are unloaded, least recently used first, unless that would not suffice."""
+    """Decide what comes next for `new`; None: others have to end first. Idle models are unloaded,
+    least recently used first, unless that would not suffice."""
     others = [model for model in models if model is not new]
     if has_room(loaded(others), new, limits):
         return Load(new)
@@ -489,8 +486,7 @@ def next_for(
 
 
 def has_room(others: Sequence[ModelRow], new: ModelRow, limits: LoadLimits) -> bool:
-    """Whether a model fits beside others. A single model may have any size; loading fails if the
-    machine has no room."""
+    """Whether a model fits beside others. A single model may have any size."""
     if limits.max_models is not None and len(others) >= limits.max_models:
         return False
     return (

@@ -15,7 +15,7 @@ from trouper.protocol.settings import Settings
 REPOSITORY = "myproject\n"
 FILE = "filename\n"
 SNIPPET = "\n\n--- snippet ---\n\n"
-"""Header of a file if the vocabulary has no token for that, as in llama.cpp."""
+"""Header of a file without a token for that, as in llama.cpp."""
 
 
 def infill_of(prompt: InfillPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def max_characters(tokens: int, tokenizer: Tokenizer) -> int:
 
 def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
     """Whether a prompt has at most `limit` characters; stops counting early. A chat of `LONG_TEXT`
-    parts is never short, nor one with `LONG_IMAGES` bytes of images."""
+    parts or `LONG_IMAGES` bytes of images is long."""
     match prompt:
         case TokenPrompt():
             return True

@@ -61,8 +61,7 @@ class ModelEntry:
 
     @property
     def is_unused(self) -> bool:
-        """Whether a model of --models-from is neither used nor pinned, and has not failed to
-        load."""
+        """Whether a model of --models-from is unused, unpinned, and has not failed."""
         if self.files is None or self.state != "unloaded":
             return False
         return not (self.waiting or self.pinned or self.problem)

@@ -24,12 +24,12 @@ from trouper.protocol.watch import Watch
 class Arrivals:
     follower: Callable[[], None] | None = None
     """Called with a reply if no task waits, in the sender's task: no blocking, no exception. None
-    as soon as the client closes the channel."""
+    once the channel is closed."""
     # The channel could wake a task, which would double the cost of a token's way to the client.
     unread: deque[Reply] = attrs.field(factory=deque)
     """Replies that precede those in the channel; all of them, while the client follows."""
     taken: bool = False
-    """Whether a Delta was sent since the last `Submission.aborted`, so that the channel is open."""
+    """Whether a Delta was sent since the last `Submission.aborted`."""
     # A client may have left long before, while a plan has the row.
     when_let_go: Callable[[], None] | None = None
     """Called once when the owner lets go of the request."""
@@ -47,8 +47,8 @@ whether the request named that length. Returns the permitted length; raises `Req
 
 @attrs.frozen(eq=False)
 class Submission:
-    """A request and the sending end of its replies. Whoever holds a submission is the owner, sends
-    exactly one terminal event, then closes the channel."""
+    """A request and the sending end of its replies. The holder is the owner, sends exactly one
+    terminal event, then closes the channel."""
 
     request: Generate
     replies: trio.MemorySendChannel[Reply]
@@ -81,8 +81,7 @@ class Submission:
         return self.replies.statistics().open_receive_channels == 0
 
     def reply(self, event: Reply) -> bool:
-        """Send a reply. False once the request is aborted. Never blocks: the channel has room for a
-        complete answer, and WouldBlock is a bug."""
+        """Send a reply. False once the request is aborted. Never blocks: WouldBlock is a bug."""
         arrivals = self.arrivals
         if (follower := arrivals.follower) is not None:
             arrivals.unread.append(event)

@@ -102,8 +102,7 @@ def note_crash(cause: BaseException, stats: Watch[ActorStats], judge: Judge) -> 
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The first real exception inside nested groups, rather than the end of a channel by which
-    others observe the crash."""
+    """The first exception inside nested groups that is no closed channel."""
     found = list(leaves(error))
     return next((leaf for leaf in found if not isinstance(leaf, ENDS_OF_CHANNELS)), found[0])
 

@@ -1,4 +1,4 @@
-"""Work on threads: lanes for long and short work, and what follows where no thread can start."""
+"""Work on threads, in lanes for long and short work."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ async def run_on_thread(
 
 
 class DiskThread:
-    """The thread on which SSDWriter uses the file system: a slow disk takes no thread from
-    others."""
+    """SSDWriter's thread: a slow disk takes none from others."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(1)
@@ -120,8 +119,7 @@ class Ticket:
 
 
 class FairLane:
-    """The turns of one lane. Clients take turns; each client's requests are first come, first
-    served."""
+    """The turns of one lane: of clients, then of each one's requests by arrival."""
 
     def __init__(
         self,

@@ -161,7 +161,7 @@ class Admission:
         return pause if pause > found.tokens else None
 
     def _worth_waiting(self) -> int:
-        """Tokens whose prefill takes as long as the pass that a wait may cost."""
+        """Tokens whose prefill takes as long as a wait's pass."""
         return max(
             self.settings.block_size,
             int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate),

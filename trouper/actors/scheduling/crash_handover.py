@@ -36,8 +36,7 @@ class CrashHandover:
     """Sequences taken over and not queued yet; the first is suspect of a crash meanwhile."""
 
     def take_up(self, now: float) -> None:
-        """Queue the crashed scheduler's sequences. Convicted contents and rows too large for the
-        device are refused."""
+        """Queue the sequences. Convicted contents and rows too large for the device are refused."""
         self.taken.extend(self.recovery.take_up())
         while self.taken:
             self._take(self.taken[0], now)

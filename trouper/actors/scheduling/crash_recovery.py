@@ -44,7 +44,7 @@ class Recovery:
         self.shortages = SystemShortages()
         self.stats = RecoveryStats()
         self.image_ids = count()
-        """Ids of images to encode. Pixels that a crashed scheduler ordered may come to the next."""
+        """Ids of images to encode, never reused."""
         self.closed = False
         self._left: LeftBehind | None = None
         self._ended = False

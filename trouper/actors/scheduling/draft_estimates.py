@@ -206,8 +206,7 @@ class Costs:
         return max(bounds)
 
     def affordable(self, name: ProposerName, rows: int, sizes: Iterable[int]) -> list[int]:
-        """Return sizes up to four times the largest sample: trials must not take dozens of
-        steps."""
+        """Return sizes up to four times the largest sample, for trials of bounded cost."""
         largest = max(self._usable_samples(name, rows), default=1)
         return [size for size in sizes if size <= 4 * max(largest, 1)]
 

@@ -1,8 +1,7 @@
 """Identity tokens: the prefix cache's words for an image.
 
 All images have the same token ids, so that two prompts with different images would match. In the
-keys of the cache an image's tokens are negative numbers made from its digest. The engine gets the
-ids of the vocabulary.
+cache's keys an image's tokens are negative numbers made from its digest.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from trouper.actors.scheduling.tree_node import token_bytes
 from trouper.protocol.media import MediaSpan, PromptImage
 
 TRUSTED_TOKENS = 9
-"""Identity tokens of an image that must match before its place in a prompt is believed: 279
-bits."""
+"""Identity tokens that prove an image's place in a prompt: 279 bits."""
 MIN_TOKENS = 5
 """Tokens of the smallest image behind which a prompt is cached: 155 bits."""
 WORDS = 8

@@ -1,9 +1,9 @@
 """Images on the way to their vectors: decoded by the ImageDecoder, encoded by the engine. Pure.
 
 An *item* is an image for all running rows of one cache scope. Its file is decoded when a row needs
-it, since most images of a conversation come from the prefix cache. Few items have pixels at a time.
-The encoder runs the pieces of one item in slices, which compete with prefill for the stall bound.
-Vectors are kept for other rows within a bound.
+it, since most images of a conversation come from the prefix cache. The encoder runs the pieces of
+one item in slices, which compete with prefill for the stall bound. Vectors are kept for other rows
+within a bound.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trouper.protocol.plans import Encode, Plan, Stepped
 from trouper.protocol.settings import Settings
 
 DECODED_AHEAD = 2
-"""Items with pixels, or ordered, for the rows that may prefill: a photo has 12 MB of them."""
+"""Items with or awaiting pixels, for the rows that may prefill: a photo has 12 MB."""
 UNKNOWN_BYTES = 2**28
 """Most bytes of unneeded vectors where the KV memory is unknown."""
 NEWEST = 0.3
@@ -78,8 +78,8 @@ class NeededImage:
 
 @attrs.frozen
 class UnusableImage:
-    """An image without pixels or vectors. `status`: the client's fault, except of the server's own
-    decoder and encoder."""
+    """An image without pixels or vectors. `status`: the client's fault, except of decoder and
+    encoder."""
 
     id: ItemId
     digest: bytes
@@ -128,7 +128,7 @@ class ImageItems:
     _by_id: dict[ItemId, Item] = attrs.field(factory=dict, init=False)
     _forgotten: list[ItemId] = attrs.field(factory=list, init=False)
     _ordered: set[ItemId] = attrs.field(factory=set, init=False)
-    """Items whose pixels are still to come, also such as nobody needs any more."""
+    """Items whose pixels are to come, needed or not."""
     _clock: count[int] = attrs.field(factory=lambda: count(1), init=False)
     _encoded_last: bool = attrs.field(default=False, init=False)
 
@@ -206,7 +206,7 @@ class ImageItems:
 
     @staticmethod
     def ready_to_prefill(prefilling: Iterable[Sequence]) -> list[Sequence]:
-        """Return the rows with tokens to prefill. The others wait for an image, and note it."""
+        """Return the rows with tokens to prefill. Others wait for an image."""
         ready = []
         for sequence in prefilling:
             if sequence.next_chunk:
@@ -256,7 +256,7 @@ class ImageItems:
     # -- news ------------------------------------------------------------------------------------
 
     def hear(self, decoded: ImageDecoded) -> list[UnusableImage]:
-        """Take an item's pixels. Returns the item if it has none: its requests fail."""
+        """Take an item's pixels. Returns an item without pixels: its requests fail."""
         self._ordered.discard(decoded.item)
         self.counters.add(image_decoder_seconds=decoded.seconds)
         item = self._by_id.get(decoded.item)
@@ -308,7 +308,7 @@ class ImageItems:
         return (Encode(item.id, span, pieces, pixels),)
 
     def _next_item(self, rows: Iterable[Sequence]) -> Item | None:
-        """The item that was begun, else the first one that the oldest row needs."""
+        """The item that was begun, else the oldest row's first."""
         waiting = [
             item
             for item in self._needed_by(rows).values()

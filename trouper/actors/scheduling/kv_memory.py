@@ -31,7 +31,7 @@ ACTIVATION_BYTES = 2**17
 # Float32, penalized, with noise.
 LOGIT_BYTES = 12
 RESERVE, RETURN_RESERVE = 64, 16
-"""Divisors: a part of the limit stays free at an entry, and at a return after preemption."""
+"""Divisors: the part of the limit free at an entry, and at a return after preemption."""
 # Buffers have at most eight slots for one row, each four times as long as the row.
 MAX_SPARE = 32
 
@@ -260,8 +260,8 @@ class KvMemory:
     # -- rows that run ---------------------------------------------------------------------------
 
     def relieve(self, now: float, choose_proposers: Callable[[Sequence], None]) -> None:
-        """Make room for the next plan's rows, and for a queued sequence of higher priority, before
-        all stores. `choose_proposers` decides drafting, which takes memory."""
+        """Make room for the next plan's rows and a queued sequence of higher priority, before
+        stores. `choose_proposers` decides drafting."""
         rows = self._rows()
         self._count(rows)
         limit = self.budget.limit_bytes

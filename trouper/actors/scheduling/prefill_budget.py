@@ -16,7 +16,7 @@ from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 from trouper.protocol.settings import Settings
 
 IDLE_STEP_S = 0.5
-"""A prefill step without streams: efficient, yet newcomers, aborts and shutdowns are seen soon."""
+"""A prefill step without streams: efficient, yet aborts are seen soon."""
 FIRST_CHUNK_TOKENS = 16
 """Before any measurement; grows up to fourfold a step."""
 # On CPU 16 tokens beside decode cost 1.4 decode steps, and fewer tokens hardly less.
@@ -42,8 +42,8 @@ REST = 1.5
 """Most chunks in a step that completes all prompts while no row decodes."""
 NEWEST = 0.2
 OTHER_COST_TOKENS = 1024
-"""Number of earlier tokens whose attention costs as much as the rest of a token's work. About right
-for a small model; a larger model has more."""
+"""Number of earlier tokens whose attention costs as much as the rest of a token's work. A larger
+model has more."""
 WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 
@@ -77,7 +77,7 @@ class ChunkSizer:
 
     def tokens_behind(self, context: int) -> int:
         """Tokens of a step whose longest prompt has `context` tokens so far: fewer where attention
-        to them will take longer than in the last step."""
+        takes longer than in the last step."""
         # Two steps are planned before one is measured, in which a prompt may have grown threefold.
         tokens, seconds = self._seen
         if not (tokens and self._end):
@@ -234,15 +234,15 @@ class PrefillBudget:
 
     def budget(self, requested: int, *, busy: bool, work: Work = "text", context: int = 0) -> int:
         """Tokens that the next step may prefill of `requested`. `busy`: the step also decodes.
-        `context`: tokens so far of the longest prompt that it prefills."""
+        `context`: tokens so far of the longest prompt."""
         sizers = self._sizers[work]
         if busy:
             return sizers.busy.tokens_behind(context)
         return requested if requested <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
-        """Learn from a step: the bound of a stall from steps that only decode, chunk sizes and
-        speed from those that prefill."""
+        """Learn from a step: the stall's bound from decoding, chunk sizes and speed from
+        prefill."""
         # If decoding alone comes near the stall bound (a large batch, a busy machine), prefill may
         # take as long again: with less a client would wait for minutes.
         prefilled = sum(chunk.tokens for chunk in plan.prefill)

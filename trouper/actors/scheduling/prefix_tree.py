@@ -148,8 +148,8 @@ class PrefixTree:
     # -- blocks in memory ------------------------------------------------------------------------
 
     def insert(self, parent: Node, tokens: bytes) -> Node | None:
-        """The node of these tokens, with a block or a new id for the caller to fill. None without
-        room, or if another text has the key."""
+        """The node of these tokens, with a block or a new id to fill. None without room, or for a
+        key in use."""
         key = self._digest(parent.key + tokens)
         node = self._nodes.get(key)
         if node is not None and (node.parent is not parent or node.tokens != tokens):

@@ -148,7 +148,7 @@ class ResultCommit:
 
 
 def image_failed(sequence: Sequence, image: UnusableImage) -> Problem:
-    """The error of one request, which names the place of the image in the client's body."""
+    """The error of one request, with the image's place in the body."""
     origins = (
         one.source.origin for one in sequence.client.images if one.span.digest == image.digest
     )

@@ -41,7 +41,7 @@ class WriteQueue:
         self._in_flight: dict[bytes, tuple[bytes, BlockRef]] = {}
 
     def add(self, node: Node | None) -> None:
-        """Queue a node, and the parents that lead to it, up to one that is queued or saved."""
+        """Queue a node, and its parents up to one that is queued or saved."""
         if not self.enabled:
             return
         nodes: deque[Node] = deque()

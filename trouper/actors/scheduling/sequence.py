@@ -245,8 +245,7 @@ class Sequence:
         self.output.scores.clear()
 
     def schedule_chunk(self, tokens: int) -> bool:
-        """Count a chunk, whose last one samples a token. Returns whether that token ends the
-        answer."""
+        """Count a chunk; the last one samples a token. Returns whether that ends the answer."""
         self.num_unscheduled_tokens -= tokens
         if self.num_unscheduled_tokens:
             return False
@@ -345,8 +344,7 @@ class Sequence:
 
     @property
     def next_chunk(self) -> int:
-        """Tokens to the next boundary, the next image without vectors, or the prompt's end; 0 while
-        such an image is next."""
+        """Tokens to the next boundary, image without vectors (0 if next), or the prompt's end."""
         at = self.num_computed_tokens
         if not self.prefilling:
             return 0
@@ -360,11 +358,10 @@ class Sequence:
         return tokens if missing is None else max(0, min(tokens, missing - at))
 
     def needs_image(self, items: Collection[ItemId]) -> bool:
-        """Whether any of these is an image whose tokens are still to be computed."""
+        """Whether tokens of any of these images are still to be computed."""
         return any(left.id in items for left in self.images_left)
 
     def items_touched(self, tokens: int) -> tuple[ItemId, ...]:
-        """Images that the next `tokens` tokens touch."""
         at = self.num_computed_tokens
         return tuple(
             left.id
@@ -373,7 +370,6 @@ class Sequence:
         )
 
     def drop_passed_images(self) -> None:
-        """Those whose tokens are all computed."""
         at = self.num_computed_tokens
         self.images_left = [left for left in self.images_left if left.span.end > at]
 

@@ -82,7 +82,6 @@ class Speculation:
         self.stats = stats
 
     def records(self, names: Iterable[ProposerName]) -> dict[ProposerName, Record]:
-        """Make a row's records for the permitted proposers."""
         return {
             name: Record(
                 name, self._min_match, self._acceptance[name].scaled(), drafted_at=self._step
@@ -206,8 +205,7 @@ class Speculation:
 
 
 def _order_options(options: Sequence[Option], size: int) -> list[tuple[float, Option]]:
-    """Return each row's better option with expected tokens, most first. A row's options are
-    neighbours."""
+    """Return each row's better option with expected tokens, most first."""
     better: list[tuple[float, Option]] = []
     for option in options:
         expected = option.expect_tokens(size)

@@ -61,8 +61,7 @@ class StepStatistics:
 
 
 class SchedulerCounters:
-    """Events since the last publication, and the published values, which a new scheduler
-    continues."""
+    """Events since the last publication, and the values published before."""
 
     def __init__(self, watch: Watch[SchedulerStats]) -> None:
         self._watch = watch

@@ -41,7 +41,7 @@ def tenant_of(sequence: Sequence) -> Tenant:
 
 @attrs.frozen
 class ChargedWork:
-    """Tenants that pay for a step: of the rows that prefill, and of the image that is encoded."""
+    """Tenants that pay for a step's prefill, and for its image."""
 
     rows: Mapping[RowId, Tenant]
     encoding: Tenant | None

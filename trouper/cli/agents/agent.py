@@ -21,12 +21,11 @@ from trouper.protocol.paths import expanded, home_directory, xdg_directory
 from trouper.protocol.settings import default_cache_dir
 
 PROVIDER = "trouper"
-"""Name of the provider in the clients' files"""
 NO_KEY = "none"
 """For a client that insists on a key where the server wants none"""
 MAX_OUTPUT = 32768
 OUTPUT_SHARE = 4
-"""Clients reserve this part of the context, and compact when the rest is full."""
+"""Clients reserve this part of the context for answers."""
 WAIT_S = 900
 """Timeout for the next event. Slow machines prefill a long prompt in silence."""
 
@@ -41,7 +40,6 @@ class ServedModel:
     now: str = "1970-01-01T00:00:00.000Z"
     """For clients that note when something was set"""
     images: bool = False
-    """Whether the model reads images"""
 
     @property
     def modalities(self) -> list[str]:
@@ -128,7 +126,6 @@ class FirstPrompt:
     """The client's"""
     date: str
     families: int
-    """How many families of models were tried"""
     tokens: int
     """With the family that has the most"""
 

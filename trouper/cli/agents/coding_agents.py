@@ -25,7 +25,7 @@ WAIT_MS = WAIT_S * 1000
 
 BEHAVES_AS = "claude-opus-4-8"
 """The known model by whose defaults Claude Code writes requests to an unknown one. With others its
-first prompt is longer, or has members that nobody documents."""
+first prompt is longer or undocumented."""
 MIN_WINDOW = 100_000
 """Claude Code rounds a smaller `CLAUDE_CODE_AUTO_COMPACT_WINDOW` up."""
 
@@ -79,7 +79,7 @@ you changed, with paths, and what you could not do.
 
 
 def _codex_models(served: ServedModel) -> dict[str, Any]:
-    """The description that Codex asks for: without it Codex warns, and assumes 272,000 tokens."""
+    """The description without which Codex warns, and assumes 272,000 tokens."""
     # Members that one version wants are unknown to others, which read past them.
     entry = {
         "slug": served.model,

@@ -73,8 +73,7 @@ def undo(agent: str) -> Iterator[str]:
 
 
 def _undone(path: Path, written: Written) -> Iterator[str]:
-    """Take our change to one file back, and yield lines for a person. The copy goes if nothing else
-    was changed since."""
+    """Take our change to one file back, and yield lines for a person. An unneeded copy goes."""
     now = read_text(path)
     text, edits = _taken_back(path, written)
     if text == now:

@@ -285,7 +285,7 @@ def _listed(client: httpx2.Client) -> dict[str, int | None]:
 
 
 def _name(value: Any) -> str:
-    """Refuse a name that clients would take for a flag, a variable or a file, as {file:PATH}."""
+    """Refuse a name that clients read as a flag, a variable or a file ({file:PATH})."""
     name = str(value)
     if name.startswith("-") or name != line_shown(name) or any(sign in name for sign in SIGNS):
         rule = f"a name has no {SIGNS}, and begins with no -"

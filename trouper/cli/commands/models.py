@@ -89,7 +89,7 @@ def list_models(models_from: tuple[str, ...], as_json: bool, url: str) -> None:
 
 
 def _hints(url: str, *, is_empty: bool) -> Iterator[str]:
-    """Name the models that a server has, and how to get one where there is none. No key is sent."""
+    """Name a server's models, or how to get one. No key is sent."""
     import httpx2  # Other commands of the group do without it, and it is slow to import.
 
     from trouper.cli.client import ProxyUnusable, UnusableAnswer, Where, served_models

@@ -1,7 +1,7 @@
 """Text models of mlx-lm take images: the encoder's vectors, M-RoPE and deepstack.
 
-Modules get subclasses of their classes, so that their paths and kinds stay. Outside of a pass with
-images they compute as before.
+Modules get subclasses of their classes, so paths and kinds stay, and compute as before without
+images.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ class RankGroup:
         return self.rank == 0
 
     def agree(self, tokens: mx.array) -> mx.array:
-        """Return rank 0's tokens, lazily (F21). Other ranks' tokens stay in the graph, which keeps
-        collectives in order."""
+        """Return rank 0's tokens, lazily (F21)."""
         if self.size == 1:
             return tokens
         return self.sum(tokens if self.leads else tokens * 0)

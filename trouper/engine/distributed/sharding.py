@@ -108,8 +108,8 @@ def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def fuse_adapters(model: nn.Module) -> None:
-    """mlx-lm shards only plain layers. Quantized layers are dequantized, because quantizing again
-    would lose the adapter's small steps."""
+    """mlx-lm shards only plain layers. Quantized layers are dequantized, lest the adapter's small
+    steps be lost."""
     fused = [
         (name, layer.fuse(dequantize=True))
         for name, layer in model.named_modules()
@@ -150,8 +150,7 @@ class Float32Sum(nn.Module):
 
 
 def sum_in_float32(model: nn.Module, group: RankGroup) -> None:
-    """Replace mlx-lm's summing layers. Sums in a model's own code, such as mixtures of experts,
-    stay."""
+    """Replace mlx-lm's summing layers. Sums in a model's own code stay."""
     kinds = (ShardedToAllLinear, QuantizedShardedToAllLinear)
     layers = [
         (name, Float32Sum(layer, group))

@@ -183,8 +183,8 @@ def _with_names(schema: Json, root: Any) -> Json:
 
 
 def _with_bounds(schema: Json) -> Json:
-    """Return the schema with numbers that llguidance reads: counts are integers, and the lowest
-    integer of 64 bits is almost the lowest."""
+    """Return the schema with numbers that llguidance reads: integer counts, and no lowest integer
+    of 64 bits."""
     changed = dict[str, Any]()
     for name, value in schema.items():
         if name[3:] in COUNTS and isinstance(value, float) and value.is_integer():

@@ -133,8 +133,8 @@ class GrammarFaultError(ValueError):
 class Grammars:
     """Grammars over one vocabulary, cached by content.
 
-    Compiling takes up to seconds, on a worker thread before admission. Callers keep the result of
-    `compile` until the row starts: the cache may evict.
+    Compiling takes up to seconds, on a worker thread before admission. Callers keep the result
+    until the row starts: the cache may evict.
     """
 
     def __init__(self, vocabulary: TokenizerVocabulary, size: int, eos: Sequence[int]) -> None:
@@ -414,7 +414,7 @@ def _call_schema(grammar: Grammar) -> str:
 
 
 def _calls_of(calls: Sequence[CallSchema]) -> str:
-    """Return a Lark grammar of one call. Nothing around the arguments is the model's to choose."""
+    """Return a Lark grammar of one call, with fixed text around the arguments."""
     rules = [f"start: {' | '.join(f'call_{index}' for index in range(len(calls)))}"]
     for index, call in enumerate(calls):
         name = json.dumps(call["name"], ensure_ascii=False)
@@ -439,8 +439,8 @@ def _of_schema(source: str, *, compact: bool) -> str:
 
 
 def _blanks(schema: Any, *, compact: bool) -> dict[str, Any]:
-    """Return llguidance's options of whitespace: a blank, or a line break and as much indentation
-    as the schema is deep."""
+    """Return llguidance's options of whitespace: a blank, or a line break and indentation to the
+    schema's depth."""
     # Without a bound some models write blanks for ever.
     if compact:
         return {"whitespace_flexible": False}

@@ -1,5 +1,4 @@
-"""Finds the part and the keyword of a JSON schema that llguidance rejects: llguidance reports
-neither."""
+"""Finds the part and the keyword of a JSON schema that llguidance rejects without naming."""
 
 from __future__ import annotations
 
@@ -188,8 +187,8 @@ def too_wide(schema: Any, steps: Steps = ()) -> tuple[Steps, str] | None:
 
 
 def narrowed(schema: Any) -> tuple[Any, list[Steps]]:
-    """Return the schema with as many optional properties of each object as may be, and the paths
-    of what was dropped. The argument changes."""
+    """Return the schema with the permitted number of optional properties, and the dropped paths.
+    The argument changes."""
     dropped: list[Steps] = []
     while (wide := too_wide(schema)) is not None:
         steps, _ = wide
@@ -204,8 +203,8 @@ def narrowed(schema: Any) -> tuple[Any, list[Steps]]:
 
 
 def depth_of(schema: Any) -> int | None:
-    """Return the number of objects and arrays within one another, as written; None: references, or
-    values of any kind."""
+    """Return the depth of objects and arrays, as written; None: references, or values of any
+    kind."""
     deepest, waiting = 0, [(schema, 0)]
     while waiting:
         part, depth = waiting.pop()

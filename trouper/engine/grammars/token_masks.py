@@ -1,5 +1,5 @@
 """Token masks: bits of the tokens that a row may have next. The device expands bits by a table of
-256 bytes, which every backend of MLX supports."""
+256 bytes."""
 
 from __future__ import annotations
 

@@ -175,8 +175,8 @@ class AttentionCall:
 
 
 _passes = threading.local()
-"""State of the pass that each thread builds: `both_sides`, a mask of all tokens, and `calls`, which
-are recorded."""
+"""State of the pass that each thread builds: `both_sides`, a mask of all tokens, and recorded
+`calls`."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Banks: rows of like length share buffers, which are as long as the bank's longest row."""
+"""Banks: rows of like length share buffers, as long as the longest row."""
 
 # A bank of level 0 holds rows up to `Shapes.first_bank` tokens; each level doubles the length. A
 # row that outgrows a bank moves to the next level: one copy, as long as the row. Rows move early,
@@ -146,8 +146,7 @@ class Banks:
             bank.buffers.clean()
 
     def set_spares(self, *, spares: bool) -> None:
-        """Set whether buffers may have room to spare. Without, buffers are fitted now and with each
-        change of rows."""
+        """Set whether buffers may have room to spare; without, each change of rows fits them."""
         if spares != self._spares:
             self._spares = spares
             for bank in self:
@@ -156,7 +155,7 @@ class Banks:
             self.fit()
 
     def hold(self, lengths: Sequence[int]) -> None:
-        """Make room for new rows of these lengths at once, instead of one copy for each."""
+        """Make room for new rows of these lengths at once."""
         keys = Counter(self._key(tokens, NO_ROW) for tokens in lengths)
         for key, rows in keys.items():
             if self._shapes.shared(key.level) or not self._several:

@@ -69,8 +69,8 @@ class FullSlots(SlotCache):
             buffer[slot, :, start:stop] = part
 
     def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the buffers for one slot from consecutive pieces (heads, any, dim) for each buffer:
-        one copy instead of three."""
+        """Make the buffers for one slot from consecutive pieces (heads, any, dim) for each
+        buffer."""
         assert not self.buffers and self.slots == 1, "somebody's KV would be lost"
         capacity, made = self.capacity_for(room), list[mx.array]()
         for pieces in parts:

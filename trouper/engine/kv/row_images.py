@@ -1,6 +1,6 @@
 """Images of rows: positions of their tokens, and what a pass gets of them.
 
-Everything follows from the spans, which are part of the row: a restored row has the same positions.
+Everything follows from the row's spans.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Rows(Protocol):
         pass
 
     def make_room(self, lengths: Sequence[int]) -> None:
-        """Make room at once for more rows of these lengths, instead of one copy for each."""
+        """Make room at once for more rows of these lengths."""
 
     def give_back(self) -> None:
         """Release memory that the present rows do not need."""

@@ -44,16 +44,14 @@ class SlotCache:
         self.slots = 0
         """With or without KV: each row has a slot."""
         self.phase = 0
-        """Tokens by which buffers are shorter than others', and hence grow earlier: growth of all
-        layers in one step would take long."""
+        """Tokens by which buffers are shorter than others', since growth of all layers in one step
+        would take long."""
         self.lead = 0
-        """Free positions at growth, where all layers have the same lengths. `phase` or `lead` is
-        0."""
+        """Free positions at growth. `phase` or `lead` is 0."""
         self.shapes = EXACT
         self.spares = True
         self.expected_tokens = 0
-        """Tokens of the longest row with a complete prompt: growth with each chunk would copy as
-        often."""
+        """Tokens of the longest row with a complete prompt, to grow once."""
 
     @property
     def buffers(self) -> list[mx.array]:

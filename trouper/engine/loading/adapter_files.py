@@ -212,8 +212,7 @@ def bytes_together(adapters: Sequence[FoundAdapter], item_bytes: int) -> int:
 
 
 def _tails(paths: Mapping[str, str]) -> dict[str, str | None]:
-    """Index paths by the part after `layers`: checkpoints and mlx-lm differ before. None:
-    ambiguous."""
+    """Index paths by the part after `layers`. None: ambiguous."""
     found: dict[str, str | None] = {}
     for path, present in paths.items():
         _, *parts = path.split(".layers.")

@@ -1,5 +1,4 @@
-"""Checks of a model directory before MLX maps a byte: MLX's errors come late, and a truncated file
-may end the process."""
+"""Checks of a model directory before MLX maps a byte: a truncated file may end the process."""
 
 from __future__ import annotations
 

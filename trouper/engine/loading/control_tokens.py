@@ -222,7 +222,7 @@ def compiled(
 
 def _expression(texts: Iterable[str], open_from: Mapping[str, int] | None) -> str:
     """Match the longest of some texts; of those in `open_from`, so many first characters at the end
-    are enough."""
+    suffice."""
     # As a tree: an alternation of thousands of texts would be tried one after another.
     tree: Trie = {}
     for text in texts:

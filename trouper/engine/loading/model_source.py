@@ -31,7 +31,7 @@ from trouper.storage.foreign_files import OTHER_VERSION
 
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
-"""The tiny model that sees. A checkout has it, an installed package has not."""
+"""The tiny model that sees, in checkouts only."""
 OFFLINE = "HF_HUB_OFFLINE is set: unset it, or give a directory"
 UNREACHABLE = "set HTTPS_PROXY to your proxy or HF_ENDPOINT to a mirror, or give a directory"
 LISTED = "`trouper models ls` lists the models that are here"

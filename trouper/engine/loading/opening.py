@@ -104,8 +104,8 @@ class Opening:
         return make, arguments
 
     def explain(self, directory: Path, reason: str) -> ModelUnusable:
-        """Why weights and config make no model: an unread quantization, names that differ, or
-        `reason`, the exception's text."""
+        """Why weights and config make no model: an unread quantization, other names, or
+        `reason`."""
         extra, missing = self._compare()
         method = quantized_by(read_json(directory / "config.json"))
         names_differ = bool(extra or missing)

@@ -1,7 +1,6 @@
 """Detects the format of a model's calls and reasoning.
 
-A call rendered by the chat template shows the trained format; template source and mlx-lm's
-detection decide only where none is rendered.
+A call rendered by the chat template decides; else its source and mlx-lm's detection.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ TOOL = {
 MARK = re.compile("probe[0-9]+x")
 """No template contains such text."""
 WRONG_ARGUMENTS = re.compile(r"""'path': 'probe|\\"probe""")
-"""Python's form of an object, or JSON within a JSON string: no model was trained on these."""
+"""Python's form of an object, or JSON within a JSON string."""
 Conversation = tuple[str, ...]
 """Roles; see `_messages`."""
 

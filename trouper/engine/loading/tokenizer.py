@@ -57,9 +57,9 @@ Config = Mapping[str, Any]
 MAX_BREAKERS = 64
 """Some 10 kB each."""
 HUGE_TEXT = 2**20
-"""Characters beyond which the memory of the encoding is given back to the system."""
+"""Characters beyond which an encoding's memory is given back."""
 TRIAL = " One\n\ttrial, <s> of 1234 wörds: 词</s> "
-"""Text that a tokenizer with changes of its own would encode otherwise than its tokenizer.json."""
+"""Text that a changed tokenizer encodes otherwise than its tokenizer.json."""
 TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
 
 
@@ -352,8 +352,7 @@ def _rendered(
 
 
 def _require_default(wrapped: TokenizerWrapper, options: Mapping[str, Any]) -> None:
-    """Raises `LookupError` without a template for these options: transformers' own error names an
-    argument that clients cannot send."""
+    """Raises `LookupError` without a template for these options."""
     templates = wrapped.chat_template
     named = isinstance(templates, dict) and "default" not in templates
     if named and not (options.get("tools") is not None and "tool_use" in templates):

@@ -121,8 +121,8 @@ def _processor_template(directory: Path) -> dict[str, str]:
 def apply_template(
     wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]
 ) -> Any:
-    """Thinking stays the template's default unless requested: mlx-lm would turn thinking on. Raises
-    any exception of a template."""
+    """Thinking stays the template's default unless requested. Raises any exception of a
+    template."""
     options = {"add_generation_prompt": True, **rename_switches(wrapped.chat_template, options)}
     if wrapped.init_kwargs.get("chat_template_type"):
         return wrapped.apply_chat_template([*messages], **options)

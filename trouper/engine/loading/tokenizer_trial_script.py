@@ -1,6 +1,5 @@
 """Script that tries a directory's tokenizer and chat templates before the server does: a template
-may loop or grow without end, and a tokenizer's expressions may backtrack. Imports nothing of the
-package."""
+may loop or grow without end. Imports nothing of the package."""
 
 from __future__ import annotations
 

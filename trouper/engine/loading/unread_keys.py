@@ -123,7 +123,7 @@ def _is_neutral(value: object) -> bool:
 
 @cache
 def _source_of(name: str) -> str:
-    """Includes the source of used architecture modules, and those of a package of its own."""
+    """Includes the source of used architecture modules, and of its package."""
     used = {name}
     package = name if hasattr(sys.modules[name], "__path__") else name.rpartition(".")[0]
     if package not in ("", *PACKAGES):

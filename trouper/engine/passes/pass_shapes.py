@@ -55,13 +55,11 @@ class Shapes:
     pass_tokens: int
     """Prompt tokens that cost as much as a pass's fixed cost."""
     lone_tokens: int
-    """Maximum of a lone prompt, or of its end, in one pass with logits of all tokens, instead of
-    two passes."""
+    """Maximum of a lone prompt, or of its end, in one pass with logits of all tokens."""
     rounded: bool = False
     """Whether sizes are rounded, since the device prepares each shape."""
     mask_elements: int = 2**22
-    """Maximum of queries times keys of a row with a mask as array, which spares new shapes. Such
-    attention computes all scores."""
+    """Maximum of queries times keys of a row with a mask as array, which spares new shapes."""
     vector_tokens: int = VECTOR_TOKENS
     """Maximum keys of a row for MLX's own kernels, which need no plan."""
     copied_width: int = COPIED_WIDTH

@@ -74,8 +74,8 @@ class Region:
 
     @cached_property
     def after(self) -> mx.array:
-        """(n,) int32: tokens in KV after the pass, for attention by lengths; and the rope offset
-        then, which no model with deltas reads."""
+        """(n,) int32: tokens in KV after the pass, for attention by lengths; also the rope offset
+        without deltas."""
         return mx.array(self.lengths + self.width)
 
     @cached_property

@@ -17,7 +17,8 @@ Kernel = Callable[..., list[mx.array]]
 def kernel(
     name: str, file: Path, inputs: Sequence[str], source: str, outputs: Sequence[str] = ("out",)
 ) -> Kernel:
-    """A kernel that calls functions of the included file: MLX hashes a source at each launch."""
+    """A kernel that calls functions of the included file, as MLX hashes the source at each
+    launch."""
     header = f'#include "{file.as_posix()}"\n'
     compiled = mx.fast.cuda_kernel(
         name=name,

@@ -1,5 +1,5 @@
-"""Sampling of the decoding rows. Arrays are rebuilt when the set of rows changes; the last tokens
-stay lazy and are the next pass's input."""
+"""Sampling of the decoding rows. Arrays are rebuilt when rows change; the last tokens stay lazy,
+the next pass's input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of rows on the device, so that a step is built before the last step's tokens are read."""
+"""Tokens of rows on the device, for a step before the last one's tokens are read."""
 
 from __future__ import annotations
 

@@ -212,6 +212,6 @@ class Reference:
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:
-    """Draw tokens from the lower half of the vocabulary: the upper end may be padding."""
+    """Draw tokens from the lower half of the vocabulary, without padding."""
     random = np.random.RandomState(seed)
     return [random.randint(1, max(vocabulary // 2, 2), length).tolist() for length in lengths]

@@ -80,7 +80,7 @@ def vocabulary_of(model: nn.Module) -> int:
 
 
 def listens(model: nn.Module, text: Tokens) -> bool:
-    """Whether the logits depend on earlier tokens: else no fault of KV would show."""
+    """Whether the logits depend on earlier tokens."""
     other = [*text[:-3], text[-3] + 1, *text[-2:]]
     run = run_alone(model)
     original, changed = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
@@ -123,8 +123,8 @@ def _redrawn(path: str, array: mx.array, stats: tuple[float, ...], gain: float) 
 
 
 def _knows_tokens(model: nn.Module) -> bool:
-    """Whether the model's code has an array of token ids (phi3small), which would point beyond a
-    smaller vocabulary: MLX would crash."""
+    """Whether the model's code has an array of token ids (phi3small), which may point beyond a
+    smaller vocabulary."""
     arrays = (
         value
         for _, part in model.named_modules()

@@ -19,8 +19,8 @@ from trouper.engine.kv.draft_rows import DraftRows
 from trouper.protocol.plans import RowId
 
 FED_AT_ONCE = 2
-"""Maximum number of tokens in the first pass of a draft. After an accepted draft a
-row lacks the last drafted token and the sampled one."""
+"""Maximum number of tokens in the first pass of a draft. After an accepted draft a row lacks
+two."""
 
 
 @attrs.frozen(kw_only=True)

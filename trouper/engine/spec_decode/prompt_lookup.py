@@ -19,7 +19,7 @@ class RowProposer(Protocol):
         draft."""
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Add the row's next tokens. Must be cheap, since a plan may call it in each step."""
+        """Add the row's next tokens. Must be cheap."""
 
     def draft(self, max_tokens: int) -> list[int]:
         """Propose up to `max_tokens` tokens."""
@@ -86,8 +86,7 @@ class NgramProposer:
         self._tokens += tokens
 
     def draft(self, max_tokens: int) -> list[int]:
-        """Propose at most as many tokens as have matched: eight tokens seldom repeat after
-        three."""
+        """Propose at most as many tokens as have matched."""
         self._catch_up()
         max_tokens = min(max_tokens, self._length)
         draft = self._tokens[self._next : self._next + max_tokens]

@@ -119,7 +119,6 @@ class ImageEncoder:
         return EncodeResults(tuple(encoded), tuple(failed), time.perf_counter() - began)
 
     def images(self, items: Iterable[ItemId]) -> list[EncodedImage]:
-        """The vectors of encoded items."""
         return [self._images[item] for item in items]
 
     def forget(self, items: Iterable[ItemId]) -> None:

@@ -50,7 +50,6 @@ class PatchRules:
         return self.patch_size * self.merge_size
 
     def count_pieces(self, shape: ImageShape, piece_patches: int) -> int:
-        """Number of pieces of one layer."""
         height, width = shape.resized
         patches = (height // self.patch_size) * (width // self.patch_size)
         return -(-patches // (piece_patches or patches))
@@ -104,8 +103,8 @@ class QwenLayout:
         return ImageShape((rows * side, columns * side), (1, rows, columns))
 
     def _resize(self, size: ImageSize, max_pixels: int) -> tuple[int, int]:
-        """Height and width, multiples of a token's side, as `smart_resize` computes them. Its
-        roundings are kept: half to even, and floats in the same order."""
+        """Height and width, multiples of a token's side, as `smart_resize` computes them. Roundings
+        are the same."""
         side, pixels = self.patches.token_size, size.height * size.width
         height, width = round(size.height / side) * side, round(size.width / side) * side
         if height * width > max_pixels:
@@ -234,12 +233,9 @@ def read_preprocessor(directory: Path) -> Mapping[str, Any]:
 def layout_of(
     config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
 ) -> Layout:
-    """The layout of a checkpoint.
-
-    `config`: of config.json. `preprocessor`: of `read_preprocessor`; what it lacks has the values
-    of the published checkpoints. `token_ids`: ids of the tokenizer's added tokens by text.
-    Raises `ValueError` with a reason for a person if the model takes no images here.
-    """
+    """`config`: of config.json. `preprocessor`: of `read_preprocessor`; what it lacks has the
+    values of the published checkpoints. `token_ids`: ids of the tokenizer's added tokens by text.
+    Raises `ValueError` with a reason for a person if the model takes no images here."""
     if "vision_config" not in config:
         raise ValueError("config.json has no vision_config")
     if preprocessor.get("resample", BICUBIC) != BICUBIC:

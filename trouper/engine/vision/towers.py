@@ -1,7 +1,4 @@
-"""Loads the image encoder of a checkpoint, beside mlx-lm's text model.
-
-MLX maps the files lazily: both halves together read each tensor once.
-"""
+"""Loads the image encoder of a checkpoint, beside mlx-lm's text model."""
 
 from __future__ import annotations
 

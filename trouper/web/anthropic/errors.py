@@ -18,7 +18,7 @@ TYPES = {
 }
 OVERLOADED = 529
 LEAVING = frozenset({"draining", "rank_lost"})
-"""Codes of a server that ends. A proxy asks another replica after a 503, which 529 is not."""
+"""Codes of a server that ends. A proxy asks another replica after a 503."""
 PREFIXES = {
     "invalid_api_key": "invalid x-api-key: ",
     "body_too_large": "Request exceeds the maximum allowed number of bytes: ",

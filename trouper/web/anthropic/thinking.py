@@ -21,8 +21,7 @@ CARRIES = "trouper.thinking:"
 
 @attrs.frozen
 class Thinking:
-    """Without a request the template disables thinking where possible: clients expect the answer in
-    the first block."""
+    """Without a request the template disables thinking where possible."""
 
     enabled: bool = False
     budget: int | None = None

@@ -200,7 +200,7 @@ class BatchStorage:
         self.fault = ""
 
     async def open_when_possible(self) -> None:
-        """Retry until the directory is open: another server may be about to release the lock."""
+        """Retry until the directory is open, which another server may hold."""
         known = ""
         while not self.opened.is_set():
             try:

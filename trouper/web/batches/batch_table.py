@@ -39,8 +39,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     metadata: dict[str, str] | None = None
     owner: str = ""
-    """Identity of the API key that made the batch; requests run for this key, no other key sees the
-    batch."""
+    """Identity of the API key that made the batch."""
     output_file_id: str
     error_file_id: str
     """File ids are fixed here: a restart amid the writing writes the same files."""

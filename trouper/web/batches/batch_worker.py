@@ -198,8 +198,7 @@ class BatchWorker:
                     nursery.start_soon(self._run_line, batch, lines, number, begun)
 
     async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
-        """Run an interrupted request alone: a request that kills the process is identified, and the
-        others complete."""
+        """Run an interrupted request alone, to identify one that kills the process."""
         await self._storage.has_room(batch.spec.owner, MIN_ROOM)
         async with self.all_slots():
             answer = await self._attempt(batch, lines, number)
@@ -224,8 +223,7 @@ class BatchWorker:
     async def _run_line(
         self, batch: Batch, lines: InputLines, number: int, begun: trio.Semaphore
     ) -> None:
-        """Run a request to an answer. The caller's slot is free while the request waits for another
-        attempt."""
+        """Run a request to an answer. The slot is free between attempts."""
         try:
             again_s = AGAIN_S
             while not await self._attempt_in_slot(batch, lines, number):

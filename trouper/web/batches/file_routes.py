@@ -211,7 +211,7 @@ MAX_HEAD = 2**18
 """Bytes of the form without the file."""
 MAX_FIELD = 2**10
 UPLOAD_BYTES = 4 * MAX_BUFFERED
-"""Memory of an upload: bytes for the reader and for the disk, each copied once."""
+"""Memory of an upload, for the reader and for the disk, each copied once."""
 MAX_PARTS = 16
 INVALID = "invalid_form"
 

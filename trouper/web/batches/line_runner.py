@@ -32,8 +32,7 @@ class LineResponse:
 
 @attrs.frozen
 class LineRunner:
-    """Requests have no key and act for the batch's owner: the key was checked at the batch's
-    creation."""
+    """Requests have no key and act for the batch's owner."""
 
     app: Asgi
 

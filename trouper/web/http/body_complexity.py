@@ -78,7 +78,7 @@ def _count(body: bytes, signs: bytes) -> int:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """Cut a body, never between a backslash and the character that the backslash escapes."""
+    """Cut a body, never inside an escape."""
     start = 0
     while start < len(body):
         piece = body[start : start + PIECE]

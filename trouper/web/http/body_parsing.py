@@ -27,8 +27,7 @@ ESCAPE = re.compile(
 
 
 def with_replacements(body: bytes) -> bytes:
-    """Replace lone surrogates with U+FFFD: JavaScript clients cut texts within an emoji, which no
-    decoder takes."""
+    """Replace lone surrogates with U+FFFD: JavaScript clients cut texts within an emoji."""
     if b"\\u" not in body:
         return body
     return ESCAPE.sub(lambda escape: REPLACEMENT if escape[1] else escape[0], body)

@@ -1,7 +1,7 @@
 """The place of a fault in the body that a client sent, where adapters of lenient reading moved it.
 
-Adapters drop entries of arrays, rename fields and take objects apart, but pass the client's values
-on as they are: a value that moved is found by its identity, and none of the adapters has to tell.
+Adapters drop, rename and take apart, but pass the client's values on as they are: a moved value is
+found by its identity.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def trace_to_client(path: str, adaptations: Sequence[Adaptation]) -> str:
 
 
 def _trace(before: Any, after: Any, steps: list[str]) -> list[str]:
-    """Return the steps in `before` that lead to the value or, if an adapter built it, to the object
-    of which it is made."""
+    """Return the steps in `before` to the value or, if an adapter built it, to its source."""
     if not steps:
         return []
     step, *rest = steps
@@ -73,7 +72,7 @@ def _find(value: Any, before: Any, after: Any, depth: int) -> list[str] | None:
 
 
 def _walk_vanished(before: Any, after: Any, depth: int) -> Iterator[tuple[list[str], Any]]:
-    """Yield the values of `before` that are not at the same place in `after`, with their steps."""
+    """Yield the values of `before` that `after` has elsewhere or lacks, with their steps."""
     for step, value in _walk(before):
         other = _at(after, step)
         if other is not value:
@@ -83,8 +82,8 @@ def _walk_vanished(before: Any, after: Any, depth: int) -> Iterator[tuple[list[s
 
 
 def _find_source(before: list[Any], after: Any, step: str) -> str:
-    """Return the index of the entry of which an adapter made that at `step`. If entries were
-    dropped, the two have the most objects in common."""
+    """Return the index of the entry of which an adapter made that at `step`: the one with the most
+    objects in common."""
     index, dropped = int(step), len(before) - len(after)
     if dropped <= 0:
         return step

@@ -1,4 +1,4 @@
-"""Connections: how many there may be, in which order they give way, and those that wait."""
+"""Connections: number, order in which they give way, and those that wait."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ ALIVE = b'{"status":"alive"}'
 
 
 def accept_now(listener: trio.abc.Listener[trio.SocketStream]) -> socket.socket | None:
-    """Accept a client that waits already, without giving other tasks a turn. None without one or
-    without a descriptor for it; `listener.accept` will raise."""
+    """Accept a client that waits already, without a turn for other tasks. None without one, or
+    without a descriptor."""
     if not isinstance(listener, trio.SocketListener):
         return None
     # Another object of the same descriptor: a copy would need one more.

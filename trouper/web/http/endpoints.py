@@ -37,7 +37,7 @@ class Endpoint:
     path: str
     handler: Handler = no_handler
     operation: str
-    """The operation's unique id, which generated clients take for the name of a method."""
+    """The operation's unique id: generated clients' method names."""
     summary: str
     tag: str
     description: str = ""

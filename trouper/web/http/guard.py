@@ -114,8 +114,7 @@ class Connection:
                     self._unhandled -= 1
 
     async def _listen(self, heard: trio.MemorySendChannel[bytes]) -> None:
-        """Read until the client disconnects or ends the sending side, when no response is worth
-        waiting for."""
+        """Read until the client disconnects or ends the sending side."""
         with heard:
             while data := await self._receive():
                 if self._lingers:
@@ -133,8 +132,7 @@ class Connection:
         self._patience.cancel()
 
     async def _receive(self) -> bytes:
-        """Return received bytes; empty at the client's end. Trio's `receive_some` would hold the
-        bytes while other tasks run."""
+        """Return received bytes; empty at the client's end."""
         while self._stream.socket.fileno() >= 0:  # It may have given way.
             try:
                 await trio.lowlevel.wait_readable(self._stream.socket)

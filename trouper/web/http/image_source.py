@@ -127,7 +127,7 @@ def _not_read(url: str, path: str) -> RequestFailed:
 
 
 def check_type(media_type: str, path: str) -> None:
-    """Refuse what is named as no image, or as one of another kind. Raises `RequestFailed` (400)."""
+    """Refuse a type that is no image, or another. Raises `RequestFailed` (400)."""
     # The file's content decides between the kinds that are read.
     kind = media_type.strip().lower()
     name = kind.removeprefix("image/")

@@ -1,4 +1,4 @@
-"""Answers in JSON, of which long ones are written on a thread, and errors in OpenAI's format."""
+"""Answers in JSON, long ones written on a thread, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
 
 
 def http_problem(status: int, message: str, code: str | None = None) -> Problem:
-    """For a request that the HTTP layer refuses."""
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return Problem(status, message, kind, None, code)
 

@@ -139,7 +139,8 @@ class _Naming:
                 return
 
     def _tags(self, member: Json, tag: str) -> Sequence[str]:
-        """Return the values of a member's tag; (): it may lack the tag, or is no component."""
+        """Return the values of a member's tag; (): the tag may be absent, or the member is no
+        component."""
         schema = self._named.get(member.get("$ref", "").removeprefix(REF), {})
         value = schema.get("properties", {}).get(tag, {})
         if tag not in schema.get("required", ()):
@@ -247,8 +248,7 @@ def _flat(members: Sequence[Json]) -> Iterator[Json]:
 
 
 def _with_pure_arrays(member: Json) -> list[Json]:
-    """Return an array of mixed values behind arrays of each of their types, which
-    openapi-generator reads."""
+    """Return an array of mixed values behind arrays of each type, for openapi-generator."""
     kinds = member.get("items", {}).get("anyOf", ()) if member.get("type") == "array" else ()
     is_plain = all(kind.get("type") in ("string", "array") for kind in kinds)
     return [*(member | {"items": kind} for kind in kinds if is_plain), member]

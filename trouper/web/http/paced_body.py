@@ -47,8 +47,7 @@ class PacedBody(TrioBody):
         self.make_room()
 
     async def drop(self, timeout_s: float) -> None:
-        """Receive and drop the rest of a refused body: a client that still sends reads no
-        answer."""
+        """Receive and drop the rest of a refused body."""
         self._dropped, before = self._unread, -1
         self.clear()
         self.make_room()

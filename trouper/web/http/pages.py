@@ -19,8 +19,7 @@ from trouper.web.http.request_schema import OBJECT, TEXT, Json, full
 
 
 def page_headers(sources: str) -> dict[str, str]:
-    """Return a page's headers. `sources` are directives of allowed sources; all others are
-    blocked."""
+    """Return a page's headers. `sources`: directives of allowed sources."""
     policy = (
         f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'; frame-ancestors "
         "'none'"
@@ -37,7 +36,7 @@ HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; c
 
 class Pages:
     """`endpoints` are the whole app's, with these two. `entries`: the models of the request's key.
-    `has_aliases`: whether other names than theirs are served."""
+    `has_aliases`: whether other names are served."""
 
     def __init__(
         self,

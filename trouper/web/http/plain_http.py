@@ -220,8 +220,8 @@ class PlainHttp:
                 await self._end_request()
 
     async def _send_event(self, event: H11SendableEvent) -> None:
-        """Send an event. A head with a length waits for the body, and anything waits if more
-        follows, for a single write."""
+        """Send an event. A head with a length, and anything if more follows, waits for a single
+        write."""
         if type(event) is h11.Response and await self._closes():
             headers = [*event.headers, (b"connection", b"close")]
             event = h11.Response(status_code=event.status_code, headers=headers)

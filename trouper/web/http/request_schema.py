@@ -57,7 +57,7 @@ def nullable(value: Json) -> Json:
 
 
 def titled(name: str, schema: Json) -> Json:
-    """Return the schema with the name that generated clients have for it, wherever it occurs."""
+    """Return the schema with the name of generated clients."""
     return {"title": name, **schema}
 
 
@@ -170,8 +170,8 @@ def _as_read(kind: Any, schema: Json) -> Json:
 
 
 def _as_read_past(kind: Any, schema: Json) -> Json:
-    """Return the schema for lenient reading. Names that are refused are a rule where others are
-    read past: generated clients have no parameter for them."""
+    """Return the schema for lenient reading. Refused names are a rule where others are read
+    past."""
     properties = {**schema["properties"]}
     essential = {name: _refused(NOTHING[1:]) for name in sorted(kind.essential - properties.keys())}
     for name in kind.refused:
@@ -198,8 +198,7 @@ def _as_read_past(kind: Any, schema: Json) -> Json:
 
 
 def _optional(value: Json) -> Json:
-    """Return the schema with null for absent. Generators take a `default` for a value that each
-    request has, and so for a required one."""
+    """Return the schema with null for absent. Generators take a `default` for a required value."""
     value, default = dict(value), value.get("default")
     value.pop("default", None)
     if default is not None:

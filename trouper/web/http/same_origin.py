@@ -94,7 +94,7 @@ def decide(head: Head, policy: Policy) -> Problem | None:
 
 def _host(head: Head, policy: Policy) -> Problem | None:
     """Refuse unknown names, since a stranger's may resolve to this server (rebinding,
-    CVE-2024-28224 in another server). No Host means HTTP/1.0, which browsers do not speak."""
+    CVE-2024-28224 in another server). No Host means HTTP/1.0, not a browser."""
     if "*" in policy.allowed_hosts:
         return None
     for authority in head.hosts:

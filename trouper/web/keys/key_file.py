@@ -1,5 +1,4 @@
-"""The file of API keys while the server runs, read on a thread: a file system that does not answer
-would stop every stream."""
+"""The file of API keys while the server runs, read on a thread."""
 
 from __future__ import annotations
 

@@ -61,8 +61,7 @@ class SlidingWindow:
         return 1.0
 
     def reset_s(self) -> float:
-        """Return the seconds until nothing counts, without a loop over requests: every response has
-        this header."""
+        """Return the seconds until nothing counts, in constant time."""
         if not self.taken():
             return 0.0
         return 1.0 if self._held else self._left_s(self._past[-1][0])

@@ -84,7 +84,7 @@ class Feed:
 
     async def once(self) -> dict[str, Any]:
         """A snapshot for one request, with the recent requests. Takes a tick: the first look asks
-        actors for figures that the second one has."""
+        actors for figures."""
         self.snapshot()
         await trio.sleep_until(next_tick())
         self.snapshot()

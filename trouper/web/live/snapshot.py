@@ -26,8 +26,7 @@ from trouper.web.http.request_schema import (
 from trouper.web.serving.running_requests import WAIT
 
 APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
-"""Fields of the scheduler's statistics with a key of their own, and histograms, which are for
-/metrics."""
+"""Fields of the scheduler's statistics with a key of their own, and histograms."""
 COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.name not in APART)
 
 

@@ -200,8 +200,7 @@ def _running(seen: ModelScrape) -> Iterable[Labelled]:
 
 
 def _allowed(seen: ModelScrape) -> Iterable[Labelled]:
-    """Return whether each feature is enabled. A reason changes with the model and device only: few
-    series."""
+    """Return whether each feature is enabled, with the reason."""
     capabilities = seen.runtime.model.capabilities
     return [
         ((feature, capabilities.off.get(feature, "")), int(capabilities.allows(feature)))

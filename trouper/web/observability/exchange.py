@@ -56,7 +56,7 @@ class Exchange:
     """The first one."""
     records: list[RequestRecord] = attrs.field(factory=list)
     _prompts: dict[str, int] = attrs.field(factory=dict)
-    """The number of the prompt by the id of the record; choices of one prompt share one."""
+    """The prompt's number by the record's id; choices of one prompt share one."""
 
     @classmethod
     def open(cls, request: Request, headers: Mapping[str, str], request_id: str) -> Exchange:

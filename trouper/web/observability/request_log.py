@@ -34,8 +34,6 @@ class RequestOrigin:
 
 
 class RequestLog:
-    """Of all models."""
-
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)

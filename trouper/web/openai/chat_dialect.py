@@ -115,7 +115,7 @@ class ChatDialect(OpenAiDialect):
         return self.chunk(choice, answer)
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
-        """Format a delta as chunks. Text alone goes into the prepared shell, which costs least."""
+        """Format a delta as chunks; text alone goes into the prepared shell."""
         shelled = self.plain and index == 0 and not delta.logprobs
         is_unparsed = self._make_parser is None and index not in self._parsers
         if shelled and is_unparsed:

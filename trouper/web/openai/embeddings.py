@@ -101,8 +101,7 @@ def embeddings_body(
 
 
 def _shown(request: EmbeddingRequest, vector: bytes) -> str | msgspec.Raw:
-    """Fewer dimensions are rescaled to length one (Matryoshka). Encoding thousands of vectors at
-    once would hold the GIL for a second."""
+    """Fewer dimensions are rescaled to length one (Matryoshka)."""
     numbers = np.frombuffer(vector, "<f4")
     if request.dimensions is not None and request.dimensions < len(numbers):
         numbers = numbers[: request.dimensions]

@@ -61,7 +61,7 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
 
 def _modalities(card: ModelCard) -> dict[str, Any]:
     """Format what a model reads, in OpenRouter's words. llama.cpp's `capabilities` would break
-    Anthropic's clients, for which the field is an object."""
+    Anthropic's clients."""
     inputs = ["text"] if card.images is None else ["text", "image"]
     return {
         "input_modalities": inputs,

@@ -347,8 +347,8 @@ class Reranking:
     async def _choices(
         self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
     ) -> list[Choice]:
-        """As many pairs at a time as decode together: clients share the queue. Pairs of like length
-        are prefilled together."""
+        """As many pairs at a time as decode together; pairs of like length are prefilled
+        together."""
         tokens = answer_tokens(served.runtime.tokenizer)
         request_id = self._service.request_id
         # Each pair has the whole query, and the instruction.

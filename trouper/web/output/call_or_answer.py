@@ -1,5 +1,5 @@
-"""Grammars of an answer that leave room for tool calls, and for harmony's channels: a grammar holds
-from the first token on."""
+"""Grammars of an answer that leave room for tool calls, and for harmony's channels: each holds from
+the first token on."""
 
 from __future__ import annotations
 

@@ -235,7 +235,6 @@ class Service(CurrentRequest):
         return self.settings.body_limit(images=takes_images)
 
     def image_roles(self, served: Served) -> frozenset[str]:
-        """Roles whose images the model reads."""
         card = served.runtime.model
         return frozenset() if card.images is None else frozenset(card.image_roles)
 

@@ -1,7 +1,6 @@
 """The text of an answer, read by coroutines character by character while tokens arrive.
 
-No parser sees where the text was cut, which makes streamed and complete answers parse alike by
-construction.
+No parser sees where the text was cut: streamed and complete answers parse alike.
 """
 
 from __future__ import annotations
