@@ -253,7 +253,8 @@ class ModelMachine(RuleBasedStateMachine):
             self.table.measured(row, self.sizes[row] + error)
         elif row.state == "measuring":
             self.table.ended(row, self.now, FAULT)
-            assert row.state == "unloaded" and not row.waits
+            after: str = row.state
+            assert after == "unloaded" and not row.waits
         self.settle()
 
     @precondition(lambda self: self.loading)

@@ -10,7 +10,7 @@ from tests.policy.model_machine import ModelMachine
 
 
 def test_histories_of_several_models() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         ModelMachine,
         settings=settings(
             max_examples=3000 if LONG else 150,

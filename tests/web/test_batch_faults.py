@@ -347,9 +347,9 @@ async def test_a_disk_that_takes_no_more_stops_no_answer(
         goes_on.wait()
         return os.open(path, os.O_WRONLY | os.O_CREAT)
 
-    async def noted(store: FileStore, owner: str) -> Upload:
+    async def noted(store: FileStore, owner: str, identifier: str) -> Upload:
         begun.append(store)
-        return await begin(store, owner)
+        return await begin(store, owner, identifier)
 
     monkeypatch.setattr(stored_files, "create", hangs)
     monkeypatch.setattr(FileStore, "begin", noted)

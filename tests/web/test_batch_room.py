@@ -193,7 +193,7 @@ async def test_the_bytes_of_all_files_are_known_without_a_look_at_each(tmp_path:
     store._files = Unlooked()
     seen = []
     for owner, content in (("a", b"12345"), ("b", b"678"), ("a", b"1")):
-        upload = await store.begin(owner)
+        upload = await store.begin(owner, f"file-{owner}-{len(content)}")
         upload.content.write(content)
         await store.keep(upload, "name", 1)
         store.end(upload)

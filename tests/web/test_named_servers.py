@@ -49,8 +49,8 @@ async def test_ids_say_which_server_made_them(tmp_path: Path) -> None:
         assert [one for one in named if not re.fullmatch(r"[a-z]+[-_]b2_[0-9a-f]{32}", one)] == []
         _, headers, _ = await exchange(served, get("/livez", "X-Trouper-Server: b2\r\n"))
         assert re.fullmatch("b2_[0-9a-f]{32}", headers["x-request-id"])
-        headers = "X-Trouper-Server: b2\r\nX-Request-Id: mine\r\n"
-        _, answered, _ = await exchange(served, get("/livez", headers))
+        sent = "X-Trouper-Server: b2\r\nX-Request-Id: mine\r\n"
+        _, answered, _ = await exchange(served, get("/livez", sent))
         assert answered["x-request-id"] == "mine"
 
 
