@@ -143,7 +143,7 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"top_p": -0.1}, 400, "top_p"),
         ({"max_tokens": 0}, 400, "max_tokens"),
         ({"max_tokens": 10**9}, 400, "max_tokens"),
-        ({"stop": [""]}, 400, "stop"),
+        ({"stop": [""]}, 400, "stop.0"),
         ({"stop": ["x"] * 65}, 400, "stop"),
         ({"logit_bias": {"x": 1}}, 400, "logit_bias.x"),
         ({"logit_bias": {"1": 101}}, 400, "logit_bias.1"),
