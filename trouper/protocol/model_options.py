@@ -5,6 +5,8 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class ModelOptions:
+    """Options of one model."""
+
     pinned: bool = False
     """Never unloaded for another model."""
     ttl_s: float | None = None

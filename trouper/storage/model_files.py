@@ -49,6 +49,8 @@ IMAGE_FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "mistral3", "pixtral")
 
 @attrs.frozen(kw_only=True)
 class ModelFiles:
+    """A model's directory."""
+
     name: str
     """Name for requests: a hub id, or the path below the directory of models."""
     directory: Path
