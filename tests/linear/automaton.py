@@ -190,6 +190,8 @@ class Automaton:
                 return self._possessive([*inner], low, high, flags)
             case sre.AT, _:
                 return Part(empty=(Way(sure=False),))
+            case sre.FAILURE, _:  # `(?!)` from Python 3.13 on
+                return Part()
             case ((sre.ASSERT | sre.ASSERT_NOT), (_, inner)):
                 if _loops(inner):
                     raise TooHard("a loop in a lookaround")

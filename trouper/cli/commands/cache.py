@@ -26,7 +26,7 @@ from trouper.storage import cache_inspection
 
 @click.group()
 def cache() -> None:
-    """List, check and remove the cached prompts that servers keep on disk. A server may run
+    """List, check and remove cached prompts on disk. A server may run
     meanwhile."""
 
 

@@ -187,7 +187,8 @@ def _options(kind: Any) -> list[Any]:
 
 def is_tagged(value: dict[str, Any], kind: type) -> bool:
     """Whether `kind` is a class of objects with this tag."""
-    if not issubclass(kind, msgspec.Struct):
+    # `list[int]` has an origin and is no class, for which `issubclass` raises.
+    if get_origin(kind) is not None or not issubclass(kind, msgspec.Struct):
         return False
     config = kind.__struct_config__
     return config.tag_field is None or value.get(config.tag_field) == config.tag
