@@ -216,6 +216,9 @@ class Answer(ClosesAtEnd):
         try:
             yield
         except RequestFailed as failed:
+            # From Python 3.13 on, the frames of its traceback refer to it: the prompt that they
+            # hold would be left to the garbage collector.
+            failed.__traceback__ = None
             raise self._failed(failed.problem) from None
         except BaseException:
             self.close()
