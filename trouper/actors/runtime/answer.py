@@ -218,7 +218,7 @@ class Answer(ClosesAtEnd):
         except RequestFailed as failed:
             # From Python 3.13 on, the frames of its traceback refer to it: the prompt that they
             # hold would be left to the garbage collector.
-            failed.__traceback__ = None
+            failed.with_traceback(None)
             raise self._failed(failed.problem) from None
         except BaseException:
             self.close()
