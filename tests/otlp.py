@@ -4,7 +4,6 @@ semantic conventions do not know."""
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +29,8 @@ from opentelemetry.semconv.attributes import (
     url_attributes,
     user_agent_attributes,
 )
+
+from tests.http_threads import served_in_thread
 
 Kind, StatusCode = trace_pb2.Span.SpanKind, trace_pb2.Status.StatusCode
 CONVENTIONS = (
@@ -179,9 +180,5 @@ class Taking(BaseHTTPRequestHandler):
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    with Collector() as collector:
-        thread = threading.Thread(target=collector.serve_forever, args=(0.01,))
-        thread.start()
+    with served_in_thread(Collector()) as collector:
         yield collector
-        collector.shutdown()
-        thread.join()

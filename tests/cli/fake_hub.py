@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+
+from tests.http_threads import served_in_thread
 
 COMMIT = "0123456789" * 4
 TORN = "torn.json"
@@ -78,14 +79,8 @@ def hub_of(repository: str, directory: Path, asked: list[str] | None = None) -> 
                 self.close_connection = sent is not None
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served_in_thread(server):
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def digest(data: bytes) -> str:

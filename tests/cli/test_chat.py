@@ -292,17 +292,21 @@ class Terminal:
         os.close(self._master)
 
 
+async def begin_long_answer(terminal: Terminal, served: Served) -> None:
+    await terminal.until("/help lists commands")
+    await terminal.enter("/set max_tokens 4000\r")
+    await terminal.until("max_tokens = 4000")
+    await terminal.enter("tell me\r")
+    await eventually(lambda: served.runtime.health().scheduler.tokens_generated > 20)
+
+
 async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     """Answers stream; Ctrl-C stops one, not the program; the history is there the next time, for
     its owner only."""
     async with serving() as served:
         terminal = Terminal(["--url", f"http://127.0.0.1:{served.port}"], tmp_path)
         try:
-            await terminal.until("/help lists commands")
-            await terminal.enter("/set max_tokens 4000\r")
-            await terminal.until("max_tokens = 4000")
-            await terminal.enter("tell me\r")
-            await eventually(lambda: served.runtime.health().scheduler.tokens_generated > 20)
+            await begin_long_answer(terminal, served)
             terminal.type("\x03")
             await terminal.until(chat.STOPPED)
             await eventually(lambda: served.busy == 0)
@@ -329,11 +333,7 @@ async def test_an_answer_is_drawn_as_markdown_and_keys_meanwhile_are_for_the_nex
     async with serving() as served:
         terminal = Terminal(["--url", f"http://127.0.0.1:{served.port}"], tmp_path)
         try:
-            await terminal.until("/help lists commands")
-            await terminal.enter("/set max_tokens 4000\r")
-            await terminal.until("max_tokens = 4000")
-            await terminal.enter("tell me\r")
-            await eventually(lambda: served.runtime.health().scheduler.tokens_generated > 20)
+            await begin_long_answer(terminal, served)
             terminal.everything = ""
             terminal.type("and now")
             terminal.type("\x03")

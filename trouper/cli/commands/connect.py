@@ -248,7 +248,7 @@ def find_model(where: Where, name: str | None) -> FoundModel:
             listed = _listed(client)
             model = next(iter(listed)) if name is None else _named(client, name, listed)
             context = listed.get(model) or _context_by_loading(client, model)
-            entry = _entry(client, model)
+            entry = _entry(client, model)  # Loaded by now: what it reads and calls is known.
             images = "image" in (entry.get("input_modalities") or ())
             warnings = _warnings(client, name, listed)
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -315,11 +315,9 @@ def _context_by_loading(client: httpx2.Client, model: str) -> int:
 
 
 def _entry(client: httpx2.Client, model: str) -> Mapping[str, Any]:
-    """What the list of models says of one; empty for an alias."""
-    answer = client.get("/v1/models").raise_for_status()
+    answer = client.get(f"/v1/models/{model}").raise_for_status()
     with read_as_trouper(client):
-        entries = {str(entry["id"]): dict(entry) for entry in answer.json()["data"]}
-        return entries.get(model, {})
+        return dict(answer.json())
 
 
 def _warnings(
