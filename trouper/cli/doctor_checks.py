@@ -36,7 +36,6 @@ PROBE_BYTES = 2**26
 PIECE_BYTES = 2**22
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
-INSTALL_MLX = f"on Linux: {command_for('cpu')}, with an NVIDIA GPU {command_for('cuda')}"
 
 
 @attrs.frozen
@@ -83,7 +82,8 @@ def device(_: CheckedSettings) -> Iterator[Finding]:
     try:
         from trouper.engine import probe
     except ImportError as error:
-        yield Finding("fail", f"MLX cannot be imported: {error}", INSTALL_MLX)
+        remedy = f"on Linux: {command_for('cpu')}, with an NVIDIA GPU {command_for('cuda')}"
+        yield Finding("fail", f"MLX cannot be imported: {error}", remedy)
         return
     device = probe.device_stats()
     if device.is_cpu and NVIDIA.exists():

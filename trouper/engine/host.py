@@ -134,7 +134,7 @@ log = logging.getLogger("trouper.engine")
 # supervision would not see it, and the process would end.
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
 SLOW_BLAS = (
-    f"MLX multiplies by the BLAS of its wheel, which is slow: {command_for('cpu')}, and call "
+    "MLX multiplies by the BLAS of its wheel, which is slow: %s, and call "
     "trouper.prepare_process() before MLX is imported"
 )
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class MlxEngine:
         if device.prepares_shapes():
             card = attrs.evolve(card, **PREPARED_CARD)
         if device.is_cpu() and sys.platform == "linux" and mlx_reference_blas.load_fast() is None:
-            log.warning(SLOW_BLAS)
+            log.warning(SLOW_BLAS, command_for("cpu"))
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
         log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, card.device)
         if device.prepares_shapes():
@@ -270,7 +270,7 @@ class MlxEngine:
             self._waiting.put(WAKE)
 
     def memory(self) -> MemoryStats:
-        """From any thread."""
+        """Measure the device's memory, in bytes. Any thread may call this."""
         return device.memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

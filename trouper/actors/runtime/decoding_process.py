@@ -44,10 +44,6 @@ REFUSALS = {
     NO_FORMAT: ("image_format", f"the server's Pillow does not read this format; {SENDABLE}"),
 }
 """Codes and reasons by the script's answer."""
-NOT_INSTALLED = ImageRefused(
-    UNAVAILABLE,
-    f"the server needs Pillow for images, which is not installed: `{command_for('images')}`",
-)
 
 
 class DecodingProcess:
@@ -93,7 +89,8 @@ class DecodingProcess:
             raise _refuse_start(error) from None
         if kind == NO_PILLOW:
             await self.stop()
-            raise NOT_INSTALLED
+            reason = "the server needs Pillow for images, which is not installed"
+            raise ImageRefused(UNAVAILABLE, f"{reason}: `{command_for('images')}`")
         return process
 
     async def _explain(self, error: Exception) -> ImageRefused:

@@ -114,7 +114,6 @@ def _registered(group: str, path: tuple[str, ...]) -> dict[str, tuple[Plugin, ..
 
 Classes = tuple[Any, Any]
 DEFINES_MODEL = re.compile(r"^class Model\b", re.MULTILINE)
-EXTRA = command_for("vlm")
 
 
 @attrs.frozen(eq=False)
@@ -194,7 +193,7 @@ def _remedy(kind: str) -> str:
     vlm = (
         f"mlx-vlm {vlm_models.version()} has no text part of it either"
         if has_vlm
-        else f"mlx-vlm may: {EXTRA}"
+        else f"mlx-vlm may: {command_for('vlm')}"
     )
     nearest = get_close_matches(kind, known_types(), n=1)
     hint = f"; the nearest known model_type is {nearest[0]!r}" if nearest else ""

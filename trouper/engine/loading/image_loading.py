@@ -32,7 +32,6 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 NO_ENCODER = "the model is for text alone"
-NO_DECODER = f"images need Pillow: {command_for('images')}"
 
 
 @attrs.frozen(eq=False)
@@ -130,7 +129,7 @@ def _check(
 def _require_means(capabilities: Capabilities, ranks: int) -> None:
     """Raises `ValueError`."""
     if find_spec("PIL") is None:
-        raise ValueError(NO_DECODER)
+        raise ValueError(f"images need Pillow: {command_for('images')}")
     if ranks > 1:
         raise ValueError(f"images are for one rank, and the model runs on {ranks}")
     if not capabilities.allows("batch"):
