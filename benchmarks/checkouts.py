@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
@@ -21,7 +21,7 @@ from benchmarks import edge, load, servers
 from benchmarks.cache import ttft, words
 from benchmarks.paired import interval
 
-FLAGS = ("--no-ssd", "--speculation", "off", "--request-timeout-s", "0")
+FLAGS = ("--speculation", "off")
 MANY_STREAMS = ("--completion-batch-size", "128", "--max-queue-size", "1024")
 
 
@@ -61,23 +61,16 @@ def event_loop(clients: edge.Clients) -> Callable[[servers.Server, int], float]:
     return measure
 
 
-@contextmanager
-def serve(checkout: Path, model: Path, *flags: str) -> Iterator[servers.Server]:
-    port = servers.free_port()
-    command = [str(checkout / ".venv/bin/trouper"), "serve", "--model", str(model)]
-    with servers.serving(
-        str(checkout), [*command, "--port", str(port), *FLAGS, *flags], port
-    ) as server:
-        yield server
-
-
 def play(
     checkouts: list[Path], model: Path, flags: tuple[str, ...], figures: list[Figure], rounds: int
 ) -> list[tuple[Figure, list[list[float]]]]:
     """Values by figure, checkout and round. The first round warms up and is left out."""
     values = [[list[float]() for _ in checkouts] for _ in figures]
     with ExitStack() as stack:
-        running = [stack.enter_context(serve(one, model, *flags)) for one in checkouts]
+        running = [
+            stack.enter_context(servers.trouper(model, *FLAGS, *flags, checkout=one))
+            for one in checkouts
+        ]
         for n in range(rounds + 1):
             for k in range(len(running)):
                 turn = (k + n) % len(running)

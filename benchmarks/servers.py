@@ -83,13 +83,16 @@ def run_code(code: str) -> str:
 
 
 @contextmanager
-def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Server]:
+def trouper(
+    model: Path, *flags: str, disk: Path | None = None, checkout: Path | None = None
+) -> Iterator[Server]:
     """Without `disk` nothing is kept on one: what an earlier run has cached must not help this
-    one."""
+    one. `checkout`: another one, with a `.venv`."""
     port = free_port()
     flags = ("--no-ssd", *flags) if disk is None else ("--ssd-cache-dir", str(disk), *flags)
+    own = shutil.which("trouper", path=str(Path(sys.executable).parent)) or "trouper"
     command = [
-        shutil.which("trouper", path=str(Path(sys.executable).parent)) or "trouper",
+        own if checkout is None else str(checkout / ".venv/bin/trouper"),
         "serve",
         "--model",
         str(model),
