@@ -466,8 +466,11 @@ class Core:
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._counters.answered()
         self._commit.unusable(self._images.answered(plan, stepped))
-        without_encoder = attrs.evolve(stepped, seconds=stepped.seconds - stepped.encode_s)
-        self._prefill_budget.answered(plan, without_encoder if plan.encode else stepped)
+        if plan.encode:
+            without_encoder = attrs.evolve(stepped, seconds=stepped.seconds - stepped.encode_s)
+            self._prefill_budget.answered(plan, without_encoder)
+        else:
+            self._prefill_budget.answered(plan, stepped)
         self._shares.charge(plan, stepped, self._prefill_budget.decode_s)
         self.disk.persisted(stepped.persisted)
         # First, so that a suspect that has ended is acquitted before others' results.
