@@ -146,7 +146,7 @@ class AdaptersAtRunTime:
     changed: Callable[[int], None]
 
     async def plan(self, name: str, directory: str) -> AdapterPlan:
-        """By file headers. Raises `ModelUnusable`."""
+        """Compute memory from file headers. Raises `ModelUnusable`."""
         found = await self._found(name, directory)
         return await self.side.run(planning(self.loaded.model, self.names, found), self.wake)
 

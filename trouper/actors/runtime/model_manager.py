@@ -134,7 +134,7 @@ class ModelManager:
             raise
         if wait.problem is not None:
             raise RequestFailed(wait.problem)
-        if model.runtime is None:  # It has crashed since.
+        if model.runtime is None:  # The model has crashed since the lease was granted.
             self._release(model)
             return await self.lease(name)
         return Lease(model.names[0], model.runtime, lambda: self._release(model))
@@ -261,7 +261,7 @@ class ModelManager:
     async def unload(self, model: ManagedModel, away_as: Away, at_once: bool) -> None:
         """End the graph of a model, with blocks written and memory freed. `at_once`: end running
         requests, too."""
-        if model.runtime is not None:  # Else it has crashed since.
+        if model.runtime is not None:  # Otherwise the model has crashed meanwhile.
             await model.runtime.drain(0 if at_once else UNLOAD_S, leaving=away_as)
             log.info("%s is %s", model.names[0], away_as)
 

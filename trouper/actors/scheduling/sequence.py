@@ -344,7 +344,8 @@ class Sequence:
 
     @property
     def next_chunk(self) -> int:
-        """Tokens to the next boundary, image without vectors (0 if next), or the prompt's end."""
+        """Tokens to the next boundary, to the next image without vectors, or to the prompt's end; 0
+        while such an image is next."""
         at = self.num_computed_tokens
         if not self.prefilling:
             return 0

@@ -70,7 +70,7 @@ class RankGroup:
         return np.array(self.sum(mx.array(room))).tobytes()
 
     def gather(self, number: int) -> list[int]:
-        """In order of ranks, 63 bits each. Waits for all ranks."""
+        """Gather 63-bit numbers in order of ranks. Waits for all ranks."""
         numbers_by_rank = [number if rank == self.rank else 0 for rank in range(self.size)]
         gathered = self.sum(mx.array(numbers_by_rank, mx.int64))
         numbers: list[int] = gathered.tolist()  # type: ignore[assignment]

@@ -151,7 +151,7 @@ class Pool:
     tokens: int = 0
 
     def add(self, hidden: mx.array) -> None:
-        """hidden: (tokens, dim)."""
+        """Add hidden states (tokens, dim)."""
         states = hidden.astype(mx.float32)
         first, self.tokens = self.tokens, self.tokens + states.shape[0]
         match self.pooling:

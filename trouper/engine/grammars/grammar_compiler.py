@@ -104,7 +104,7 @@ class TokenizerVocabulary:
 
 @attrs.frozen(eq=False)
 class CompiledGrammar:
-    """Rows copy `matcher`."""
+    """A compiled grammar. Rows copy `matcher`."""
 
     matcher: LLMatcher
     nbytes: int
@@ -146,7 +146,7 @@ class Grammars:
         self._slow = LruCache[tuple[GrammarFault, float]](SLOW_BYTES)
         self._trials = TrialPool(self._described)
         self.compiled_inline = 0
-        """By the engine's thread."""
+        """Grammars that the engine's thread compiled."""
 
     @cached_property
     def _tokens(self) -> TokenizerVocabulary:

@@ -99,7 +99,7 @@ class SchemaFaultError(ValueError):
 
 
 def path_of(steps: Steps) -> str:
-    """Such as ".properties.a.type"."""
+    """Return a path such as ".properties.a.type"."""
     return "".join(f".{step}" for step in steps)
 
 
@@ -159,7 +159,7 @@ def _replaced(schema: Any, steps: Steps, part: Any) -> Any:
 
 
 def without(schema: dict[str, Any], keyword: str) -> dict[str, Any]:
-    """Alternatives that overlap become `anyOf`."""
+    """Return the schema without a keyword. Alternatives that overlap become `anyOf`."""
     kept = {name: value for name, value in schema.items() if name != keyword}
     if keyword == "oneOf" and "anyOf" not in kept:
         return kept | {"anyOf": schema[keyword]}

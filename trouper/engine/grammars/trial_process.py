@@ -45,7 +45,7 @@ class TrialUnavailableError(Exception):
 
 
 class TrialPool:
-    """Thread-safe."""
+    """The processes that try grammars. Thread-safe."""
 
     def __init__(self, vocabulary: Callable[[], dict[str, Any]]) -> None:
         """`vocabulary`: tokens as latin-1 text, ids of special and of end tokens."""
@@ -150,7 +150,7 @@ class TrialProcess:
         return self._process.poll() is None
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """As `TrialPool.fault`."""
+        """Return and raise as `TrialPool.fault`."""
         try:
             return str(self._exchange({"text": text, "max_items": max_items}, timeout_s))
         except TimeoutError:
