@@ -72,6 +72,9 @@ def crashing(model: Path, fault: str, *flags: str) -> Iterator[tuple[int, subpro
             "error",
             "--served-model-name",
             "default",
+            # A busy machine would cut the prompt of six tokens, and its mark, into two chunks.
+            "--decode-stall-ms",
+            "10000",
             *flags,
         ],
         stdout=subprocess.PIPE,
