@@ -15,7 +15,6 @@ import time
 import urllib.request
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import trio
 
@@ -23,12 +22,6 @@ from benchmarks import load, servers
 from tests.pictures import data_url, screenshot
 from trouper_lab.load import Stream
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 96, "depth": 4, "num_heads": 4, "intermediate_size": 192},
-    "2b": {"hidden_size": 1024, "depth": 24, "num_heads": 16, "intermediate_size": 4096},
-    "8b": {"hidden_size": 1152, "depth": 27, "num_heads": 16, "intermediate_size": 4304},
-}
-"""Qwen3-VL's encoders, by the size of the text model."""
 SETTLE_S = 2.0
 
 
@@ -91,7 +84,8 @@ async def stall(port: int, count: int, tokens: int, seed: int) -> dict[str, floa
 def play_stall(flags: argparse.Namespace) -> list[dict[str, float]]:
     options = ("--decode-stall-ms", str(flags.stall_ms), "--max-image-tokens", str(flags.tokens))
     made = []
-    with servers.trouper(Path(flags.model), *options) as server:
+    model = servers.random_vision_model(flags.text, flags.shape) if flags.text else flags.model
+    with servers.trouper(Path(model), *options) as server:
         for seed in range(flags.rounds):
             run = partial(stall, server.port, flags.streams, flags.tokens, seed)
             made.append(trio.run(run))
@@ -102,23 +96,8 @@ def play_stall(flags: argparse.Namespace) -> list[dict[str, float]]:
 # -- the encoder beside mlx-vlm's ----------------------------------------------------------------
 
 
-def vision_config(shape: str) -> dict[str, Any]:
-    depth = SHAPES[shape]["depth"]
-    return SHAPES[shape] | {
-        "model_type": "qwen3_vl",
-        "patch_size": 16,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "in_channels": 3,
-        "num_position_embeddings": 2304,
-        "out_hidden_size": 4096,
-        "deepstack_visual_indexes": [depth // 4, depth // 2, 3 * depth // 4],
-        "hidden_act": "gelu_pytorch_tanh",
-    }
-
-
 def play_encoder(flags: argparse.Namespace) -> list[dict[str, float]]:
-    import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
+    from benchmarks import models  # First: it takes OpenBLAS before MLX.
 
     # isort: split
     import mlx.core as mx
@@ -132,7 +111,7 @@ def play_encoder(flags: argparse.Namespace) -> list[dict[str, float]]:
     from trouper.engine.vision.qwen_tower import QwenTower
     from trouper.protocol.media import Pixels
 
-    config = vision_config(flags.shape)
+    config = models.vision_config(flags.shape, 4096)
     rules = PatchRules(
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
@@ -192,7 +171,10 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096, help="of the image")
     parser.add_argument("--stall-ms", type=float, default=300.0)
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="tiny")
+    parser.add_argument(
+        "--shape", choices=("tiny", "2b", "8b"), default="tiny", help="of the encoder"
+    )
+    parser.add_argument("--text", help="stall: random weights of this shape of models.py")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)

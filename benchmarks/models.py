@@ -16,6 +16,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama, qwen3, qwen3_moe
 
 from trouper.engine.loading.model_loading import load
+from trouper.engine.vision.layouts import PatchRules
+from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.protocol.settings import Settings
 
 
@@ -103,6 +105,61 @@ def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
     _finish({**config, "num_hidden_layers": layers}, Path(source), scratch, Path(target))
 
 
+VISION = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "in_channels": 3,
+    "model_type": "qwen3_vl",
+    "num_position_embeddings": 2304,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+TOWERS: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 96, "depth": 4, "num_heads": 4, "intermediate_size": 192},
+    "2b": {"hidden_size": 1024, "depth": 24, "num_heads": 16, "intermediate_size": 4096},
+    "8b": {"hidden_size": 1152, "depth": 27, "num_heads": 16, "intermediate_size": 4304},
+}
+"""Qwen3-VL's encoders, by the size of the text model."""
+
+
+def vision_config(tower: str, text_dim: int) -> dict[str, Any]:
+    depth = TOWERS[tower]["depth"]
+    return VISION | {
+        **TOWERS[tower],
+        "out_hidden_size": text_dim,
+        "deepstack_visual_indexes": [depth // 4, depth // 2, 3 * depth // 4],
+    }
+
+
+def save_random_vision(shape: str, tower: str, source: str, target: str) -> None:
+    """A Qwen3-VL with random weights: the text of a shape, all layers alike, and an encoder.
+    `source`: a Qwen3-VL, of which come tokenizer, template and rules for images."""
+    read = json.loads((Path(source) / "config.json").read_text())
+    vocabulary = read["text_config"]["vocab_size"]
+    model, text = _drawn(shape, layers=1, vocabulary=vocabulary)
+    layers, head_dim = SHAPES[shape][2], text["head_dim"]
+    sections = [head_dim // 2 - 2 * (head_dim // 6), head_dim // 6, head_dim // 6]
+    rope = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": sections}
+    text |= {"model_type": "qwen3_vl_text", "rope_scaling": rope, "num_hidden_layers": layers}
+    vision = vision_config(tower, text["hidden_size"])
+    rules = PatchRules((0.5,) * 3, (0.5,) * 3, 1 / 255, 16, 2, 2)
+    encoder = QwenTower({"model_type": "qwen3_vl", "vision_config": vision}, rules)
+    encoder.set_dtype(getattr(mx, SHAPES[shape][6]))
+    scratch = Path(target).with_suffix(".part")
+    scratch.mkdir(parents=True, exist_ok=True)
+    weights = {f"language_model.{name}": array for name, array in tree_flatten(model.parameters())}
+    layer = {name: array for name, array in weights.items() if ".layers.0." in name}
+    rest = {name: array for name, array in weights.items() if name not in layer}
+    rest |= {f"vision_tower.{name}": array for name, array in tree_flatten(encoder.parameters())}
+    mx.save_safetensors(str(scratch / "model-rest.safetensors"), rest, {"format": "mlx"})
+    mx.save_safetensors(str(scratch / "model-000.safetensors"), layer, {"format": "mlx"})
+    _copy_layer(scratch / "model-000.safetensors", layers)
+    for name in ("chat_template.jinja", "preprocessor_config.json"):
+        shutil.copy(Path(source) / name, scratch)
+    config = {**read, "text_config": text, "vision_config": vision}
+    _finish(config, Path(source), scratch, Path(target))
+
+
 def random_model(shape: str) -> tuple[nn.Module, int]:
     """A model of a shape with random weights, in memory, and its vocabulary's size."""
     model, config = _drawn(shape, layers=SHAPES[shape][2])
@@ -110,7 +167,7 @@ def random_model(shape: str) -> tuple[nn.Module, int]:
     return model, int(config["vocab_size"])
 
 
-def _drawn(shape: str, layers: int) -> tuple[nn.Module, dict[str, Any]]:
+def _drawn(shape: str, layers: int, vocabulary: int = 49152) -> tuple[nn.Module, dict[str, Any]]:
     """A model with random weights, not evaluated, and its config."""
     hidden, inner, _, heads, kv_heads, head_dim, dtype = SHAPES[shape]
     experts = EXPERTS.get(shape, {})
@@ -125,7 +182,7 @@ def _drawn(shape: str, layers: int) -> tuple[nn.Module, dict[str, Any]]:
         "head_dim": head_dim,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
-        "vocab_size": 49152,
+        "vocab_size": vocabulary,
         "max_position_embeddings": 131_072,
         "tie_word_embeddings": True,
         "bos_token_id": 1,

@@ -71,6 +71,17 @@ def tiny_copy(source: Path) -> Path:
     return target
 
 
+def random_vision_model(shape: str, tower: str) -> Path:
+    """Qwen3-VL with random weights; see `models.SHAPES` and `models.TOWERS`."""
+    target = made_models() / f"random-{shape}-vision-{tower}"
+    if not target.is_dir():
+        run_code(
+            "from benchmarks.models import save_random_vision; "
+            f"save_random_vision({shape!r}, {tower!r}, 'examples/shapes', {str(target)!r})"
+        )
+    return target
+
+
 def embedded() -> Path:
     out = run_code("from trouper.engine.loading.bundled_model import directory; print(directory())")
     return Path(out.strip().splitlines()[-1])
