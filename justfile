@@ -113,6 +113,10 @@ bench-connections *flags: _setup
 bench-first-token *flags: _setup
     @.venv/bin/python -m benchmarks.first_token "$@"
 
+# Bursts of prompts, and a long prompt beside streams; `just bench-prefill --shape 4b`, `just bench-prefill beside`
+bench-prefill *flags: _setup
+    @.venv/bin/python -m benchmarks.prefill "$@"
+
 # Streams beside an image, and the encoder beside mlx-vlm's; `just bench-images encoder --shape 8b`
 bench-images *flags: _setup
     @.venv/bin/python -m benchmarks.images "$@"

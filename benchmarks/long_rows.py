@@ -215,12 +215,7 @@ def model_of(chosen: argparse.Namespace) -> Path:
         return Path(chosen.model)
     if not chosen.shape:
         return servers.embedded()
-    from benchmarks.models import save_random
-
-    target = servers.made_models() / f"random-{chosen.shape}"
-    if not target.is_dir():
-        save_random(chosen.shape, chosen.tokenizer or str(servers.embedded()), str(target))
-    return target
+    return servers.random_model(chosen.shape, tokenizer=chosen.tokenizer)
 
 
 def token_bytes_of(model: Path, *, small: bool) -> int:

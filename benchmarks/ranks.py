@@ -17,7 +17,6 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ WORDS = 12
 
 def main() -> None:
     options = arguments()
-    model = options.model or random_model(options.shape, options.tokenizer or servers.embedded())
+    model = options.model or servers.random_model(options.shape, tokenizer=options.tokenizer)
     rounds = []
     for number in range(options.rounds):
         rounds.append({**without_server(model, options), "server": with_server(model, options)})
@@ -173,17 +172,6 @@ def serving(model: Path, options: argparse.Namespace) -> Iterator[int]:
     with servers.serving("trouper", [*launch, "--", *serve], port):
         print(f"the server answers after {time.perf_counter() - began:.0f} s", flush=True)
         yield port
-
-
-def random_model(shape: str, tokenizer: Path) -> Path:
-    target = servers.made_models() / f"random-{shape}"
-    if not target.is_dir():
-        code = (
-            f"from benchmarks.models import save_random; save_random({shape!r}, "
-            f"{str(tokenizer)!r}, {str(target)!r})"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True)
-    return target
 
 
 if __name__ == "__main__":

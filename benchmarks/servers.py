@@ -71,6 +71,19 @@ def tiny_copy(source: Path) -> Path:
     return target
 
 
+def random_model(shape: str, bits: int = 16, tokenizer: str | Path | None = None) -> Path:
+    """Random weights of one of `models.SHAPES`. `tokenizer`: a directory; default: the embedded
+    model's."""
+    target = made_models() / f"random-{shape}-{bits}"
+    if not target.is_dir():
+        source = str(tokenizer or embedded())
+        run_code(
+            "from benchmarks.models import save_random; "
+            f"save_random({shape!r}, {source!r}, {str(target)!r}, {bits})"
+        )
+    return target
+
+
 def random_vision_model(shape: str, tower: str) -> Path:
     """Qwen3-VL with random weights; see `models.SHAPES` and `models.TOWERS`."""
     target = made_models() / f"random-{shape}-vision-{tower}"

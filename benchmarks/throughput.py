@@ -56,17 +56,6 @@ MLX_LM = {f"mlx_lm{suffix}": blas for suffix, blas in peers.SUFFIXES.items()}
 OTHER_SERVERS = (*MLX_LM, *peers.SUBJECTS)
 
 
-def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
-    target = servers.made_models() / f"random-{shape}-{bits}"
-    if not target.is_dir():
-        source = tokenizer or str(servers.embedded())
-        servers.run_code(
-            f"from benchmarks.models import save_random; save_random({shape!r}, {source!r}, "
-            f"{str(target)!r}, {bits})"
-        )
-    return target
-
-
 class Loop:
     """A process of a loop, which loads the model once. That of the engine ends after each
     measurement: it keeps buffers and threads."""
@@ -288,7 +277,7 @@ def main() -> None:
         model = (
             Path(chosen.model)
             if chosen.model
-            else model_of(name, int(bits or 16), chosen.tokenizer)
+            else servers.random_model(name, int(bits or 16), chosen.tokenizer)
         )
         with ExitStack() as stack:
             loops = {
