@@ -218,7 +218,11 @@ class MlxEngine:
         began = time.perf_counter()
         card = self._loaded.card
         warm_up(
-            self._engine(), card.vocab_size, card.context_length, self._settings.prefill_step_size
+            self._engine(),
+            card.vocab_size,
+            card.context_length,
+            self._settings.prefill_step_size,
+            images=card.images,
         )
         mx.clear_cache()
         log.info("compiled in %.1f s", time.perf_counter() - began)

@@ -11,7 +11,8 @@ from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
 from trouper.engine.passes.pass_shapes import CHUNK_STEP, LONE_WIDTHS, Shapes
 from trouper.engine.platform.error_text import first_line_of, lacks_memory
 from trouper.engine.step import StepEngine
-from trouper.protocol.plans import Admit, Chunk, Plan, RowId
+from trouper.protocol.media import ImageLayout, ImageSize, ItemId, Pixels
+from trouper.protocol.plans import Admit, Chunk, Encode, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
 log = logging.getLogger(__name__)
@@ -19,18 +20,27 @@ PROMPTS = (40, 17, 90)  # Prompt lengths in tokens, unequal for masks.
 DRAWN = Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, seed=1)
 GROWING_STEPS = 70  # Decode steps until a row's buffers grow and the row changes banks.
 MAX_PLANNED = 2**18
+IMAGE = ImageSize(512, 512, "png")
 
 # Longest prompt with prepared chunks: 32 of 2,048 tokens and 112 of 512, 40 ms each.
 MAX_PLANNED_PREFILL = 2**16
 
 
 def warm_up(
-    engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0, step: int = CHUNK_STEP
+    engine: StepEngine,
+    vocabulary: int,
+    context: int = 0,
+    chunk: int = 0,
+    step: int = CHUNK_STEP,
+    *,
+    images: ImageLayout | None = None,
 ) -> None:
     """Run prefill, decoding, sampling, drafts, growth, lone prompts, and attention up to `context`
-    tokens, in chunks of `chunk` tokens, and of `step` tokens beside streams. Drops all rows. For
-    lack of memory the rest is left to requests, and the engine is unusable."""
+    tokens, in chunks of `chunk` tokens, and of `step` tokens beside streams; and an image. Drops
+    all rows. For lack of memory the rest is left to requests, and the engine is unusable."""
     try:
+        if images is not None:
+            _run_image(engine, images)
         _run_all(engine, vocabulary, context, chunk, step)
     except (RuntimeError, MemoryError) as error:
         if not lacks_memory(error):
@@ -75,6 +85,24 @@ def _run_all(engine: StepEngine, vocabulary: int, context: int, chunk: int, step
         _plan_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))
         for width in dict.fromkeys((chunk, min(chunk, step))):
             _plan_prefill(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), width)
+
+
+def _run_image(engine: StepEngine, layout: ImageLayout) -> None:
+    """Encode an image, and run a prompt with it."""
+    # On an H200 the kernels of Qwen3-VL's first image took 10 s, in which streams stood still.
+    shape = layout.shape(IMAGE, "low", max_tokens=256)
+    span = layout.span(1, shape, digest=bytes(32))
+    height, width = shape.resized
+    order = Encode(
+        ItemId(0), span, layout.num_pieces(shape), Pixels(height, width, bytes(3 * height * width))
+    )
+    _run(engine, Plan(0, encode=(order,)))
+    row, prompt = RowId(0), np.array([1, *span.tokens, 1, 1], "<i4")
+    admit = Admit(row, prompt.tobytes(), Sampling(temperature=0.0), media=(span,))
+    chunk = Chunk(row, len(prompt), items=(order.item,))
+    _run(engine, Plan(0, admit=(admit,), prefill=(chunk,)))
+    _run(engine, Plan(0, decode=(row,)))
+    _run(engine, Plan(0, drop=(row,), forget=(order.item,)))
 
 
 def _run(engine: StepEngine, plan: Plan) -> None:
