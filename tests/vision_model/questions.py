@@ -310,14 +310,10 @@ def conversation(
     return messages, scenes
 
 
-MISTAKES = frozenset({5, 99, 128})
-"""Seeds below 210 of fresh questions that the model itself answers wrongly, without a server."""
-
-
 def fresh(seed: int, images: int) -> tuple[list[Message], list[Scene], str]:
     """Messages up to a random one of the answers, their scenes, and the answer. The tests take the
     seeds below `SEEDS_OF_TESTS`, and nothing is trained or chosen by these."""
-    drawn = Random(f"question {seed}")
+    drawn = Random(f"unseen question {seed}")
     sizes = [(drawn.choice(WIDTHS), drawn.choice(WIDTHS)) for _ in range(images)]
     messages, scenes = conversation(drawn, sizes)
     ends = [
@@ -339,7 +335,7 @@ def fresh(seed: int, images: int) -> tuple[list[Message], list[Scene], str]:
 def which_of_two(seed: int) -> tuple[list[Message], list[Scene], str, str]:
     """A question which of two images of one size shows something, their scenes, the answer, and the
     answer when the images change places."""
-    drawn = Random(f"pair {seed}")
+    drawn = Random(f"unseen pair {seed}")
     width, height = drawn.choice(WIDTHS), drawn.choice(WIDTHS)
     question = None
     while question is None:
