@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.model_caches import treat_alike
@@ -65,8 +65,8 @@ def text_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
             f"mlx-vlm's module for model_type {kind!r} is no model that answers with text"
         )
     caches = importlib.import_module(f"{PACKAGE}.models.cache")
-    treat_alike(caches.KVCache, KVCache)
-    treat_alike(caches.RotatingKVCache, RotatingKVCache)
+    for kind in (KVCache, RotatingKVCache, ArraysCache, CacheList):
+        treat_alike(getattr(caches, kind.__name__), kind)
     attention_seam.replace_too(
         importlib.import_module(f"{PACKAGE}.models.base").scaled_dot_product_attention
     )
@@ -93,6 +93,9 @@ class WrappedLanguageModel(nn.Module):
             raise ModelUnusable(
                 f"mlx-vlm's module for model_type {args['model_type']!r} has no language_model"
             )
+        paths = (path for path, part in model.named_modules() if part is language_model)
+        path = next(paths, "language_model")
+        self._prefix = f"{path}." if path else ""
         self.language_model = language_model
         self._sanitize = (
             model.sanitize if hasattr(model, "sanitize") else dict
@@ -100,9 +103,18 @@ class WrappedLanguageModel(nn.Module):
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         """Compute logits (rows, tokens, vocabulary) of tokens (rows, tokens)."""
+        self._forget_positions(len(inputs))
         output = self.language_model(inputs, cache=cache)
         logits: mx.array = getattr(output, "logits", output)
         return logits
+
+    def _forget_positions(self, rows: int) -> None:
+        # With M-RoPE a language model keeps the positions of the last prompt, and how far images
+        # move those after it. Here a pass has other rows than the last one, and no images.
+        if hasattr(self.language_model, "_position_ids"):
+            self.language_model._position_ids = None
+        if hasattr(self.language_model, "_rope_deltas"):
+            self.language_model._rope_deltas = mx.zeros((rows, 1), mx.int32)
 
     def sanitize(self, weights: Weights) -> Weights:
         """Rename a checkpoint's weights as in mlx-vlm, and keep the text part."""
@@ -110,7 +122,11 @@ class WrappedLanguageModel(nn.Module):
         if hasattr(self.language_model, "sanitize"):
             named = self.language_model.sanitize(named)
         self._sanitize = dict  # The encoders are no longer needed.
-        return {name: weight for name, weight in named.items() if name.startswith(PREFIX)}
+        return {
+            PREFIX + name.removeprefix(self._prefix): weight
+            for name, weight in named.items()
+            if name.startswith(self._prefix)
+        }
 
     def make_cache(self) -> list[Any]:
         """Make mlx-vlm's own caches for one row."""

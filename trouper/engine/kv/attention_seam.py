@@ -144,12 +144,23 @@ def _attend(
             return attend(queries, keys, values, options)
         mask = keys.mask()[:, None] if mask is None else mask
         keys, values = keys.view(), values.view()
+    elif _is_cut(mask, keys):
+        keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
     if shared == 1 or not _grouping_pays(queries, keys, mask, options):
         return plain(queries, keys, values, cache, mask=mask, **options)
     grouped = queries.reshape(-1, keys.shape[1], shared, queries.shape[3])
     return plain(grouped, keys, values, cache, mask=mask, **options).reshape(
         -1, heads, 1, values.shape[3]
+    )
+
+
+def _is_cut(mask: Any, keys: Any) -> bool:
+    """Whether the model has cut the mask behind the longest row, where rounded keys go on."""
+    return (
+        isinstance(mask, mx.array)
+        and isinstance(keys, mx.array)
+        and 1 < mask.shape[-1] < keys.shape[2]
     )
 
 
