@@ -67,8 +67,8 @@ TEXT = (
     + """
 
 {modules} modules of mlx-vlm {version} are not in mlx-lm. Each is played in tiny form with what
-[the self-check](self-check.md) leaves of it: {ran} run, {batched} of them batched, all of them right
-(off by at most {worst:.0e}). Real weights were not tried.
+[the self-check](self-check.md) leaves of it: {ran} run, all of them right
+(off by at most {worst:.0e}), and {batched} of these are batched. Real weights were not tried.
 
 | rows | modules |
 |---|---|
