@@ -18,7 +18,7 @@ from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.self_check.accuracy import WrongAloneError
 from trouper.engine.self_check.checking import Check
-from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.capabilities import FEATURES, Capabilities
 
 
 @attrs.frozen
@@ -75,8 +75,9 @@ def look_at(name: str) -> Played:
         errors += outcome.errors.values()
         faults += _faults(kind, outcome)
     everywhere = found["exact"]
-    for feature, reason in found["rounded"].off.items():
-        everywhere = everywhere.without(feature, reason)
+    for feature in FEATURES:
+        if reason := getattr(found["rounded"], feature):
+            everywhere = everywhere.without(feature, reason)
     return Played(name, everywhere, "", tuple(errors), tuple(faults))
 
 

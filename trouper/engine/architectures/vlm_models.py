@@ -19,6 +19,7 @@ from trouper.engine.kv import attention_seam
 from trouper.engine.kv.model_caches import treat_alike
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.problems import ModelUnusable
+from trouper.workarounds.mlx_vlm_positions import forget_positions
 
 PACKAGE = "mlx_vlm"
 PREFIX = "language_model."
@@ -103,18 +104,10 @@ class WrappedLanguageModel(nn.Module):
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         """Compute logits (rows, tokens, vocabulary) of tokens (rows, tokens)."""
-        self._forget_positions(len(inputs))
+        forget_positions(self.language_model, len(inputs))
         output = self.language_model(inputs, cache=cache)
         logits: mx.array = getattr(output, "logits", output)
         return logits
-
-    def _forget_positions(self, rows: int) -> None:
-        # With M-RoPE a language model keeps the positions of the last prompt, and how far images
-        # move those after it. Here a pass has other rows than the last one, and no images.
-        if hasattr(self.language_model, "_position_ids"):
-            self.language_model._position_ids = None
-        if hasattr(self.language_model, "_rope_deltas"):
-            self.language_model._rope_deltas = mx.zeros((rows, 1), mx.int32)
 
     def sanitize(self, weights: Weights) -> Weights:
         """Rename a checkpoint's weights as in mlx-vlm, and keep the text part."""
