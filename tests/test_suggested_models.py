@@ -13,12 +13,16 @@ from trouper.protocol.suggested_models import EVERY, FILE, SUGGESTED, Purpose, S
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+def day() -> object:
+    return tomllib.loads(FILE.read_text("utf-8"))["looked_at"]
+
+
 def gigabytes(number: int) -> str:
     return f"{number / 1e9:.1f} GB"
 
 
-def test_the_file_says_when_it_was_looked_at_and_all_purposes_have_a_model() -> None:
-    assert isinstance(tomllib.loads(FILE.read_text("utf-8"))["looked_at"], date)
+def test_the_file_has_a_date_and_a_model_for_each_purpose() -> None:
+    assert isinstance(day(), date)
     assert {purpose for model in EVERY for purpose in model.purposes} == {*get_args(Purpose)}
     assert all(model.licence and "/" in model.name for model in EVERY)
     assert all(bool(model.calls) == ("agent" in model.purposes) for model in EVERY)
@@ -31,8 +35,7 @@ def test_the_table_by_memory_has_them_with_what_they_take() -> None:
         (model.name, gigabytes(model.needed_bytes(float32=False))) for model in SUGGESTED
     ]
     assert all(f"`{model.name}`" in page for model in EVERY)
-    looked_at = tomllib.loads(FILE.read_text("utf-8"))["looked_at"]
-    assert f"They were looked at on {looked_at}" in page
+    assert f"They were looked at on {day()}" in page
     assert {model.licence for model in SUGGESTED} == {"Apache 2.0"}, "the page says so of all"
 
 

@@ -55,9 +55,9 @@ def listed(*arguments: str) -> dict[str, dict[str, Any]]:
     return {body["name"]: body for body in json.loads(outcome.stdout)}
 
 
-def test_every_place_is_looked_into_and_named(home: Path) -> None:
-    found = listed()
-    assert {name: body["source"] for name, body in found.items()} == {
+def test_every_source_is_read_and_named(home: Path) -> None:
+    bodies = listed()
+    assert {name: body["source"] for name, body in bodies.items()} == {
         "publisher/of-lm-studio": LM_STUDIO,
         "publisher/some-GGUF": LM_STUDIO,
         "of-omlx": OMLX,
@@ -66,7 +66,7 @@ def test_every_place_is_looked_into_and_named(home: Path) -> None:
         "llama3:8b": OLLAMA,
         "hf.co/owner/mine:latest": OLLAMA,
     }
-    usable = {name for name, body in found.items() if not body["problem"]}
+    usable = {name for name, body in bodies.items() if not body["problem"]}
     assert usable == {"publisher/of-lm-studio", "of-omlx", "owner/of-hub"}
     table = CliRunner().invoke(cli.main, ["models", "ls"]).stdout.splitlines()
     assert table[0].split()[-2:] == ["fits", "from"]
@@ -74,8 +74,8 @@ def test_every_place_is_looked_into_and_named(home: Path) -> None:
 
 
 def test_other_formats_are_named_with_what_they_take_and_what_to_do(home: Path) -> None:
-    found = listed()
-    foreign = {name: body for name, body in found.items() if body["is_foreign"]}
+    bodies = listed()
+    foreign = {name: body for name, body in bodies.items() if body["is_foreign"]}
     assert {name: body["quantization"] for name, body in foreign.items()} == {
         "publisher/some-GGUF": "GGUF",
         "owner/other-GGUF": "GGUF",
@@ -93,16 +93,18 @@ def test_other_formats_are_named_with_what_they_take_and_what_to_do(home: Path) 
 async def test_a_server_has_those_that_it_can_serve(home: Path) -> None:
     scan = scan_of(NAMED_SOURCES)
     assert scan is not None
-    assert {found.files.name for found in await scan()} == {
+    assert {one.files.name for one in await scan()} == {
         "publisher/of-lm-studio",
         "of-omlx",
         "owner/of-hub",
     }
 
 
-def test_places_that_programs_were_told_of(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_programs_say_of_their_directories(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (home / ".cache/lm-studio").mkdir(parents=True)
-    assert directory_of(LM_STUDIO) == home / ".cache/lm-studio/models", "the older place"
+    assert directory_of(LM_STUDIO) == home / ".cache/lm-studio/models", "the older one"
     (home / ".lmstudio-home-pointer").write_text(f"{home}/elsewhere\n")
     assert directory_of(LM_STUDIO) == home / "elsewhere/models"
     monkeypatch.setenv("OLLAMA_MODELS", str(home / "blobs-here"))
@@ -118,7 +120,7 @@ def test_a_manifest_that_is_none_hides_no_other(home: Path, content: str) -> Non
     assert "odd:latest" not in models or models["odd:latest"].problem
 
 
-def test_a_directory_of_manifests_is_known_by_its_content(home: Path) -> None:
+def test_a_directory_of_manifests_is_recognised_by_its_content(home: Path) -> None:
     """Whatever it is called."""
     (home / ".ollama/models").rename(home / "shelf")
     assert {"llama3:8b", "hf.co/owner/mine:latest"} == {*listed("--models-from", f"{home}/shelf")}

@@ -33,11 +33,11 @@ BAR = 40
 def main(names: tuple[str, ...]) -> None:
     """Play each CONFIG of tests/zoo/catalogue.py, or module of mlx-vlm, in every mix, or all; all
     of them write docs/architectures.md."""
-    known = [*CONFIGS, *vlm_modules()]
+    names_of_all = [*CONFIGS, *vlm_modules()]
     for name in names:
-        if name not in known:
-            near = ", ".join(get_close_matches(name, known)) or ", ".join(sorted(known))
-            raise click.BadParameter(f"there is no config {name!r}; there is {near}")
+        if name not in names_of_all:
+            near = get_close_matches(name, names_of_all) or sorted(names_of_all)
+            raise click.BadParameter(f"there is no config {name!r}; there is {', '.join(near)}")
     sys.exit(bool(play(names)))
 
 
@@ -49,13 +49,13 @@ def play(names: Sequence[str]) -> int:
     for done, name in enumerate(chosen):
         progress(done, len(chosen), name, len(faults))
         if name in CONFIGS:
-            line, errors, found = look_at(name)
+            line, errors, shown = look_at(name)
             lines.append(line)
         else:
             played.append(look_at_vlm(name))
-            errors, found = [*played[-1].errors], [*played[-1].faults]
+            errors, shown = [*played[-1].errors], [*played[-1].faults]
         worst = max([worst, *((error, name) for error in errors)])
-        faults += [f"{name}: {fault}" for fault in found]
+        faults += [f"{name}: {fault}" for fault in shown]
         mx.clear_cache()
     progress(len(chosen), len(chosen), "", len(faults))
     print(

@@ -55,8 +55,7 @@ def test_data_is_of_modules_that_there_are() -> None:
     assert {*NO_LANGUAGE} <= vlm_models.names()
 
 
-def test_each_group_is_another_ones_complement() -> None:
-    """A module that is batched, and one that is refused, are told apart."""
+def test_a_module_that_is_batched_and_one_that_is_refused_have_other_groups() -> None:
     assert group_of(Played("one")) == "everything"
     assert group_of(Played("one", refused="it fails")) == "refused"
     assert [*GROUPS][-1] == "refused"

@@ -11,6 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from tests.zoo.dense import DENSE
 from tests.zoo.pieces import HIDDEN, INNER, VOCABULARY, WINDOW, Config
 from trouper.engine.architectures import architecture_lookup, vlm_models
 
@@ -145,6 +146,7 @@ DATA: dict[str, Config] = {
         "use_conv_bias": True,
         "hybrid_override_pattern": "M*M-",
     },
+    "nemotron_nas": {"block_configs": DENSE["nemotron-nas"]["block_configs"]},
     "phi3_v": {"num_key_value_heads": KV_HEADS},
     "qwen3_5_moe_text": {"head_dim": HEAD},
     "qwen3_5_text": {"head_dim": HEAD},

@@ -62,7 +62,7 @@ def check(model: nn.Module, config: dict[str, object], shapes: Shapes) -> Capabi
 def look_at(name: str) -> Played:
     model, config = build(name)
     try:
-        found = {
+        allowed = {
             kind: check(model, config, shapes)
             for kind, shapes in (("exact", EXACT), ("rounded", ROUNDED))
         }
@@ -70,13 +70,13 @@ def look_at(name: str) -> Played:
         return Played(name, refused=str(error))
     errors, faults = list[float](), list[str]()
     for kind, shapes in ALL_SHAPES.items():
-        capabilities = found["rounded" if kind == "rounded" else "exact"]
+        capabilities = allowed["rounded" if kind == "rounded" else "exact"]
         _, outcome = play_all(model, shapes, capabilities)
         errors += outcome.errors.values()
         faults += _faults(kind, outcome)
-    everywhere = found["exact"]
+    everywhere = allowed["exact"]
     for feature in FEATURES:
-        if reason := getattr(found["rounded"], feature):
+        if reason := getattr(allowed["rounded"], feature):
             everywhere = everywhere.without(feature, reason)
     return Played(name, everywhere, "", tuple(errors), tuple(faults))
 

@@ -33,11 +33,11 @@ def _names(played: Iterable[Played]) -> str:
     by_reason = dict[str, list[str]]()
     for one in sorted(played, key=lambda one: one.name):
         by_reason.setdefault(one.reason, []).append(f"`{one.name}`")
-    parts = [
+    cells = [
         f"{', '.join(names)}: {reason}" if reason else ", ".join(names)
         for reason, names in by_reason.items()
     ]
-    return "; ".join(parts)
+    return "; ".join(cells)
 
 
 def group_of(played: Played) -> str:
@@ -56,6 +56,7 @@ GROUPS: dict[str, Chosen] = {
     "everything": _all_but(),
     "prompts one by one: recurrent state": _all_but("prefill_together"),
     "no banks: they compute with keys": _all_but("banks"),
+    "prompts one by one, and no banks": _all_but("prefill_together", "banks"),
     "other features off": lambda played: played.is_batched,
     "one by one": lambda played: not played.refused,
     "refused": lambda played: bool(played.refused),

@@ -20,7 +20,7 @@ def forget_positions(language_model: Any, rows: int) -> None:
     """Before a pass of `rows` rows without images."""
     if not workarounds.is_active(__name__):
         return
-    if hasattr(language_model, "_position_ids"):
-        language_model._position_ids = None
-    if hasattr(language_model, "_rope_deltas"):
-        language_model._rope_deltas = mx.zeros((rows, 1), mx.int32)
+    none = mx.zeros((rows, 1), mx.int32)
+    for name, value in (("_position_ids", None), ("_rope_deltas", none)):
+        if hasattr(language_model, name):
+            setattr(language_model, name, value)
