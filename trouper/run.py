@@ -69,6 +69,7 @@ def scan_of(sources: Sequence[str]) -> Scan | None:
         return [
             ScannedModel(files, files.float32_bytes if is_cpu else files.stored_bytes)
             for files in scan.models()
+            if not files.is_foreign
         ]
 
     async def scan_once() -> list[ScannedModel]:

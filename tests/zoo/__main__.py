@@ -1,5 +1,5 @@
-"""`python -m tests.zoo [CONFIG...]`: play each config, or those named, in every mix; all of them
-make docs/architectures.md."""
+"""`python -m tests.zoo [CONFIG...]`: play each config and each text module of mlx-vlm, or those
+named, in every mix; all of them make docs/architectures.md."""
 
 # ruff: noqa: T201
 from __future__ import annotations
@@ -20,6 +20,10 @@ from tests.zoo.building import build
 from tests.zoo.catalogue import BY_PIECES, COARSE, CONFIGS
 from tests.zoo.mixes import ALL_SHAPES, BOUND, own_loop_error, play_all
 from tests.zoo.table import PAGE, Line, figures, page
+from tests.zoo.vlm_catalogue import modules as vlm_modules
+from tests.zoo.vlm_playing import Played
+from tests.zoo.vlm_playing import look_at as look_at_vlm
+from tests.zoo.vlm_table import group_of, section
 
 BAR = 40
 
@@ -27,25 +31,31 @@ BAR = 40
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CONFIG]...")
 def main(names: tuple[str, ...]) -> None:
-    """Play each CONFIG of tests/zoo/catalogue.py in every mix, or all; all of them write
-    docs/architectures.md."""
+    """Play each CONFIG of tests/zoo/catalogue.py, or module of mlx-vlm, in every mix, or all; all
+    of them write docs/architectures.md."""
+    names_of_all = [*CONFIGS, *vlm_modules()]
     for name in names:
-        if name not in CONFIGS:
-            near = ", ".join(get_close_matches(name, CONFIGS)) or ", ".join(sorted(CONFIGS))
-            raise click.BadParameter(f"there is no config {name!r}; there is {near}")
+        if name not in names_of_all:
+            near = get_close_matches(name, names_of_all) or sorted(names_of_all)
+            raise click.BadParameter(f"there is no config {name!r}; there is {', '.join(near)}")
     sys.exit(bool(play(names)))
 
 
 def play(names: Sequence[str]) -> int:
     """The number of configs that showed a fault."""
     lines, faults, worst, began = list[Line](), list[str](), (0.0, ""), time.perf_counter()
-    chosen = names or tuple(CONFIGS)
+    played = list[Played]()
+    chosen = names or (*CONFIGS, *vlm_modules())
     for done, name in enumerate(chosen):
         progress(done, len(chosen), name, len(faults))
-        line, errors, found = look_at(name)
-        lines.append(line)
+        if name in CONFIGS:
+            line, errors, shown = look_at(name)
+            lines.append(line)
+        else:
+            played.append(look_at_vlm(name))
+            errors, shown = [*played[-1].errors], [*played[-1].faults]
         worst = max([worst, *((error, name) for error in errors)])
-        faults += [f"{name}: {fault}" for fault in found]
+        faults += [f"{name}: {fault}" for fault in shown]
         mx.clear_cache()
     progress(len(chosen), len(chosen), "", len(faults))
     print(
@@ -53,9 +63,10 @@ def play(names: Sequence[str]) -> int:
         f"{worst[0]:.1e}, of {worst[1]}"
     )
     print("\n".join(map(str, lines)) if names else figures(lines))
+    print("\n".join(f"{one.name}: {group_of(one)} {one.reason}" for one in played))
     print("\n".join(faults))
     if not names and not faults:
-        PAGE.write_text(page(lines), encoding="utf-8")
+        PAGE.write_text(page(lines, section(played)), encoding="utf-8")
     return len({fault.split(":")[0] for fault in faults})
 
 

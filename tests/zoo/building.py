@@ -31,7 +31,11 @@ def build(name: str, config: Config | None = None) -> nn.Module:
     config = deepcopy(config or CONFIGS[name])
     module = import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(0)
-    model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
+    return filled(module.Model(module.ModelArgs.from_dict(config)))
+
+
+def filled(model: nn.Module) -> nn.Module:
+    """A model with drawn parameters, evaluated."""
     random = np.random.RandomState(1)
     model.update(
         tree_unflatten(

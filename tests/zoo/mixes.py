@@ -11,6 +11,7 @@ from tests import arithmetic
 from tests.family_configs import VOCABULARY
 from tests.zoo.playing import SLACK, SMALL_BANKS, Play, alone, distance, log_probabilities
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
+from trouper.protocol.capabilities import Capabilities
 
 BOUND = 2 * arithmetic.TF32_CLOSE if arithmetic.TF32 else 2e-3
 """Log-probabilities differ by less, unless something is wrong: see docs/architectures.md."""
@@ -148,13 +149,15 @@ class Outcome:
         return not (self.wrong or self.crashes)
 
 
-def play_all(model: nn.Module, shapes: Shapes = SMALL_BANKS) -> tuple[Play, Outcome]:
+def play_all(
+    model: nn.Module, shapes: Shapes = SMALL_BANKS, capabilities: Capabilities | None = None
+) -> tuple[Play, Outcome]:
     """Each mix that the model's batching allows, on rows of its own."""
-    outcome, play = Outcome(), Play(model, shapes=shapes)
+    outcome, play = Outcome(), Play(model, shapes=shapes, capabilities=capabilities)
     for name, mix in MIXES.items():
         if (name == "restored" and not play.can_restore) or (name == "drafted" and not play.drafts):
             continue
-        play = Play(model, shapes=shapes)
+        play = Play(model, shapes=shapes, capabilities=capabilities)
         try:
             mix(play)
             outcome.errors[name] = play.error()

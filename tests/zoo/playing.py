@@ -23,6 +23,7 @@ from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.passes.pass_shapes import EXACT, Shapes
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 
 Floats = NDArray[np.float32]
@@ -61,10 +62,12 @@ class Play:
         kv: KvFormat = PLAIN,
         slack: int = SLACK,
         shapes: Shapes = SMALL_BANKS,
+        capabilities: Capabilities | None = None,
     ) -> None:
+        """`capabilities`: those that a self-check has left; None: guessed."""
         self.model = model
         self.rows: Rows
-        self.rows, allowed = rows_for(model, kv, slack, shapes)
+        self.rows, allowed = rows_for(model, kv, slack, shapes, capabilities)
         self.together = allowed.allows("batch")
         self.prefills_together = allowed.allows("prefill_together")
         self.drafts = allowed.allows("drafts")

@@ -94,14 +94,16 @@ def figures(lines: Sequence[Line]) -> str:
     )
 
 
-def page(lines: Iterable[Line]) -> str:
-    """The whole page."""
+def page(lines: Iterable[Line], vlm: str) -> str:
+    """The whole page. `vlm`: the section on mlx-vlm's modules."""
     ordered = sorted(
         lines, key=lambda line: (line.module.lower(), line.name != line.module, line.name)
     )
     left_out = "\n".join(f"| `{name}` | {why} |" for name, why in LEFT_OUT.items())
     table = "\n".join([HEAD, "|" + "---|" * 8, *map(str, ordered)])
-    return TEXT.format(figures=figures(ordered), table=table, left_out=left_out, bound=BOUND)
+    return TEXT.format(
+        figures=figures(ordered), table=table, left_out=left_out, bound=BOUND, vlm=vlm
+    )
 
 
 TEXT = """# Architectures
@@ -131,6 +133,7 @@ a model is recognised by what it is made of. Tests play the same without it, and
 "One by one" under *prompts prefill*: recurrent state would take the padding in. Such rows draft: what a draft has added to a state
 is [taken back](speculation.md#recurrent-state).
 
+{vlm}
 ## Left out
 
 Modules that mlx-lm itself does not run on a CPU, and those that are no model of their own:

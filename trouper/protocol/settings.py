@@ -14,8 +14,9 @@ from trouper.protocol.paths import expanded, is_directory, xdg_directory
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.setting_fields import ByteSize, entries, setting, size
 
-HUB_CACHE = "hub-cache"
-"""Source of --models-from for the hub's cache."""
+HUB_CACHE, LM_STUDIO, OLLAMA, OMLX = "hub-cache", "lm-studio", "ollama", "omlx"
+NAMED_SOURCES = (HUB_CACHE, LM_STUDIO, OLLAMA, OMLX)
+"""Sources of --models-from besides directories."""
 FOUND_MODELS = 3
 
 
@@ -343,8 +344,8 @@ class ServerSettings:
     models_from: tuple[str, ...] = setting(
         (),
         "Models that requests may name beside those of --model: hub-cache (what the hub's cache "
-        "holds), or a directory of models; "
-        "several.",
+        "holds), lm-studio, ollama or omlx (what these programs have here), or a directory of "
+        "models; several.",
         repeat=True,
     )
     adapters_from: tuple[str, ...] = setting(
@@ -472,10 +473,11 @@ class ServerSettings:
 
 
 def require_sources(models_from: Sequence[str]) -> None:
-    """Raises `SettingsInvalid` for a --models-from that is neither the hub's cache nor a
-    directory."""
+    """Raises `SettingsInvalid` for a --models-from that is neither a name nor a directory."""
     missing = [
-        one for one in models_from if one != HUB_CACHE and not (one and is_directory(expanded(one)))
+        one
+        for one in models_from
+        if one not in NAMED_SOURCES and not (one and is_directory(expanded(one)))
     ]
     if missing:
         raise SettingsInvalid(

@@ -1,6 +1,10 @@
-"""Small models that chat and call tools, as suggestions. Sources: docs/models.md."""
+"""Models as suggestions, from suggested_models.toml, which names its sources."""
 
 from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Literal
 
 import attrs
 
@@ -10,16 +14,21 @@ AGENT_TOKENS = 40_960
 FLOAT32_FACTOR = 32 / 4.5
 
 
+Purpose = Literal["chat", "agent", "vision", "embedding", "rerank", "draft"]
+
+
 @attrs.frozen(kw_only=True)
 class SuggestedModel:
-    """A model of the hub, quantized to 4 bits."""
+    """A model of the hub, of about 4 bits a weight."""
 
     name: str
+    purposes: tuple[Purpose, ...]
+    licence: str
     weights_bytes: int
     token_bytes: int
     """Bytes of one token's keys and values at 16 bits."""
     context_length: int
-    calls: str
+    calls: str = ""
     """Format of tool calls."""
 
     def needed_bytes(self, *, float32: bool) -> int:
@@ -29,45 +38,17 @@ class SuggestedModel:
         return self.weights_bytes + self.token_bytes * AGENT_TOKENS
 
 
-JSON_CALLS, XML_CALLS = "Hermes JSON", "Qwen XML"
-# From the smallest to the largest.
-SUGGESTED = (
-    SuggestedModel(
-        name="mlx-community/Qwen3-1.7B-4bit",
-        weights_bytes=968_001_536,
-        token_bytes=114_688,
-        context_length=40_960,
-        calls=JSON_CALLS,
-    ),
-    SuggestedModel(
-        name="mlx-community/Qwen3-4B-Instruct-2507-4bit",
-        weights_bytes=2_262_920_192,
-        token_bytes=147_456,
-        context_length=262_144,
-        calls=JSON_CALLS,
-    ),
-    SuggestedModel(
-        name="mlx-community/Qwen3-8B-4bit",
-        weights_bytes=4_607_731_712,
-        token_bytes=147_456,
-        context_length=40_960,
-        calls=JSON_CALLS,
-    ),
-    SuggestedModel(
-        name="mlx-community/Qwen3-14B-4bit",
-        weights_bytes=8_307_783_680,
-        token_bytes=163_840,
-        context_length=40_960,
-        calls=JSON_CALLS,
-    ),
-    SuggestedModel(
-        name="mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
-        weights_bytes=17_174_622_208,
-        token_bytes=98_304,
-        context_length=262_144,
-        calls=XML_CALLS,
-    ),
-)
+def _read() -> tuple[SuggestedModel, ...]:
+    models = tomllib.loads(FILE.read_text("utf-8"))["models"]
+    return tuple(
+        SuggestedModel(**model | {"purposes": tuple(model["purposes"])}) for model in models
+    )
+
+
+FILE = Path(__file__).with_suffix(".toml")
+EVERY = _read()
+SUGGESTED = tuple(model for model in EVERY if "agent" in model.purposes)
+"""Models that chat and call tools, from the smallest to the largest."""
 
 
 def that_fit(memory_bytes: float, *, float32: bool) -> tuple[SuggestedModel, ...]:

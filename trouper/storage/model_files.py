@@ -18,8 +18,10 @@ from trouper.storage.checkpoint_files import (
     tensors_of,
 )
 from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
+from trouper.storage.foreign_files import name_content
 
 LONGEST_WORD = 40
+GGUF = "GGUF"
 Kind = Literal["generator", "embedder"]
 # Tokenizers' files that Trouper does not read.
 OTHER_TOKENIZERS = {
@@ -72,12 +74,16 @@ class ModelFiles:
     """Whether the model reads images, of a family whose images are known."""
     problem: str = ""
     """Why the model cannot be loaded; "" if nothing is wrong."""
+    source: str = ""
+    """The --models-from that has it."""
+    is_foreign: bool = False
+    """Whether it is in another program's format, and hence listed and never served."""
 
 
 def read_model_files(name: str, directory: Path) -> ModelFiles:
     """Describe a directory with a config.json. Defects become `problem`."""
     try:
-        return _described(name, directory)
+        return _gguf(name, directory) or _described(name, directory)
     except Exception as error:  # noqa: BLE001
         # Any bytes may be in the files: whatever they raise, the other models are served.
         return unreadable(
@@ -99,6 +105,19 @@ def unreadable(name: str, directory: Path, problem: str) -> ModelFiles:
         created_at=0,
         used_at=0.0,
         problem=printable(problem),
+    )
+
+
+def _gguf(name: str, directory: Path) -> ModelFiles | None:
+    """Describe a directory of GGUF files without a config; None for others."""
+    files = sorted(directory.glob("*.gguf"))
+    if not files or (directory / "config.json").exists():
+        return None
+    return attrs.evolve(
+        unreadable(name, directory, name_content(directory)),
+        quantization=GGUF,
+        stored_bytes=sum(file.stat().st_size for file in files),
+        is_foreign=True,
     )
 
 

@@ -8,10 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
+import attrs
+
 from trouper.protocol.paths import encodable, exists, expanded, is_directory, is_file
 from trouper.protocol.problems import SettingsInvalid, printable
-from trouper.protocol.settings import HUB_CACHE
+from trouper.protocol.settings import HUB_CACHE, NAMED_SOURCES
 from trouper.storage.model_files import ModelFiles, read_model_files, unreadable
+from trouper.storage.other_programs import directory_of_program, ollama_models
 
 ANSWER_S = 10.0
 # Maximum path on Linux.
@@ -21,6 +24,8 @@ Described = tuple[FilesState, ModelFiles]
 """State of the files, and their description."""
 # As huggingface_hub names directories: models--OWNER--NAME/snapshots/COMMIT.
 SNAPSHOTS = "models--*"
+CONTENT = ("config.json", "*.gguf")
+"""What a model's directory has; one with GGUF files alone is listed and not served."""
 
 
 def hub_cache() -> Path:
@@ -40,7 +45,9 @@ def require_hub_cache(sources: Sequence[str]) -> None:
 
 
 def directory_of(source: str) -> Path:
-    return hub_cache() if source == HUB_CACHE else expanded(source)
+    if source == HUB_CACHE:
+        return hub_cache()
+    return directory_of_program(source) if source in NAMED_SOURCES else expanded(source)
 
 
 class ModelScan:
@@ -58,16 +65,20 @@ class ModelScan:
         found: dict[str, ModelFiles] = {}
         known: dict[Path, Described] = {}
         for source in self._sources:
-            for path, directory in model_directories(directory_of(source)):
+            root = directory_of(source)
+            for files in ollama_models(root):
+                found.setdefault(files.name, attrs.evolve(files, source=source))
+            for path, directory in model_directories(root):
                 if (name := printable(encodable(path), LONGEST_NAME)) in found:
                     continue
                 described = self._described(name, directory)
                 if described is None:
-                    found[name] = unreadable(
+                    files = unreadable(
                         name, directory, f"{directory} does not answer within {self._answer_s:g} s"
                     )
                 else:
-                    known[directory], found[name] = described, described[1]
+                    known[directory], files = described, described[1]
+                found[name] = attrs.evolve(files, source=source)
         self._known = known
         return [found[name] for name in sorted(found, key=str.lower)]
 
@@ -93,21 +104,29 @@ class ModelScan:
 
 
 def model_directories(root: Path) -> Iterator[tuple[str, Path]]:
-    """Name and directory of each model: a hub cache, or directories with config.json at most two
-    levels deep."""
+    """Name and directory of each model: a hub cache, or directories with config.json or GGUF files
+    at most two levels deep."""
     if not is_directory(root):
         return
     for repository in sorted(root.glob(SNAPSHOTS)):
         if (snapshot := _snapshot(repository)) is not None:
             yield repository.name.removeprefix("models--").replace("--", "/"), snapshot
-    for pattern in ("*/config.json", "*/*/config.json"):
-        for config in sorted(root.glob(pattern)):
-            directory = config.parent
+    for pattern in ("*", "*/*"):
+        for directory in sorted({path.parent for path in _content(root, pattern)}):
             # What is below a model is a module of it, as `1_Pooling` of an embedder.
             is_module = directory.parent != root and (directory.parent / "config.json").exists()
             hidden = directory.relative_to(root).parts[0].startswith(("models--", "."))
             if not is_module and not hidden:
                 yield directory.relative_to(root).as_posix(), directory
+
+
+def _content(root: Path, pattern: str) -> Iterator[Path]:
+    for name in CONTENT:
+        yield from root.glob(f"{pattern}/{name}")
+
+
+def _has_content(directory: Path) -> bool:
+    return any(next(directory.glob(name), None) is not None for name in CONTENT)
 
 
 def _snapshot(repository: Path) -> Path | None:
@@ -117,10 +136,10 @@ def _snapshot(repository: Path) -> Path | None:
             main = repository / "refs" / "main"
             current = snapshots / main.read_text().strip() if is_file(main) else snapshots / ""
             if current != snapshots and current.is_dir():
-                return current if (current / "config.json").exists() else None
+                return current if _has_content(current) else None
         present = [path for path in snapshots.glob("*") if path.is_dir()]
         newest = max(present, key=lambda path: path.stat().st_mtime, default=None)
-        return newest if newest is not None and (newest / "config.json").exists() else None
+        return newest if newest is not None and _has_content(newest) else None
     except OSError:  # It is not ours to read, or it was removed meanwhile.
         return None
 

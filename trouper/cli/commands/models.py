@@ -24,7 +24,7 @@ from trouper.process import prepare_process
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import encodable, expanded, is_directory
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid, printable
-from trouper.protocol.settings import HUB_CACHE, ServerSettings, require_sources
+from trouper.protocol.settings import HUB_CACHE, NAMED_SOURCES, ServerSettings, require_sources
 from trouper.protocol.suggested_models import SUGGESTED, no_hub_id
 from trouper.storage.checkpoint_files import require_directory
 from trouper.storage.model_files import ModelFiles, read_model_files
@@ -46,11 +46,12 @@ def _require_directories(
 SOURCES = click.option(
     "--models-from",
     multiple=True,
-    default=(HUB_CACHE,),
+    default=NAMED_SOURCES,
     callback=_require_directories,
-    metavar="hub-cache|DIR",
+    metavar=f"{'|'.join(NAMED_SOURCES)}|DIR",
     show_default=True,
-    help="Where to look: the hub's cache, or a directory of models; several.",
+    help="Where to look: the hub's cache, other programs' models, or a directory of models; "
+    "several.",
 )
 LOCAL = ServerSettings()
 NAME = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}")
@@ -74,8 +75,8 @@ def models() -> None:
     help="Server whose models are named, too.",
 )
 def list_models(models_from: tuple[str, ...], as_json: bool, url: str) -> None:
-    """List models: kind, size in memory, context, quantization, images, and whether it fits; and
-    what the server serves, if one runs."""
+    """List models: kind, size in memory, context, quantization, images, whether it fits, and where
+    it comes from; and what the server serves, if one runs. GGUF is named and not served."""
     bodies = [_body(files) for files in with_problems(ModelScan(models_from).models())]
     if as_json:
         click.echo(json.dumps(bodies))
@@ -104,7 +105,9 @@ def _hints(url: str, *, is_empty: bool) -> Iterator[str]:
 
 def _print_table(bodies: Sequence[Mapping[str, Any]]) -> None:
     rows = []
+    several = len({body["source"] for body in bodies}) > 1
     for body in bodies:
+        source = (body["source"],) if several else ()
         fits = "unusable" if body["problem"] else "yes" if body["fits"] else "no"
         shown = (
             body["kind"],
@@ -113,8 +116,9 @@ def _print_table(bodies: Sequence[Mapping[str, Any]]) -> None:
             body["quantization"],
             "yes" if body["images"] else "no",
         )
-        rows.append((body["name"], *shown, fits))
-    print_listing(("model", "kind", "memory", "context", "weights", "images", "fits"), rows)
+        rows.append((body["name"], *shown, fits, *source))
+    head = ("model", "kind", "memory", "context", "weights", "images", "fits")
+    print_listing((*head, "from") if several else head, rows)
 
 
 @models.command("info")
@@ -234,7 +238,8 @@ def _body(files: ModelFiles) -> dict[str, Any]:
     from trouper.engine.platform import device
     from trouper.engine.platform.device import weights_room
 
-    memory_bytes = files.float32_bytes if device.is_cpu() else files.stored_bytes
+    in_float32 = device.is_cpu() and not files.is_foreign
+    memory_bytes = files.float32_bytes if in_float32 else files.stored_bytes
     body = attrs.asdict(files) | {"directory": str(files.directory), "memory_bytes": memory_bytes}
     fits = not files.problem and 0 < memory_bytes <= weights_room()
     return body | {"fits": fits}

@@ -140,7 +140,7 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
     kind = str(config["model_type"])
     if override := plugin_for(kind, OVERRIDES):
         return Architecture(override.description, override.classes, override)
-    if _module_file(_module_name(config)) is not None:
+    if is_native(config):
         provider = f"mlx-lm {version('mlx-lm')}"
         return Architecture(provider, lambda: _native_classes(config), native=True)
     if plugin := plugin_for(kind):
@@ -153,6 +153,11 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
         f"no architecture for model_type {kind!r}: mlx-lm {version('mlx-lm')} has none",
         _remedy(kind),
     )
+
+
+def is_native(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm has a module for the config."""
+    return _module_file(_module_name(config)) is not None
 
 
 def get_classes(config: Mapping[str, Any]) -> Classes:

@@ -13,12 +13,13 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.model_caches import treat_alike
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.problems import ModelUnusable
+from trouper.workarounds.mlx_vlm_positions import forget_positions
 
 PACKAGE = "mlx_vlm"
 PREFIX = "language_model."
@@ -65,8 +66,8 @@ def text_classes(config: Mapping[str, Any]) -> tuple[Any, Any]:
             f"mlx-vlm's module for model_type {kind!r} is no model that answers with text"
         )
     caches = importlib.import_module(f"{PACKAGE}.models.cache")
-    treat_alike(caches.KVCache, KVCache)
-    treat_alike(caches.RotatingKVCache, RotatingKVCache)
+    for kind in (KVCache, RotatingKVCache, ArraysCache, CacheList):
+        treat_alike(getattr(caches, kind.__name__), kind)
     attention_seam.replace_too(
         importlib.import_module(f"{PACKAGE}.models.base").scaled_dot_product_attention
     )
@@ -93,6 +94,9 @@ class WrappedLanguageModel(nn.Module):
             raise ModelUnusable(
                 f"mlx-vlm's module for model_type {args['model_type']!r} has no language_model"
             )
+        paths = (path for path, part in model.named_modules() if part is language_model)
+        path = next(paths, "language_model")
+        self._prefix = f"{path}." if path else ""
         self.language_model = language_model
         self._sanitize = (
             model.sanitize if hasattr(model, "sanitize") else dict
@@ -100,6 +104,7 @@ class WrappedLanguageModel(nn.Module):
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
         """Compute logits (rows, tokens, vocabulary) of tokens (rows, tokens)."""
+        forget_positions(self.language_model, len(inputs))
         output = self.language_model(inputs, cache=cache)
         logits: mx.array = getattr(output, "logits", output)
         return logits
@@ -110,7 +115,11 @@ class WrappedLanguageModel(nn.Module):
         if hasattr(self.language_model, "sanitize"):
             named = self.language_model.sanitize(named)
         self._sanitize = dict  # The encoders are no longer needed.
-        return {name: weight for name, weight in named.items() if name.startswith(PREFIX)}
+        return {
+            PREFIX + name.removeprefix(self._prefix): weight
+            for name, weight in named.items()
+            if name.startswith(self._prefix)
+        }
 
     def make_cache(self) -> list[Any]:
         """Make mlx-vlm's own caches for one row."""

@@ -146,6 +146,8 @@ def _attend(
             return attend(queries, keys, values, options)
         mask = keys.mask()[:, None] if mask is None else mask
         keys, values = keys.view(), values.view()
+    elif _is_cut(mask, keys):
+        keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))
     if pays(queries, keys, options):
         return attend_unfused(queries, keys, values, options["scale"], mask)
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
@@ -154,6 +156,15 @@ def _attend(
     grouped = queries.reshape(-1, keys.shape[1], shared, queries.shape[3])
     return plain(grouped, keys, values, cache, mask=mask, **options).reshape(
         -1, heads, 1, values.shape[3]
+    )
+
+
+def _is_cut(mask: Any, keys: Any) -> bool:
+    """Whether the model has cut the mask behind the longest row, where rounded keys go on."""
+    return (
+        isinstance(mask, mx.array)
+        and isinstance(keys, mx.array)
+        and 1 < mask.shape[-1] < keys.shape[2]
     )
 
 

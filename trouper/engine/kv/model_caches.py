@@ -133,17 +133,21 @@ def by_caches(model: nn.Module) -> Capabilities:
 
 def flatten(caches: Sequence[Any]) -> list[Any]:
     return [
-        leaf
-        for cache in caches
-        for leaf in (flatten(cache.caches) if isinstance(cache, CacheList | ListSlots) else [cache])
+        leaf for cache in caches for leaf in (flatten(cache.caches) if _is_list(cache) else [cache])
     ]
+
+
+def _is_list(cache: Any) -> bool:
+    return isinstance(cache, ListSlots) or issubclass(kind_of(cache), CacheList)
 
 
 def state_slots(model: nn.Module) -> list[StateSlots]:
     history = adapted(model).history
     caches = flatten(make_prompt_cache(model))
     return [
-        StateSlots(len(cache.cache), history) for cache in caches if isinstance(cache, ArraysCache)
+        StateSlots(len(cache.cache), history)
+        for cache in caches
+        if issubclass(kind_of(cache), ArraysCache)
     ]
 
 
@@ -159,13 +163,14 @@ def slot_caches(
     )
 
     def counterpart(cache: Any) -> Any:
-        if isinstance(cache, CacheList):
+        if _is_list(cache):
             return ListSlots(*map(counterpart, cache.caches))
-        if isinstance(cache, ArraysCache):
+        kind = kind_of(cache)
+        if issubclass(kind, ArraysCache):
             return next(following)
-        if isinstance(cache, ChunkedKVCache):
+        if issubclass(kind, ChunkedKVCache):
             return ChunkSlots(traits)
-        if issubclass(kind_of(cache), RotatingKVCache):
+        if issubclass(kind, RotatingKVCache):
             return RingSlots(cache.max_size, slack, traits)
         return quantized(kv, traits) if kv.bits else full(traits)
 

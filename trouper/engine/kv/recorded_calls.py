@@ -47,6 +47,31 @@ class RecurrentCache(ArraysCache):
         self.reads_lengths = reads
         return mask
 
+    def update_recurrent(
+        self, index: int, length: int, update: Callable[[Any, int | None], tuple[Any, ...]]
+    ) -> tuple[Any, Any]:
+        """As mlx-vlm's: set a state to that after `length` tokens. Returns output and state."""
+        del length  # Of a history of states, which is not kept.
+        output, state = update(self.cache[index], None)[:2]
+        self.cache[index] = state
+        return output, state
+
+    def update_window(
+        self, index: int, source: mx.array, width: int, *, lengths: mx.array | None = None
+    ) -> mx.array:
+        """As mlx-vlm's: set a state to the last `width` of each row's own tokens. `source`: (n,
+        width + tokens, ...). `lengths`: (n,) own tokens; None: all."""
+        tokens = source.shape[1] - width
+        if lengths is None:
+            state = mx.contiguous(source[:, tokens:])
+        else:
+            places = mx.clip(lengths, 0, tokens)[:, None] + mx.arange(width)
+            state = mx.take_along_axis(
+                source, places.reshape(*places.shape, *[1] * (source.ndim - 2)), axis=1
+            )
+        self.cache[index] = state
+        return state
+
     def advance(self, N: int) -> None:  # noqa: N803
         """Subtract the tokens of a pass."""
         if self._lengths is not None:

@@ -174,6 +174,8 @@ class SlotCache:
         # over a flat view spares eight operations a buffer against `buffer[slots, :, positions] =
         # part`; launches are the bottleneck while a GPU decodes.
         for number, part in enumerate(parts):
+            if not part.shape[-1]:
+                continue  # An indexer has keys alone, and MLX's CPU would divide by the width.
             shape = self.buffers[number].shape[:3]
             flat = mx.flatten(self.buffers[number], 0, 2)
             flat[self.region.flat_indices(shape[1], shape[2], ring)] = mx.flatten(part, 0, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 from mlx import nn
@@ -36,6 +36,7 @@ from trouper.engine.self_check.shrinking import Config
 from trouper.engine.self_check.tiny import CannotShrinkError
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheckMode
 
+Made = TypeVar("Made")
 STEPS = len(BATCH) + len(MORE) + 1
 """Number of steps for a healthy model."""
 CANNOT_SHRINK, WRONG_ALONE = 1 << len(FEATURES), 2 << len(FEATURES)
@@ -85,7 +86,7 @@ class Check:
 
     def tiny_matrix(self) -> Matrix:
         """Make the matrix of the first suitable tiny model. Raises `CannotShrinkError`."""
-        make = next(self._tiny_subjects(), None)
+        make = self._guarded(lambda: next(self._tiny_subjects(), None))
         if make is None:
             raise CannotShrinkError
         return Matrix(make, self._step)
@@ -187,7 +188,7 @@ class Check:
         reference = Reference(run, texts, arithmetic_of(self.model, kv), singles=0, odd=SHORT_PARTS)
         return Subject(self.model, kv, self.shapes, reference)
 
-    def _guarded(self, make: Callable[[], Subject]) -> Subject:
+    def _guarded(self, make: Callable[[], Made]) -> Made:
         """Raises `WrongAloneError` for any exception of `make`."""
         try:
             return make()

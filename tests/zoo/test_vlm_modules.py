@@ -1,0 +1,61 @@
+"""Each text module of mlx-vlm that mlx-lm does not have: what the self-check leaves of it is right,
+and stands on the page. `just zoo` plays them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.arithmetic import full_float32
+from tests.zoo.mixes import BOUND
+from tests.zoo.table import PAGE
+from tests.zoo.vlm_catalogue import DATA, NO_LANGUAGE, modules
+from tests.zoo.vlm_playing import Played, look_at
+from tests.zoo.vlm_table import GROUPS, HEADING, group_of
+from trouper.engine.architectures import vlm_models
+
+
+def line_of(title: str) -> str:
+    """The names of a group on the page."""
+    section = PAGE.read_text("utf-8").split(HEADING)[1]
+    [line] = [line for line in section.splitlines() if line.startswith(f"| {title} |")]
+    return line
+
+
+@full_float32
+@pytest.mark.parametrize("name", modules())
+@pytest.mark.long(
+    but=(
+        "cohere2_moe",
+        "glm4v",
+        "longcat_flash_sparse",
+        "minicpmv4_6",
+        "qwen3_omni_moe",
+        "nemotron_h_nano_omni",
+        "limite",
+        "florence2",
+        "llada2_moe",
+    )
+)
+def test_what_the_self_check_leaves_is_right(name: str) -> None:
+    played = look_at(name)
+    assert played.faults == ()
+    assert bool(played.errors) != bool(played.refused), "it runs, or is refused with a reason"
+    assert max(played.errors, default=0.0) <= BOUND
+    assert f"`{name}`" in line_of(group_of(played)), "`just zoo` writes the page"
+    assert played.reason in line_of(group_of(played))
+
+
+def test_each_module_stands_on_the_page_once() -> None:
+    section = PAGE.read_text("utf-8").split(HEADING)[1].split("\n## ")[0]
+    assert {name: section.count(f"`{name}`") for name in modules()} == dict.fromkeys(modules(), 1)
+
+
+def test_data_is_of_modules_that_there_are() -> None:
+    assert DATA.keys() <= {*modules()}
+    assert {*NO_LANGUAGE} <= vlm_models.names()
+
+
+def test_a_module_that_is_batched_and_one_that_is_refused_have_other_groups() -> None:
+    assert group_of(Played("one")) == "everything"
+    assert group_of(Played("one", refused="it fails")) == "refused"
+    assert [*GROUPS][-1] == "refused"
