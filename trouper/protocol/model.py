@@ -58,6 +58,10 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """`special`: with the tokenizer's default special tokens."""
 
+    def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
+        """Tokens of a query and a document for a cross-encoder, with special tokens, and the index
+        of the second text if the model tells both apart, else 0."""
+
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """Tokens of the chat template, once (F1). Raises `RequestFailed` (400) if the template
         refuses."""
@@ -123,6 +127,10 @@ class EmbeddingLayout:
 
     dimensions: int
     pooling: Pooling
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Name and text that a request may put before its texts."""
+    default_prompt: str | None = None
+    """Name of the prompt of requests that name none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -178,6 +186,8 @@ class ModelCard:
     embedding: EmbeddingLayout | None = None
     """None if the model gives no embeddings."""
     no_embedding: str = ""
+    scores: bool = False
+    """Whether the model is a cross-encoder, which scores a query and a document together."""
     no_generation: str = ""
     """Why the model generates nothing; "" if the model does."""
     ranks: int = 1

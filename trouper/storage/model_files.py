@@ -17,10 +17,11 @@ from trouper.storage.checkpoint_files import (
     stored_bytes,
     tensors_of,
 )
-from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
+from trouper.storage.context import UNBOUNDED_CONTEXT
+from trouper.storage.sentence_files import context_of
 
 LONGEST_WORD = 40
-Kind = Literal["generator", "embedder"]
+Kind = Literal["generator", "embedder", "reranker"]
 # Tokenizers' files that Trouper does not read.
 OTHER_TOKENIZERS = {
     "tekken.json": "Mistral's tekken.json",
@@ -32,6 +33,7 @@ OTHER_TOKENIZERS = {
 }
 # Files of sentence-transformers.
 EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
+CROSS_ENCODER = "ForSequenceClassification"
 # Endings of generating classes in transformers.
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -120,7 +122,7 @@ def _described(name: str, directory: Path) -> ModelFiles:
         directory=directory,
         kind=_kind(directory, config),
         architecture=printable(str(config.get("model_type") or "unknown"), LONGEST_WORD),
-        context_length=context_length(config),
+        context_length=context_of(directory, config),
         quantization=printable(_quantization(config, tensors), LONGEST_WORD),
         stored_bytes=stored_bytes(tensors),
         float32_bytes=float32_bytes(tensors, config),
@@ -141,10 +143,12 @@ def takes_images(config: Mapping[str, Any]) -> bool:
 
 
 def _kind(directory: Path, config: Mapping[str, Any]) -> Kind:
-    if any((directory / name).exists() for name in EMBEDDER_FILES):
-        return "embedder"
     classes = config.get("architectures")
     named = [str(each) for each in classes] if isinstance(classes, list) else []
+    if any(name.endswith(CROSS_ENCODER) for name in named):
+        return "reranker"
+    if any((directory / name).exists() for name in EMBEDDER_FILES):
+        return "embedder"
     return "embedder" if named and not any(name.endswith(HEADS) for name in named) else "generator"
 
 
