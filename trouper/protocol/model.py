@@ -219,6 +219,11 @@ class ModelCard:
     """Needed changes of messages: name and text for a person."""
 
     @property
+    def pooling(self) -> Pooling:
+        """For embeddings and scores; a score needs none."""
+        return "first" if self.embedding is None else self.embedding.pooling
+
+    @property
     def base_weights_bytes(self) -> int:
         return self.weights_bytes - self.adapter_bytes
 
