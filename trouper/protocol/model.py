@@ -13,6 +13,7 @@ from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.health import MemoryPressure
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.media import ImageLayout
+from trouper.protocol.names import Kind
 from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import Breakers, Pooling, Stepped
 from trouper.protocol.ranks import Joined
@@ -186,6 +187,10 @@ class ModelCard:
     embedding: EmbeddingLayout | None = None
     """None if the model gives no embeddings."""
     no_embedding: str = ""
+    kind: Kind = "generator"
+    """Purpose by the files; some embedders generate, too."""
+    one_pass: bool = False
+    """Whether whole prompts share padded passes, without KV."""
     scores: bool = False
     """Whether the model is a cross-encoder, which scores a query and a document together."""
     no_generation: str = ""
@@ -229,7 +234,7 @@ class ModelCard:
 
     @property
     def batching(self) -> str:
-        return self.capabilities.description
+        return "prompts in padded passes" if self.one_pass else self.capabilities.description
 
     @property
     def no_drafts(self) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
+from trouper.protocol.names import Kind
 from trouper.protocol.problems import ModelUnusable, printable
 from trouper.storage.checkpoint_files import (
     float32_bytes,
@@ -21,7 +22,6 @@ from trouper.storage.context import UNBOUNDED_CONTEXT
 from trouper.storage.sentence_files import context_of
 
 LONGEST_WORD = 40
-Kind = Literal["generator", "embedder", "reranker"]
 # Tokenizers' files that Trouper does not read.
 OTHER_TOKENIZERS = {
     "tekken.json": "Mistral's tekken.json",
@@ -120,7 +120,7 @@ def _described(name: str, directory: Path) -> ModelFiles:
     return ModelFiles(
         name=name,
         directory=directory,
-        kind=_kind(directory, config),
+        kind=kind_of(directory, config),
         architecture=printable(str(config.get("model_type") or "unknown"), LONGEST_WORD),
         context_length=context_of(directory, config),
         quantization=printable(_quantization(config, tensors), LONGEST_WORD),
@@ -142,7 +142,8 @@ def takes_images(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("vision_config"), Mapping)
 
 
-def _kind(directory: Path, config: Mapping[str, Any]) -> Kind:
+def kind_of(directory: Path, config: Mapping[str, Any]) -> Kind:
+    """Purpose of a model, by its files."""
     classes = config.get("architectures")
     named = [str(each) for each in classes] if isinstance(classes, list) else []
     if any(name.endswith(CROSS_ENCODER) for name in named):

@@ -57,7 +57,7 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage.checkpoint_files import read_json
 from trouper.storage.context import context_length
-from trouper.storage.model_files import created_at
+from trouper.storage.model_files import created_at, kind_of
 from trouper.storage.sentence_files import context_of, read_sentence_files
 
 MIN_VOCABULARY = 0.25
@@ -175,6 +175,7 @@ def _load_encoder(
         card,
         context_length=min(card.context_length, context_length(config)),
         no_generation=ENCODES,
+        one_pass=True,
         scores=model.scores,
         **_found_in_files(hub_tokenizer, embedder, None),
     )
@@ -209,7 +210,7 @@ def _require_encoder_settings(
 
 def _without_generation(card: ModelCard) -> ModelCard:
     kv = KvLayout(cached=False, description=NO_GENERATION)
-    return attrs.evolve(card, kv=kv, no_generation=NO_GENERATION)
+    return attrs.evolve(card, kv=kv, no_generation=NO_GENERATION, one_pass=True)
 
 
 def check(settings: Settings) -> tuple[checkpoint.Checkpoint, HubTokenizer, nn.Module]:
@@ -459,6 +460,7 @@ def _card(
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     return ModelCard(
         id=settings.model or bundled_model.NAME,
+        kind=kind_of(found.directory, found.config),
         created=created_at(found.directory),
         context_length=settings.context_length or context_of(found.directory, candidate.config),
         vocab_size=candidate.vocabulary,
