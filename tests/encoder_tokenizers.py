@@ -15,10 +15,7 @@ from tokenizers import (
 )
 from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
-WORDS = """
-    a dog barks what ? ! . , the cat is of capital paris france rome spoon in on seine river it
-    search_query : search_document query document title none text
-""".split()
+WORDS = [
     "a",
     "dog",
     "barks",
