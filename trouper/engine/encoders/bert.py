@@ -29,7 +29,7 @@ from trouper.engine.encoders.encoder import (
 COMPUTED = {"position_embedding_type": ("absolute", None), "is_decoder": (False, None)}
 PREFIXES = ("bert.", "roberta.", "model.")
 UNUSED = ("cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
-HEADS = ("pooler.", "classifier.")
+CLASSIFIER, POOLER = "classifier.", "pooler."
 OTHER_NAMES = {
     r"^emb_ln\.": "embeddings.LayerNorm.",
     r"^encoder\.layers\.": "encoder.layer.",
@@ -175,6 +175,9 @@ class Model(Encoder):
         self.embeddings = Embeddings(args)
         self.encoder = Layers(args)
         self.vocabulary, self.scores = args.vocabulary, args.scores
+        self._unused = UNUSED if args.scores else (*UNUSED, CLASSIFIER)
+        if not args.scores or args.padding is not None:
+            self._unused = (*self._unused, POOLER)
         if args.scores and args.padding is None:
             self.pooler = Dense(args.width, args.width)
             self.classifier = nn.Linear(args.width, 1)
@@ -194,9 +197,8 @@ class Model(Encoder):
         return self.classifier(first)
 
     def sanitize(self, weights: Weights) -> Weights:
-        kept = without(weights, PREFIXES, UNUSED if self.scores else (*UNUSED, *HEADS))
         named = Weights()
-        for stored_name, weight in kept.items():
+        for stored_name, weight in without(weights, PREFIXES, self._unused).items():
             name = stored_name
             for pattern, replacement in OTHER_NAMES.items():
                 name = re.sub(pattern, replacement, name)
