@@ -62,6 +62,9 @@ class ByteTokenizer:
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         return tuple(text.encode())
 
+    def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
+        return (*first.encode(), *second.encode()), len(first.encode())
+
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
     ) -> str | None:

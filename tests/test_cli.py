@@ -387,7 +387,9 @@ def test_what_is_to_be_pasted_is_one_word_for_a_shell() -> None:
 ANNOUNCING = """
 from types import SimpleNamespace as Some
 from trouper.cli.server_process import announce
-card = Some(architecture="llama", dtype="float32", batching="batched", device="CPU")
+card = Some(
+    architecture="llama", dtype="float32", batching="batched", device="CPU", no_generation=""
+)
 runtime = Some(model=card, tokenizer=Some(tool_parser="hermes"))
 announce("http://127.0.0.1:1", Some(entries=lambda: [Some(names=["tiny"], runtime=runtime)]), False)
 """

@@ -168,6 +168,18 @@ def test_the_pooling_is_where_the_modules_say(tmp_path: Path) -> None:
     assert found is not None and found.pooling == "first"
 
 
+def test_a_causal_model_whose_directory_of_the_pooling_is_lost_takes_the_last_token(
+    tmp_path: Path,
+) -> None:
+    """As conversions lose it, which copy the files of the directory itself."""
+    modules(tmp_path)
+    found = embedder_of(build("llama"), tmp_path).layout
+    assert found is not None and found.pooling == "last"
+    (tmp_path / "modules.json").unlink()
+    found = embedder_of(build("llama"), tmp_path).layout
+    assert found is not None and found.pooling == "mean"
+
+
 DENSE: Json = {"activation_function": "torch.nn.modules.activation.Tanh"}
 FAULTS: dict[str, tuple[tuple[str, str], Json, dict[str, Array], str]] = {
     "unknown": (

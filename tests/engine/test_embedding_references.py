@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
 
 REFERENCES = Path(__file__).with_name(FILE)
-ROW = RowId(0)
+GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,25 @@ def test_vectors_are_those_of_transformers(
         np.testing.assert_allclose(vector, expected, atol=2e-2 if TF32 else 1e-4)
 
 
-def vectors_of(name: str, directory: Path) -> list[list[float]]:
-    """By the engine, of a directory that was loaded as `serve` loads it."""
+@pytest.mark.parametrize("name", ["embeddinggemma", "qwen3 embedding"])
+def test_vectors_are_the_same_in_company_of_other_lengths(
+    name: str, references: dict[str, Any], tmp_path: Path
+) -> None:
+    """Prompts of like length share a padded pass of a model whose tokens attend to both sides."""
+    like = [prompt[:-2] for prompt in PROMPTS[1:]]
+    vectors = vectors_of(name, tmp_path, (*PROMPTS, *like))
+    for vector, expected in zip(vectors, references[name]["vectors"], strict=False):
+        np.testing.assert_allclose(vector, expected, atol=2e-2 if TF32 else 1e-4)
+    for vector, prompt in zip(vectors[len(PROMPTS) :], like, strict=True):
+        [alone] = vectors_of(name, tmp_path, (prompt,))
+        np.testing.assert_allclose(vector, alone, atol=2e-2 if TF32 else 1e-5)
+
+
+def vectors_of(
+    name: str, directory: Path, prompts: Sequence[Sequence[int]] = ()
+) -> list[list[float]]:
+    """By the engine, of a directory that was loaded as `serve` loads it. `prompts` are embedded in
+    one step; without any, each of PROMPTS in a step of its own."""
     save_embedder(name, directory)
     save_tokenizer(directory)
     loaded = load(Settings(model=str(directory)), lambda _: None)
@@ -58,13 +76,17 @@ def vectors_of(name: str, directory: Path) -> list[list[float]]:
     assert layout is not None, loaded.embedder.reason
     engine = StepEngine(loaded.model, VOCABULARY, modules=loaded.embedder.modules)
     vectors = []
-    for prompt in PROMPTS:
-        tokens = np.array(prompt, "<i4").tobytes()
-        admitted = Admit(ROW, tokens, Sampling(temperature=0), embed=layout.pooling)
-        plan = Plan(0, admit=(admitted,), prefill=(Chunk(ROW, len(prompt)),))
-        [(_, data)] = engine.collect(engine.launch(plan)).embedded
-        engine.collect(engine.launch(Plan(1, drop=(ROW,))))
-        vectors.append(np.frombuffer(data, "<f4").tolist())
+    for group in [prompts] if prompts else [[prompt] for prompt in PROMPTS]:
+        rows = [RowId(row) for row in range(len(group))]
+        admits = [
+            Admit(row, np.array(prompt, "<i4").tobytes(), GREEDY, embed=layout.pooling)
+            for row, prompt in zip(rows, group, strict=True)
+        ]
+        chunks = [Chunk(row, len(prompt)) for row, prompt in zip(rows, group, strict=True)]
+        plan = Plan(0, admit=tuple(admits), prefill=tuple(chunks))
+        embedded = dict(engine.collect(engine.launch(plan)).embedded)
+        engine.collect(engine.launch(Plan(1, drop=tuple(rows))))
+        vectors += [np.frombuffer(embedded[row], "<f4").tolist() for row in rows]
     return vectors
 
 

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 
 from tests.engine.test_loading import edit_config
 from tests.families import save, write_json
+from trouper.engine.embeddings.embedding_modules import EncoderInput
 from trouper.engine.embeddings.pooling import Pool, embedder_of
 from trouper.engine.loading.checkpoint import inspect
 from trouper.engine.loading.model_loading import load
@@ -273,7 +274,7 @@ def test_an_encoder_attends_to_both_sides(llama: Path, tmp_path: Path) -> None:
     assert encode is not None
     for tokens in (TOKENS, TOKENS * 3, [5]):
         pool = Pool("mean")
-        pool.add(encode(tokens))
+        pool.add(encode([EncoderInput(tokens)])[0])
         found = np.array(pool.vector(loaded.embedder.modules))
         assert np.abs(found - reference(weights, tokens, config)).max() < 1e-4
 

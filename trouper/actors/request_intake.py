@@ -17,6 +17,7 @@ from trouper.actors.runtime.prompt_tokenizing import (
     is_short,
     lane_of_text,
     max_prompt_tokens_of,
+    pair_tokens_of,
     tokens_of,
 )
 from trouper.actors.runtime.submission import Submission
@@ -35,7 +36,7 @@ from trouper.protocol.problems import (
     context_full,
     is_shortage,
 )
-from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt
+from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, PairPrompt
 from trouper.protocol.settings import Settings
 from trouper.protocol.waits import WaitReason
 
@@ -189,7 +190,11 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
     check_images(request.prompt, model.card, _text_only_output(request))
-    prompt = tokens_of(request.prompt, tokenizer, max_prompt_tokens_of(model.card, settings))
+    longest, second_at = max_prompt_tokens_of(model.card, settings), 0
+    if isinstance(request.prompt, PairPrompt):
+        prompt, second_at = pair_tokens_of(request.prompt, tokenizer, longest)
+    else:
+        prompt = tokens_of(request.prompt, tokenizer, longest)
     prompt, images = insert_images(prompt, request.prompt, model.card, tokenizer, settings)
     if request.grammar is not None and isinstance(request.prompt, ChatPrompt):
         prompt = without_open_reasoning(prompt, tokenizer)
@@ -212,6 +217,7 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
         submission,
         request=request,
         prompt=prompt,
+        second_at=second_at,
         images=images,
         max_tokens=max_tokens,
         thinking=limit,
@@ -228,11 +234,15 @@ def _text_only_output(request: Generate) -> str:
 def check_model(request: Generate, model: LoadedModel) -> None:
     """Refuse what this model cannot do: embeddings or generation, logits processors that nobody
     gave, a source of drafts that is not there. Raises `RequestFailed` (400)."""
-    if request.embed and model.card.embedding is None:
+    is_pair = isinstance(request.prompt, PairPrompt)
+    if is_pair and not (request.embed and model.card.scores):
+        raise bad_request("this model scores no pairs", "model", "rerank_not_supported")
+    if request.embed and not is_pair and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if model.card.no_generation and not request.embed:
+        gives = "scores of pairs" if model.card.scores else "embeddings"
         raise bad_request(
-            f"this model gives embeddings alone: {model.card.no_generation}",
+            f"this model gives {gives} alone: {model.card.no_generation}",
             "model",
             "generation_not_supported",
         )
@@ -340,9 +350,11 @@ def room(request: Generate, prompt_tokens: int, context_length: int, settings: S
         excess = ContextExcess(prompt_tokens, 0, limit)
         raise context_full(excess, prompt_name, flags="--max-prompt-tokens")
     context = min(context_length, settings.max_kv_size or context_length)
-    remaining = context - prompt_tokens
+    # A vector takes no token behind the prompt.
+    answer = 0 if request.embed else request.max_tokens or 1
+    remaining = context - prompt_tokens + int(request.embed)
     asks_for_more = (request.max_tokens or 0) > remaining and not request.as_room_allows
     if remaining < 1 or asks_for_more:
-        excess = ContextExcess(prompt_tokens, request.max_tokens or 1, context)
+        excess = ContextExcess(prompt_tokens, answer, context)
         raise context_full(excess, "max_tokens" if remaining >= 1 else prompt_name)
     return min(request.max_tokens or settings.default_max_tokens, remaining)

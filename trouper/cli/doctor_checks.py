@@ -162,7 +162,8 @@ def _model(settings: Settings) -> Finding:
         return Finding("warn", f"{name} is not here yet", "the first start downloads it")
     probe.require_parts(settings)
     fit, limit = probe.fit(settings), probe.device_stats().memory_bytes
-    message = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
+    kind = "" if fit.kind == "generator" else f", {fit.kind}"
+    message = f"{name} ({fit.architecture}{kind}): {decimal(fit.weights_bytes)} of weights"
     room = int(limit * settings.memory_fraction) - fit.weights_bytes
     if room <= 0:
         return Finding(
@@ -226,6 +227,8 @@ def _self_check(settings: Settings) -> Finding:
             "--self-check off: what rows may do is guessed from the model's caches",
             "leave --self-check out",
         )
+    if probe.is_here(settings.model) and probe.fit(settings).encodes:
+        return Finding("ok", "none is made for an encoder")
     if not probe.is_here(settings.model) or (line := probe.checked(settings)) is None:
         return Finding(
             "ok",

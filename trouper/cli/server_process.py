@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePath
+from typing import Any
 
 import click
 import trio
@@ -280,19 +281,32 @@ def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
     for other in others:
         yield f"{other.names[0]} is loaded now, if it fits, or when it is first asked for"
     yield f"live: {url}/   chat: trouper chat --url {shlex.quote(url)}   the API: {url}/docs"
+    if card.no_generation:
+        yield curl(url, first.names[0], keyed, *EXAMPLES["reranker" if card.scores else "embedder"])
+        return
     yield from snippets(url, first.names[0], keyed)
     if lacking := notice(first.names[0], first.runtime):
         yield lacking
 
 
+EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "embedder": ("embeddings", {"input": ["a cat", "a dog"]}),
+    "reranker": ("rerank", {"query": "What barks?", "documents": ["A dog.", "A spoon."]}),
+}
+"""Endpoint and body of an example, for models that generate nothing."""
+
+
+def curl(url: str, model: str, keyed: bool, endpoint: str, fields: Mapping[str, Any]) -> str:
+    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
+    return (
+        f"curl {shlex.quote(f'{url}/v1/{endpoint}')} -H 'Content-Type: application/json'{header} "
+        f"-d {shlex.quote(json.dumps({'model': model, **fields}))}"
+    )
+
+
 def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:
     messages = [{"role": "user", "content": "Hello!"}]
-    body = shlex.quote(json.dumps({"model": model, "messages": messages}))
-    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
-    yield (
-        f"curl {shlex.quote(f'{url}/v1/chat/completions')} -H 'Content-Type: "
-        f"application/json'{header} -d {body}"
-    )
+    yield curl(url, model, keyed, "chat/completions", {"messages": messages})
     key = f'os.environ["{KEY_VARIABLE}"]' if keyed else '"none"'
     yield f"{'import os, openai' if keyed else 'import openai'}"
     yield f'client = openai.OpenAI(base_url="{url}/v1", api_key={key})'

@@ -1,7 +1,7 @@
 """Prefill: runs a plan's chunks.
 
 Most prompts only fill KV and share padded passes. Embedded prompts (hidden states) and scored
-prompts (logits of all tokens) run alone.
+prompts (logits of all tokens) run alone; an encoder's whole prompts share padded passes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.embeddings.embedding_modules import EmbeddingModules
+from trouper.engine.embeddings.embedding_modules import EmbeddingModules, EncoderInput
 from trouper.engine.kv.rows import Rows
 from trouper.engine.sampling.logprobs import PendingLogprobs, logprobs_of
 from trouper.engine.sampling.row_state import RowState
@@ -79,7 +79,7 @@ def run_chunks(
 def _embed(
     rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk], modules: EmbeddingModules
 ) -> list[tuple[RowId, mx.array]]:
-    done = []
+    ended = dict[RowId, RowState]()
     for chunk in chunks:
         state = states[chunk.row]
         if state.pool is None:
@@ -87,13 +87,16 @@ def _embed(
         end = state.prefilled + chunk.tokens
         if modules.encode is None:
             state.pool.add(rows.hidden(chunk.row, state.prompt[state.prefilled : end].tolist()))
-        elif end == len(state.prompt):
-            state.pool.add(modules.encode(state.prompt.tolist()))
-        state.prefilled = end
-        if state.pool.kept is not None:
             mx.async_eval(state.pool.kept)
+        state.prefilled = end
         if end == len(state.prompt):
-            done.append((chunk.row, state.pool.vector(modules)))
+            ended[chunk.row] = state
+    if modules.encode is not None and ended:
+        inputs = [EncoderInput(each.prompt.tolist(), each.second_at) for each in ended.values()]
+        for state, hidden in zip(ended.values(), modules.encode(inputs), strict=True):
+            assert state.pool is not None
+            state.pool.add(hidden)
+    done = [(row, state.pool.vector(modules)) for row, state in ended.items() if state.pool]
     mx.async_eval([vector for _, vector in done])
     return done
 

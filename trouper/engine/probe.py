@@ -24,11 +24,11 @@ from trouper.engine.loading.weights import opened
 from trouper.engine.platform import device
 from trouper.engine.self_check.starting import key_of, line_of, recalled
 from trouper.protocol.loading import nobody_watches
-from trouper.protocol.names import DRAFT_FLAG, adapters_of
+from trouper.protocol.names import DRAFT_FLAG, Kind, adapters_of
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.settings import Settings
 from trouper.storage.context import context_length
-from trouper.storage.model_files import takes_images
+from trouper.storage.model_files import kind_of, takes_images
 from trouper.workarounds import mlx_reference_blas
 
 PRODUCT_SIZE = 1024
@@ -50,6 +50,9 @@ class Fit:
     weights_bytes: int
     token_bytes: int
     """Bytes of a token's KV; 0 for none or a fixed size."""
+    kind: Kind
+    encodes: bool
+    """Whether the model is an encoder, which needs no self-check."""
 
 
 def device_stats() -> Device:
@@ -144,6 +147,8 @@ def fit(settings: Settings) -> Fit:
         token_bytes=kv_layout(
             model, KvFormat(settings.kv_bits, settings.kv_group_size)
         ).token_bytes,
+        kind=kind_of(directory, found.config),
+        encodes=found.source.encodes,
     )
 
 

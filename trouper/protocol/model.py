@@ -13,6 +13,7 @@ from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.health import MemoryPressure
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.media import ImageLayout
+from trouper.protocol.names import Kind
 from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import Breakers, Pooling, Stepped
 from trouper.protocol.ranks import Joined
@@ -57,6 +58,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """`special`: with the tokenizer's default special tokens."""
+
+    def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
+        """Tokens of a query and a document for a cross-encoder, with special tokens, and the index
+        of the second text if the model tells both apart, else 0."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """Tokens of the chat template, once (F1). Raises `RequestFailed` (400) if the template
@@ -123,6 +128,10 @@ class EmbeddingLayout:
 
     dimensions: int
     pooling: Pooling
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Name and text that a request may put before its texts."""
+    default_prompt: str | None = None
+    """Name of the prompt of requests that name none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -178,6 +187,12 @@ class ModelCard:
     embedding: EmbeddingLayout | None = None
     """None if the model gives no embeddings."""
     no_embedding: str = ""
+    kind: Kind = "generator"
+    """Purpose by the files; some embedders generate, too."""
+    one_pass: bool = False
+    """Whether whole prompts share padded passes, without KV."""
+    scores: bool = False
+    """Whether the model is a cross-encoder, which scores a query and a document together."""
     no_generation: str = ""
     """Why the model generates nothing; "" if the model does."""
     ranks: int = 1
@@ -209,12 +224,17 @@ class ModelCard:
     """Needed changes of messages: name and text for a person."""
 
     @property
+    def pooling(self) -> Pooling:
+        """For embeddings and scores; a score needs none."""
+        return "first" if self.embedding is None else self.embedding.pooling
+
+    @property
     def base_weights_bytes(self) -> int:
         return self.weights_bytes - self.adapter_bytes
 
     @property
     def batching(self) -> str:
-        return self.capabilities.description
+        return "prompts in padded passes" if self.one_pass else self.capabilities.description
 
     @property
     def no_drafts(self) -> str:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from trouper.protocol.paths import encodable
 from trouper.protocol.problems import SettingsInvalid
 
+Kind = Literal["generator", "embedder", "reranker"]
+"""Purpose of a model."""
 # Model that is served without --model.
 EMBEDDED = "SmolLM2-135M-Instruct"
 FLAG = "--served-model-name"

@@ -125,6 +125,9 @@ class Admit:
     embed: Pooling | None = None
     """Pooling of the prompt's vector, which comes with the last chunk. The row samples nothing and
     waits for its drop."""
+    second_at: int = 0
+    """With `embed`: index of a pair's second text in the prompt, for models that tell both
+    apart."""
     drafts: bool = False
     """Whether the row drafts by prompt lookup, for which the engine indexes n-grams."""
     logprob_tokens: tuple[int, ...] = ()

@@ -57,7 +57,15 @@ class InfillPrompt:
     """Name and text of other files."""
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt | InfillPrompt
+@attrs.frozen
+class PairPrompt:
+    """A query and a document, which a cross-encoder scores together; with `Generate.embed`."""
+
+    query: str
+    document: str
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt | InfillPrompt | PairPrompt
 
 
 @attrs.frozen(kw_only=True)
@@ -105,7 +113,8 @@ class Generate:
     answer."""
     grammar: Grammar | None = None
     embed: bool = False
-    """Whether to return `Answer.embedding` instead of an answer; `max_tokens` is 1."""
+    """Whether to return `Answer.embedding` instead of an answer, or the score of a `PairPrompt`;
+    `max_tokens` is 1."""
     logprobs: int | None = None
     logprob_tokens: tuple[int, ...] = ()
     """Instead of the most likely; with `logprobs`."""

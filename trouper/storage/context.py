@@ -34,15 +34,21 @@ DEFAULTS = {
     "qwen3_vl": 128000,
     "qwen3_vl_text": 128000,
 }
+# Types whose positions begin behind the padding token's number.
+OFFSET_TYPES = ("camembert", "roberta", "xlm-roberta")
 # Kinds of rope whose factor multiplies the named length, as in vLLM.
 EXTENDING = ("yarn", "deepseek_yarn")
 
 
 def context_length(config: Mapping[str, Any]) -> int:
-    return max(
+    named = max(
         (_named(level) for level in (config, section(config, "text_config")) if _named(level)),
         default=_default(config),
     )
+    if config.get("model_type") in OFFSET_TYPES:
+        padding = config.get("pad_token_id")
+        return max(1, named - (padding if isinstance(padding, int) else 1) - 1)
+    return named
 
 
 def _default(config: Mapping[str, Any]) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
+from trouper.protocol.names import Kind
 from trouper.protocol.problems import ModelUnusable, printable
 from trouper.storage.checkpoint_files import (
     float32_bytes,
@@ -17,12 +18,12 @@ from trouper.storage.checkpoint_files import (
     stored_bytes,
     tensors_of,
 )
-from trouper.storage.context import UNBOUNDED_CONTEXT, context_length
+from trouper.storage.context import UNBOUNDED_CONTEXT
 from trouper.storage.foreign_files import name_content
+from trouper.storage.sentence_files import context_of
 
 LONGEST_WORD = 40
 GGUF = "GGUF"
-Kind = Literal["generator", "embedder"]
 # Tokenizers' files that Trouper does not read.
 OTHER_TOKENIZERS = {
     "tekken.json": "Mistral's tekken.json",
@@ -34,6 +35,7 @@ OTHER_TOKENIZERS = {
 }
 # Files of sentence-transformers.
 EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Pooling/config.json")
+CROSS_ENCODER = "ForSequenceClassification"
 # Endings of generating classes in transformers.
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -137,9 +139,9 @@ def _described(name: str, directory: Path) -> ModelFiles:
     return ModelFiles(
         name=name,
         directory=directory,
-        kind=_kind(directory, config),
+        kind=kind_of(directory, config),
         architecture=printable(str(config.get("model_type") or "unknown"), LONGEST_WORD),
-        context_length=context_length(config),
+        context_length=context_of(directory, config),
         quantization=printable(_quantization(config, tensors), LONGEST_WORD),
         stored_bytes=stored_bytes(tensors),
         float32_bytes=float32_bytes(tensors, config),
@@ -159,11 +161,14 @@ def takes_images(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("vision_config"), Mapping)
 
 
-def _kind(directory: Path, config: Mapping[str, Any]) -> Kind:
-    if any((directory / name).exists() for name in EMBEDDER_FILES):
-        return "embedder"
+def kind_of(directory: Path, config: Mapping[str, Any]) -> Kind:
+    """Purpose of a model, by its files."""
     classes = config.get("architectures")
     named = [str(each) for each in classes] if isinstance(classes, list) else []
+    if any(name.endswith(CROSS_ENCODER) for name in named):
+        return "reranker"
+    if any((directory / name).exists() for name in EMBEDDER_FILES):
+        return "embedder"
     return "embedder" if named and not any(name.endswith(HEADS) for name in named) else "generator"
 
 

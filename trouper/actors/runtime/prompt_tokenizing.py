@@ -9,7 +9,14 @@ from itertools import islice
 from trouper.actors.runtime.worker_threads import Lane
 from trouper.protocol.model import InfillTokens, ModelCard, Tokenizer
 from trouper.protocol.problems import ContextExcess, RequestFailed, bad_request, context_full
-from trouper.protocol.requests import ChatPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
+from trouper.protocol.requests import (
+    ChatPrompt,
+    InfillPrompt,
+    PairPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from trouper.protocol.settings import Settings
 
 REPOSITORY = "myproject\n"
@@ -110,10 +117,8 @@ def is_short(prompt: Prompt, limit: int = LONG_TEXT) -> bool:
     match prompt:
         case TokenPrompt():
             return True
-        case TextPrompt(text=text):
-            return len(text) <= limit
-        case InfillPrompt():
-            return len(infill_text(prompt)) <= limit
+        case TextPrompt() | PairPrompt() | InfillPrompt():
+            return characters_of(prompt) <= limit
         case ChatPrompt(messages=messages, template_kwargs=kwargs, images=images):
             if sum(len(image.data) for image in images) > LONG_IMAGES:
                 return False
@@ -135,6 +140,8 @@ def characters_of(prompt: Prompt) -> int:
     match prompt:
         case TextPrompt(text=text):
             return len(text)
+        case PairPrompt(query=query, document=document):
+            return len(query) + len(document)
         case InfillPrompt():
             return len(infill_text(prompt))
         case TokenPrompt(tokens=tokens):
@@ -157,6 +164,8 @@ def tokens_of(
             check_text(text, "prompt")
             check(text, tokenizer, max_tokens, "prompt")
             return tokenizer.encode(text, special=prompt.special)
+        case PairPrompt():
+            return pair_tokens_of(prompt, tokenizer, max_tokens)[0]
         case InfillPrompt():
             check_text((prompt.prefix, prompt.suffix, prompt.extra), "suffix")
             check(infill_text(prompt), tokenizer, max_tokens, "prompt")
@@ -174,6 +183,16 @@ def tokens_of(
                 return tokenizer.encode_chat(messages, **kwargs)
             check(rendered, tokenizer, max_tokens, "messages")
             return tokenizer.encode(rendered, special=False)
+
+
+def pair_tokens_of(
+    prompt: PairPrompt, tokenizer: Tokenizer, max_tokens: int
+) -> tuple[tuple[int, ...], int]:
+    """As `tokens_of`, with the index of `Tokenizer.encode_pair`."""
+    check_text((prompt.query, prompt.document), "prompt")
+    for text in (prompt.query, prompt.document):
+        check_length(text, tokenizer, max_tokens, "prompt")
+    return tokenizer.encode_pair(prompt.query, prompt.document)
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:

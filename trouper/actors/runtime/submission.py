@@ -53,6 +53,8 @@ class Submission:
     request: Generate
     replies: trio.MemorySendChannel[Reply]
     prompt: tuple[int, ...] = ()
+    second_at: int = 0
+    """Index of a pair's second text in the prompt (`Admit.second_at`)."""
     images: tuple[PromptImage, ...] = ()
     max_tokens: int = 0
     thinking: ThinkingLimit | None = None

@@ -184,7 +184,7 @@ class Admission:
         return self._projection(sequence, restore)
 
     def _projection(self, sequence: Sequence, restore: Restore | None) -> Admit:
-        request, embedding = sequence.request, self.card.embedding
+        request = sequence.request
         return Admit(
             row=sequence.id,
             prompt=engine_tokens(sequence.chain.tokens, sequence.client.images),
@@ -200,7 +200,8 @@ class Admission:
             breakers=sequence.client.breakers,
             logits_processors=request.logits_processors,
             adapter=request.adapter,
-            embed=embedding.pooling if embedding is not None and request.embed else None,
+            embed=self.card.pooling if request.embed else None,
+            second_at=sequence.client.second_at,
             drafts="ngram" in sequence.records,
             num_output_tokens=sequence.num_resumed_tokens,
             media=sequence.spans,

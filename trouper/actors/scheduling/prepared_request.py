@@ -25,6 +25,10 @@ class PreparedRequest(Protocol):
     def prompt(self) -> tuple[int, ...]: ...
 
     @property
+    def second_at(self) -> int:
+        """As in `Admit`."""
+
+    @property
     def images(self) -> tuple[PromptImage, ...]:
         """Images of the prompt, ascending."""
 

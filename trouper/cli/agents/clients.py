@@ -95,6 +95,7 @@ def _open_webui(served: ServedModel) -> Setup:
             "OPENAI_API_KEY": served.secret,
             "DEFAULT_MODELS": served.model,
             "AIOHTTP_CLIENT_TIMEOUT": "",
+            **_embedding_variables(served),
         },
         arguments=("serve",),
         notes=(
@@ -108,6 +109,18 @@ def _open_webui(served: ServedModel) -> Setup:
             ),
         ),
     )
+
+
+def _embedding_variables(served: ServedModel) -> dict[str, str | Secret]:
+    """Let Open WebUI index files by the server's embedder, if there is one."""
+    if not served.embedder:
+        return {}
+    return {
+        "RAG_EMBEDDING_ENGINE": "openai",
+        "RAG_EMBEDDING_MODEL": served.embedder,
+        "RAG_OPENAI_API_BASE_URL": served.api,
+        "RAG_OPENAI_API_KEY": served.secret,
+    }
 
 
 def _litellm(served: ServedModel) -> Setup:

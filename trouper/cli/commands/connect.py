@@ -246,13 +246,16 @@ def find_model(where: Where, name: str | None) -> FoundModel:
         where = _with_key_if_needed(where)
         with where.client() as client:
             listed = _listed(client)
-            model = next(iter(listed)) if name is None else _named(client, name, listed)
-            context = listed.get(model) or _context_by_loading(client, model)
+            model = _default(listed) if name is None else _named(client, name, listed)
+            context = _context_of(client, model, listed)
             entry = _entry(client, model)  # Loaded by now: what it reads and calls is known.
             images = "image" in (entry.get("input_modalities") or ())
             warnings = _warnings(client, name, listed)
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    served = ServedModel(where.url, model, context, where.key, now=now, images=images)
+    embedder = next((each for each in listed if listed[each].kind == "embedder"), "")
+    served = ServedModel(
+        where.url, model, context, where.key, now=now, images=images, embedder=embedder
+    )
     return FoundModel(served, warnings, calls_tools=entry.get("tool_calls") is not False)
 
 
@@ -273,12 +276,33 @@ def _with_key_if_needed(where: Where) -> Where:
     return where
 
 
-def _listed(client: httpx2.Client) -> dict[str, int | None]:
-    """Return the context of each model, the default first; None: not loaded."""
+@attrs.frozen
+class ListedModel:
+    context: int | None
+    """None: not loaded."""
+    kind: str
+
+
+Listed = Mapping[str, ListedModel]
+
+
+def _default(listed: Listed) -> str:
+    """The first that generates; without any, the first."""
+    generators = (name for name, model in listed.items() if model.kind == "generator")
+    return next(generators, next(iter(listed)))
+
+
+def _listed(client: httpx2.Client) -> Listed:
+    """The default comes first."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
         found = answer.json()["data"]
-        models = {_name(model["id"]): _count(model.get("max_model_len")) for model in found}
+        models = {
+            _name(model["id"]): ListedModel(
+                _count(model.get("max_model_len")), str(model.get("kind", "generator"))
+            )
+            for model in found
+        }
         if not models:
             raise LookupError("no model is listed")
     return models
@@ -297,7 +321,7 @@ def _count(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def _named(client: httpx2.Client, name: str, listed: dict[str, int | None]) -> str:
+def _named(client: httpx2.Client, name: str, listed: Listed) -> str:
     """Return the id of a model by any of its names."""
     if name in listed:
         return name
@@ -308,7 +332,10 @@ def _named(client: httpx2.Client, name: str, listed: dict[str, int | None]) -> s
         return _name(answer.raise_for_status().json()["id"])
 
 
-def _context_by_loading(client: httpx2.Client, model: str) -> int:
+def _context_of(client: httpx2.Client, model: str, listed: Listed) -> int:
+    """A model that is not loaded is loaded."""
+    if model in listed and (context := listed[model].context):
+        return context
     answer = client.post("/tokenize", json={"model": model, "prompt": "?"}).raise_for_status()
     with read_as_trouper(client):
         return int(answer.json()["max_model_len"])
@@ -320,9 +347,7 @@ def _entry(client: httpx2.Client, model: str) -> Mapping[str, Any]:
         return dict(answer.json())
 
 
-def _warnings(
-    client: httpx2.Client, name: str | None, listed: dict[str, int | None]
-) -> tuple[str, ...]:
+def _warnings(client: httpx2.Client, name: str | None, listed: Listed) -> tuple[str, ...]:
     health = client.get("/health")
     with read_as_trouper(client):
         body = data_shown(health.json())

@@ -1,6 +1,7 @@
 """Finds the classes of a config's `model_type`, for mlx-lm's `load_model`.
 
-The order: an overriding plugin, mlx-lm, a plugin, mlx-vlm. Only the result is imported.
+The order: an overriding plugin, mlx-lm, a plugin, our own encoders, mlx-vlm. Only the result is
+imported.
 """
 
 from __future__ import annotations
@@ -24,11 +25,21 @@ from trouper.engine.architectures import vlm_models
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.installing import command_for
 from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.version import VERSION
 
 GROUP = "trouper.architectures"
 """Entry point group of architectures that mlx-lm lacks: model_type = module."""
 OVERRIDES = "trouper.architectures.overrides"
 """Group of architectures that override mlx-lm's, distinguished without an import."""
+ENCODERS = {
+    "bert": "bert",
+    "camembert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
+    "modernbert": "modern_bert",
+    "nomic_bert": "nomic_bert",
+}
+"""Modules of `trouper.engine.encoders` by model_type."""
 
 
 @attrs.frozen
@@ -124,6 +135,8 @@ class Architecture:
     get_classes: Callable[[], Classes]
     plugin: Plugin | None = None
     native: bool = False
+    encodes: bool = False
+    """Whether the classes are of an encoder (`trouper.engine.encoders`)."""
 
     @property
     def identity(self) -> str:
@@ -145,6 +158,8 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
         return Architecture(provider, lambda: _native_classes(config), native=True)
     if plugin := plugin_for(kind):
         return Architecture(plugin.description, plugin.classes, plugin)
+    if kind in ENCODERS:
+        return Architecture(f"trouper {VERSION}", lambda: _encoder_classes(kind), encodes=True)
     if vlm_models.has(config):
         return Architecture(
             f"mlx-vlm {vlm_models.version()}", lambda: vlm_models.text_classes(config)
@@ -172,6 +187,11 @@ def _native_classes(config: Mapping[str, Any]) -> Classes:
     except AttributeError as error:  # A module that models share, such as `base`.
         kind = str(config["model_type"])
         raise ModelUnusable(f"mlx-lm's module {kind!r} is no model", _remedy(kind)) from error
+
+
+def _encoder_classes(kind: str) -> Classes:
+    module = import_module(f"trouper.engine.encoders.{ENCODERS[kind]}")
+    return module.Model, module.ModelArgs
 
 
 def _module_name(config: Mapping[str, Any]) -> str:
@@ -211,4 +231,5 @@ def _remedy(kind: str) -> str:
 def known_types() -> list[str]:
     files = [file for directory in mlx_lm.models.__path__ for file in Path(directory).glob("*.py")]
     native = {file.stem for file in files if DEFINES_MODEL.search(file.read_text("utf-8"))}
-    return sorted(native | set(utils.MODEL_REMAPPING) | registered() | vlm_models.names())
+    ours = set(utils.MODEL_REMAPPING) | set(ENCODERS) | registered()
+    return sorted(native | ours | vlm_models.names())

@@ -7,7 +7,7 @@ turns embeddings off: vectors would look right and be wrong. `Pool.vector` alway
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,17 @@ Step = Callable[[mx.array], mx.array]
 """From a vector (dim,) float32 to another."""
 
 
+@attrs.frozen
+class EncoderInput:
+    tokens: list[int]
+    second_at: int = 0
+    """Index of a pair's second text, where the tokenizer tells both apart; else 0."""
+
+
+Encode = Callable[[Sequence[EncoderInput]], list[mx.array]]
+"""From whole prompts to hidden states (tokens, dim) of each."""
+
+
 class NotSupported(Exception):
     """The message names the module."""
 
@@ -46,8 +57,10 @@ class EmbeddingModules:
 
     pooling: str = "1_Pooling"
     steps: tuple[Step, ...] = ()
-    encode: Callable[[list[int]], mx.array] | None = None
-    """For one-pass models: from tokens to hidden states (tokens, dim)."""
+    encode: Encode | None = None
+    """For one-pass models."""
+    normalizes: bool = True
+    """False for scores."""
 
     def applied(self, vector: mx.array) -> mx.array:
         for step in self.steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from types import MappingProxyType
@@ -14,21 +14,28 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.embeddings.embedding_modules import (
+    MODULES_FILE,
     NO_MODULES,
     EmbeddingModules,
+    Encode,
+    EncoderInput,
     NotSupported,
     modules_of,
     normalized,
 )
+from trouper.engine.embeddings.padded_pass import run_padded
+from trouper.engine.encoders.encoder import Encoder, padding_mask
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.model_body import body_of
 from trouper.protocol.model import EmbeddingLayout
 from trouper.protocol.plans import Pooling
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import read_json
+from trouper.storage.sentence_files import read_sentence_files
 
 WINDOWED = "window_size"  # Attribute of a body with windowed layers.
 NO_GENERATION = "each of its tokens attends to those behind it"
+ENCODES = "it is an encoder"
 
 
 def is_bidirectional(config: Mapping[str, Any]) -> bool:
@@ -42,22 +49,31 @@ def is_bidirectional(config: Mapping[str, Any]) -> bool:
     )
 
 
-def encoder_of(body: nn.Module, config: Mapping[str, Any]) -> Callable[[list[int]], mx.array]:
-    """Return a function from tokens to hidden states (tokens, dim). `body`: the model without the
-    head."""
+def bidirectional_encode(body: nn.Module, config: Mapping[str, Any]) -> Encode:
+    """`body`: a model of mlx-lm without the head."""
     attention_seam.install(body)
-    window = None
+    reach = None
     if hasattr(body, WINDOWED):
         # transformers halves the window, which is that of both sides
         # (configuration_gemma3.py, masking_utils.py).
-        window = int(config["sliding_window"]) // 2 + 1
+        reach = int(config["sliding_window"]) // 2
         # A mask as an array then says that a layer has a window, whatever the length.
         setattr(body, WINDOWED, 1)
 
-    def encode(tokens: list[int]) -> mx.array:
-        with attention_seam.bidirectional(window):
-            hidden: mx.array = body(mx.array([tokens]))
-        return hidden[0]
+    def forward(tokens: mx.array, _types: mx.array, mask: mx.array | None) -> mx.array:
+        with attention_seam.bidirectional(reach, padding_mask(mask)):
+            hidden: mx.array = body(tokens)
+        return hidden
+
+    return lambda prompts: run_padded(prompts, forward)
+
+
+def encoder_encode(encoder: Encoder) -> Encode:
+    """The result for a cross-encoder is the score, (1, 1)."""
+
+    def encode(prompts: Sequence[EncoderInput]) -> list[mx.array]:
+        states = run_padded(prompts, encoder)
+        return [encoder.score(each)[None] for each in states] if encoder.scores else states
 
     return encode
 
@@ -100,40 +116,83 @@ def embedder_of(
 ) -> Embedder:
     """`report` gets a line if the files rule embeddings out."""
     body = body_of(model)
-    found = Embedder() if body is None else _embedder(model, body, directory)
+    found = Embedder() if body is None else _embedder(model, body, directory, config)
     if body is not None and found.layout is not None and is_bidirectional(config):
-        encode = encoder_of(body, config)
+        encode = bidirectional_encode(body, config)
         found = attrs.evolve(found, modules=attrs.evolve(found.modules, encode=encode))
     if found.reason:
         report(f"no embeddings: {found.reason}")
     return found
 
 
-def _embedder(model: nn.Module, body: nn.Module, directory: Path) -> Embedder:
+def encoder_embedder(encoder: Encoder, directory: Path, report: Callable[[str], None]) -> Embedder:
+    """As `embedder_of`, for a model of `trouper.engine.encoders`."""
+    encode = encoder_encode(encoder)
+    if encoder.scores:
+        return Embedder(
+            reason="it is a cross-encoder, for /v1/rerank and /v1/score",
+            modules=EmbeddingModules(encode=encode, normalizes=False),
+        )
+    zero = mx.zeros((1, 1), mx.int32)
+    width = encoder(zero, zero, None).shape[-1]
+    found = _from_files(directory, width, "mean")
+    found = attrs.evolve(found, modules=attrs.evolve(found.modules, encode=encode))
+    if found.reason:
+        report(f"no embeddings: {found.reason}")
+    elif not (directory / found.modules.pooling / "config.json").exists():
+        report("embeddings are the mean of hidden states: no 1_Pooling/config.json says otherwise")
+    return found
+
+
+def _embedder(
+    model: nn.Module, body: nn.Module, directory: Path, config: Mapping[str, Any]
+) -> Embedder:
+    is_causal = not is_bidirectional(config)
+    # Conversions often lose the directory of the pooling, but not modules.json. In a causal model
+    # only the last token has seen all others.
+    default: Pooling = "last" if is_causal and (directory / MODULES_FILE).exists() else "mean"
+    hidden = body(mx.array([[0]]), cache=make_prompt_cache(model))
+    return _from_files(directory, hidden.shape[-1], default)
+
+
+def _from_files(directory: Path, width: int, default: Pooling) -> Embedder:
+    """`width`: of hidden states. `default`: pooling without a file that says another."""
     try:
         modules = modules_of(directory)
-        if (pooling := pooling_of(directory / modules.pooling)) is None:
+        pooling_directory = directory / modules.pooling
+        if (pooling := pooling_of(pooling_directory, default)) is None:
             return Embedder(
                 reason=(
                     f"{modules.pooling}/config.json joins several vectors, or pools in a way that "
                     "is not known"
                 )
             )
-        hidden = body(mx.array([[0]]), cache=make_prompt_cache(model))
-        dimensions = modules.applied(mx.zeros(hidden.shape[-1])).shape
+        files = read_sentence_files(directory)
+        leaves_out = _config_of(pooling_directory).get("include_prompt") is False
+        if leaves_out and any(text for _, text in files.prompts):
+            raise NotSupported(f"{modules.pooling}/config.json leaves prompts out of the pooling")
+        dimensions = modules.applied(mx.zeros(width)).shape
+    except ModelUnusable as error:
+        return Embedder(reason=error.message)
     except (NotSupported, ValueError) as error:  # ValueError: a product of shapes that do not fit.
         return Embedder(reason=str(error))
-    return Embedder(EmbeddingLayout(int(dimensions[0]), pooling), modules=modules)
+    layout = EmbeddingLayout(int(dimensions[0]), pooling, files.prompts, files.default_prompt)
+    return Embedder(layout, modules=modules)
 
 
-def pooling_of(directory: Path) -> Pooling | None:
-    """The default is the mean. None: joined or unknown poolings."""
+def pooling_of(directory: Path, default: Pooling = "mean") -> Pooling | None:
+    """`default`: without a file. None: joined or unknown poolings."""
+    names = _names_of(config) if (config := _config_of(directory)) else []
+    if not names:
+        return "mean" if config else default
+    return POOLINGS.get(names[0]) if len(names) == 1 else None
+
+
+def _config_of(directory: Path) -> dict[str, Any]:
     try:
-        config = read_json(directory / "config.json")
+        return read_json(directory / "config.json")
     except ModelUnusable:
-        return "mean"
-    names = _names_of(config)
-    return POOLINGS.get(names[0]) if len(names) == 1 else None if names else "mean"
+        return {}
 
 
 def _names_of(config: dict[str, Any]) -> list[str]:
@@ -183,5 +242,7 @@ class Pool:
                 return self.kept
 
     def vector(self, modules: EmbeddingModules = NO_MODULES) -> mx.array:
-        """Return the vector behind `modules`, (dim,) float32 of length one."""
-        return normalized(modules.applied(self.pooled()))
+        """Return the vector behind `modules`, (dim,) float32, of length one unless it is a
+        score."""
+        vector = modules.applied(self.pooled())
+        return normalized(vector) if modules.normalizes else vector

@@ -15,6 +15,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import base
 
+from trouper.engine.encoders.encoder import window_mask
 from trouper.engine.kv.decode_attention import WholeBuffer, attend, supports
 from trouper.engine.kv.model_caches import ListSlots, begin, pass_fault, slot_caches, state_slots
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -115,7 +116,7 @@ def scaled_dot_product_attention(
     options |= zip(OPTIONS, args, strict=False)
     mask = options.pop("mask", None)
     if (both_sides := getattr(_passes, "both_sides", None)) is not None:
-        mask = both_sides(queries.shape[2]) if isinstance(mask, mx.array) else None
+        mask = both_sides(queries.shape[2], isinstance(mask, mx.array))
     if not isinstance(keys, Parts):
         if (calls := getattr(_passes, "calls", None)) is not None:
             arrays = [
@@ -195,13 +196,14 @@ _passes = threading.local()
 
 
 @contextmanager
-def bidirectional(window: int | None) -> Iterator[None]:
-    """Let tokens on this thread attend to later ones. `window`: exclusive maximum distance in
-    layers with array masks."""
+def bidirectional(reach: int | None, padding: mx.array | None) -> Iterator[None]:
+    """Let tokens on this thread attend to later ones. `reach`: maximum distance in layers with
+    array masks. `padding`: (rows, 1, 1, width), False for padding."""
 
-    def both_sides(width: int) -> mx.array | None:
-        at = mx.arange(width)
-        return None if window is None else mx.abs(at[:, None] - at[None]) < window
+    def both_sides(width: int, is_windowed: bool) -> mx.array | None:
+        if reach is None or not is_windowed:
+            return padding
+        return window_mask(width, reach, padding)
 
     _passes.both_sides = both_sides
     try:

@@ -14,7 +14,14 @@ from mlx.utils import tree_flatten
 
 from trouper.engine.distributed import sharding
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
-from trouper.engine.embeddings.pooling import NO_GENERATION, Embedder, embedder_of
+from trouper.engine.embeddings.pooling import (
+    ENCODES,
+    NO_GENERATION,
+    Embedder,
+    embedder_of,
+    encoder_embedder,
+)
+from trouper.engine.encoders.encoder import Encoder
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
@@ -26,7 +33,7 @@ from trouper.engine.loading.adapter_loading import (
     require_applied,
 )
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
-from trouper.engine.loading.head_loading import Drafters, load_head
+from trouper.engine.loading.head_loading import Drafters, LoadedHead, load_head
 from trouper.engine.loading.image_loading import LoadedImages, load_images
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
@@ -50,7 +57,8 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage.checkpoint_files import read_json
 from trouper.storage.context import context_length
-from trouper.storage.model_files import created_at
+from trouper.storage.model_files import created_at, kind_of
+from trouper.storage.sentence_files import context_of, read_sentence_files
 
 MIN_VOCABULARY = 0.25
 """Minimum share of the vocabulary in the tokenizer: embeddings are padded a little."""
@@ -96,6 +104,8 @@ def load(
     found, hub_tokenizer = _checked(settings, report, watch)
     directory = found.directory
     _announce(found, report, group)
+    if found.source.encodes:
+        return _load_encoder(found, hub_tokenizer, settings, report, watch=watch, group=group)
     found_adapters = find_adapters(adapters_of(settings.adapter), group)
     found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
     model, config = _prepared(directory, settings, report, group)
@@ -142,9 +152,65 @@ def load(
     )
 
 
+def _load_encoder(
+    found: checkpoint.Checkpoint,
+    hub_tokenizer: HubTokenizer,
+    settings: Settings,
+    report: Callable[[str], None],
+    *,
+    watch: LoadWatch,
+    group: RankGroup,
+) -> EvaluatedModel:
+    """Load a model of `trouper.engine.encoders`. Raises `ModelUnusable`."""
+    _require_encoder_settings(found, settings, group)
+    model, config = _prepared(found.directory, settings, report, ALONE)
+    name = settings.model or found.directory.name
+    evaluate(model, found.directory, stage(watch, name, "loading the weights"))
+    candidate = candidate_of(model, config, found, settings)
+    _require_vocabulary(hub_tokenizer, candidate, report)
+    embedder = encoder_embedder(model, found.directory, report)
+    drafters, images = Drafters(None, LoadedHead()), LoadedImages()
+    card = _card(settings, found, candidate, Capabilities(batch=ENCODES), drafters)
+    card = attrs.evolve(
+        card,
+        context_length=min(card.context_length, context_length(config)),
+        no_generation=ENCODES,
+        one_pass=True,
+        scores=model.scores,
+        **_found_in_files(hub_tokenizer, embedder, None),
+    )
+    return EvaluatedModel(
+        model=model,
+        card=card,
+        tokenizer=hub_tokenizer,
+        directory=found.directory,
+        config=config,
+        kv=candidate.kv,
+        drafters=drafters,
+        images=images,
+        embedder=embedder,
+    )
+
+
+def _require_encoder_settings(
+    found: checkpoint.Checkpoint, settings: Settings, group: RankGroup
+) -> None:
+    """Raises `ModelUnusable`."""
+    unusable = {
+        "an adapter": settings.adapter_path is not None or bool(settings.adapter),
+        "a draft model": settings.draft_model is not None,
+        "several ranks": group.size > 1,
+    }
+    for name, given in unusable.items():
+        if given:
+            raise ModelUnusable(
+                f"{found.directory} is an encoder, with which {name} cannot be used"
+            )
+
+
 def _without_generation(card: ModelCard) -> ModelCard:
     kv = KvLayout(cached=False, description=NO_GENERATION)
-    return attrs.evolve(card, kv=kv, no_generation=NO_GENERATION)
+    return attrs.evolve(card, kv=kv, no_generation=NO_GENERATION, one_pass=True)
 
 
 def check(settings: Settings) -> tuple[checkpoint.Checkpoint, HubTokenizer, nn.Module]:
@@ -212,7 +278,9 @@ def candidate_of(
         config=config,
         directory=found.directory,
         digest=found.digest,
-        vocabulary=count_logits(model, found.directory),
+        vocabulary=model.vocabulary
+        if isinstance(model, Encoder)
+        else count_logits(model, found.directory),
         kv=KvFormat(settings.kv_bits, settings.kv_group_size),
     )
 
@@ -273,6 +341,8 @@ def _checked(
         reasoning_parser=settings.reasoning_parser,
         special_tokens_in_content=settings.special_tokens_in_content,
     )
+    lowers = read_sentence_files(directory).lower_case
+    hub_tokenizer = attrs.evolve(hub_tokenizer, lowers=lowers)
     output_format = hub_tokenizer.output_format
     unread = "in a format that has no parser here" if output_format.unread else NONE
     report(
@@ -390,8 +460,9 @@ def _card(
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     return ModelCard(
         id=settings.model or bundled_model.NAME,
+        kind=kind_of(found.directory, found.config),
         created=created_at(found.directory),
-        context_length=settings.context_length or context_length(candidate.config),
+        context_length=settings.context_length or context_of(found.directory, candidate.config),
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,
         architecture_source=found.source.provider,

@@ -84,6 +84,8 @@ class HubTokenizer:
     output_format: OutputFormat = attrs.field(factory=OutputFormat)
     controls: ControlTokens | None = None
     """None: special tokens in the texts of messages stay special tokens."""
+    lowers: bool = False
+    """Whether texts are put into lower case first."""
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -114,6 +116,7 @@ class HubTokenizer:
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         if BREAK in text and self.controls is not None:
             return self._encode_parts(text, self.controls)
+        text = text.lower() if self.lowers else text
         with _panics_refused():
             if self._fast is None:
                 return tuple(self._wrapped.encode(text, add_special_tokens=special))
@@ -121,6 +124,14 @@ class HubTokenizer:
         if len(text) > HUGE_TEXT:
             heap.give_back()
         return tuple(ids)
+
+    def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
+        if self.lowers:
+            first, second = first.lower(), second.lower()
+        with _panics_refused():
+            encoded = inner_tokenizer(self._wrapped)(first, second, return_token_type_ids=True)
+        types = encoded["token_type_ids"]
+        return tuple(encoded["input_ids"]), types.index(1) if 1 in types else 0
 
     def _encode_parts(self, text: str, controls: ControlTokens) -> tuple[int, ...]:
         """Encode what lies between two of the template's control tokens without any, if a break

@@ -362,6 +362,7 @@ OF_WEIGHTS = """
 # By the context, by `config_translation`, by `embeddings.pooling`, and above.
 READ_HERE = """
     max_position_embeddings original_max_position_embeddings max_sequence_length n_positions
+    max_trained_positions
     rope_parameters global_rope_theta local_rope_theta rope_local_base_freq
     use_bidirectional_attention is_causal use_sliding_window max_window_layers
 """

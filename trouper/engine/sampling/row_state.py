@@ -107,6 +107,7 @@ class RowState:
     prompt_logprobs: int | None = None
     pool: Pool | None = None
     """Of an embedded prompt."""
+    second_at: int = 0
 
 
 def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowState:
@@ -138,6 +139,7 @@ def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowSta
         prompt_logprobs=admit.prompt_logprobs,
         logprob_tokens=admit.logprob_tokens,
         pool=Pool(admit.embed) if admit.embed else None,
+        second_at=admit.second_at,
         repetitions=repetitions,
         processors=admit.logits_processors,
         tokens=RowTokens.of(prompt) if admit.logits_processors else None,

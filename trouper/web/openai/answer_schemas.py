@@ -142,7 +142,7 @@ SOMETIMES: Json = {
     "input_modalities": INPUTS,
     "architecture": full({"input_modalities": INPUTS, "output_modalities": array(TEXT)}),
     "weights_bytes": COUNT,
-    "kind": {"enum": ["generator", "embedder"]},
+    "kind": {"enum": ["generator", "embedder", "reranker"]},
     "quantization": TEXT,
     "fits": FLAG,
     "problem": TEXT,

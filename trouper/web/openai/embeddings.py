@@ -6,16 +6,17 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal
 
+import attrs
 import msgspec
 import numpy as np
 
-from trouper.protocol.model import ModelCard
+from trouper.protocol.model import EmbeddingLayout, ModelCard
 from trouper.protocol.problems import bad_request
-from trouper.protocol.requests import Generate
+from trouper.protocol.requests import Generate, Prompt, TextPrompt
 from trouper.protocol.sampling import Sampling
 from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import between
-from trouper.web.http.field_types import Dimensions, Model, Priority
+from trouper.web.http.field_types import Dimensions, Model, Priority, Text
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import (
     COUNT,
@@ -54,13 +55,13 @@ class EmbeddingRequest(Body, kw_only=True, frozen=True):
     essential: ClassVar[frozenset[str]] = frozenset(refused) | {
         "messages",
         "instruction",
-        "prompt_name",
         "prompt",
     }
     model: Model | None = None
     input: Annotated[Prompts, prompts_meta(MAX_INPUTS)]
     encoding_format: Annotated[Encoding, ordered(Encoding)] = "float"
     dimensions: Dimensions | None = None
+    prompt_name: Text | None = None
     user: Annotated[str, HARMLESS] | None = None
     priority: Priority | None = None
 
@@ -76,16 +77,39 @@ def embedding_to_generate(
         )
     if request.dimensions is not None:
         between("dimensions", request.dimensions, 1, card.embedding.dimensions)
+    beginning = beginning_of(request.prompt_name, card.embedding)
     return tuple(
         Generate(
             request_id=f"{request_id}-{index}" if index else request_id,
-            prompt=prompt,
+            prompt=begun(prompt, beginning, request.prompt_name),
             sampling=Sampling(temperature=0),
             max_tokens=1,
             embed=True,
         )
         for index, prompt in enumerate(prompts_of(request.input, "input", MAX_INPUTS))
     )
+
+
+def beginning_of(name: str | None, layout: EmbeddingLayout) -> str:
+    """The text of a prompt of sentence-transformers. Raises `RequestFailed` (400)."""
+    prompts, chosen = dict(layout.prompts), layout.default_prompt if name is None else name
+    if chosen is None:
+        return ""
+    if chosen not in prompts:
+        known = ", ".join(map(repr, prompts)) or "none"
+        message = f"prompt_name {chosen!r} is none of this model's prompts: {known}"
+        raise bad_request(message, "prompt_name", "invalid_value")
+    return prompts[chosen]
+
+
+def begun(prompt: Prompt, beginning: str, name: str | None) -> Prompt:
+    """Raises `RequestFailed` (400) for tokens with a prompt that the request names."""
+    if isinstance(prompt, TextPrompt):
+        return attrs.evolve(prompt, text=beginning + prompt.text) if beginning else prompt
+    if name is not None:
+        message = "prompt_name precedes texts: send no token ids, or leave it out"
+        raise bad_request(message, "prompt_name", "invalid_value")
+    return prompt
 
 
 def embeddings_body(

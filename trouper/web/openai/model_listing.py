@@ -21,7 +21,7 @@ def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
         context = listed.runtime.context_length
         sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
-        sizes |= _modalities(listed.runtime.model)
+        sizes |= {"kind": listed.runtime.model.kind, **_modalities(listed.runtime.model)}
         for card in listed.runtime.adapters:
             sizes |= (
                 {"root": encodable(card.directory), "rank": card.rank}
@@ -63,9 +63,12 @@ def _modalities(card: ModelCard) -> dict[str, Any]:
     """Format what a model reads, in OpenRouter's words. llama.cpp's `capabilities` would break
     Anthropic's clients."""
     inputs = ["text"] if card.images is None else ["text", "image"]
+    outputs = ["text"]
+    if card.no_generation:
+        outputs = ["rerank"] if card.scores else ["embeddings"]
     return {
         "input_modalities": inputs,
-        "architecture": {"input_modalities": inputs, "output_modalities": ["text"]},
+        "architecture": {"input_modalities": inputs, "output_modalities": outputs},
     }
 
 

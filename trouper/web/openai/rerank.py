@@ -1,7 +1,8 @@
 """POST /v1/rerank and /v1/score.
 
-A generative reranker (Qwen3-Reranker) is asked whether a document answers a query; the score is the
-probability of "yes" among "yes" and "no" as the next token.
+A cross-encoder's score is the sigmoid of its logit. A generative reranker (Qwen3-Reranker) is asked
+whether a document answers a query; the score is the probability of "yes" among "yes" and "no" as
+the next token.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from struct import unpack
 from typing import Annotated, Any, ClassVar, Self
 
 import attrs
 from msgspec import Meta
 from quart import Response
 
-from trouper.protocol.model import Tokenizer
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.problems import bad_request
-from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.requests import ChatPrompt, Generate, PairPrompt
 from trouper.protocol.sampling import Sampling
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import GENERATES, Endpoint
@@ -197,19 +200,41 @@ def _question(instruction: str, pair: Pair) -> str:
     return f"<Instruct>: {instruction}\n<Query>: {pair.query}\n<Document>: {pair.document}"
 
 
-def margin_of(choice: Choice) -> float:
-    """Return the logit of "yes" minus that of "no"."""
-    (_, yes), (_, no) = choice.logprobs[0].top
-    return yes - no
+def pairs_to_encode(pairs: Sequence[Pair], request_id: str) -> tuple[Generate, ...]:
+    """Build a request to a cross-encoder for each pair."""
+    return tuple(
+        Generate(
+            request_id=f"{request_id}-{index}" if index else request_id,
+            prompt=PairPrompt(pair.query, pair.document),
+            sampling=Sampling(temperature=0),
+            max_tokens=1,
+            embed=True,
+        )
+        for index, pair in enumerate(pairs)
+    )
 
 
-def score_of(choice: Choice) -> float:
-    return 1 / (1 + math.exp(min(-margin_of(choice), 700)))
+@attrs.frozen
+class PairScore:
+    margin: float
+    """The logit of a cross-encoder, or the logit of "yes" minus that of "no"."""
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+    @classmethod
+    def of_choice(cls, choice: Choice) -> Self:
+        (_, yes), (_, no) = choice.logprobs[0].top
+        return cls(yes - no, choice.usage.prompt_tokens, choice.usage.cached_tokens)
+
+    @property
+    def share(self) -> float:
+        """Between 0 and 1."""
+        return 1 / (1 + math.exp(min(-self.margin, 700)))
 
 
-def usage_body(choices: Sequence[Choice]) -> Json:
-    prompt_tokens = sum(choice.usage.prompt_tokens for choice in choices)
-    cached = sum(choice.usage.cached_tokens for choice in choices)
+def usage_body(scores: Sequence[PairScore]) -> Json:
+    prompt_tokens = sum(score.prompt_tokens for score in scores)
+    cached = sum(score.cached_tokens for score in scores)
     details = {"cached_tokens": cached}
     return {
         "prompt_tokens": prompt_tokens,
@@ -219,48 +244,46 @@ def usage_body(choices: Sequence[Choice]) -> Json:
 
 
 def rerank_body(
-    request: RerankRequest, request_id: str, model: str, choices: Sequence[Choice]
+    request: RerankRequest, request_id: str, model: str, scores: Sequence[PairScore]
 ) -> Json:
     """Format at most `top_n`, the best first."""
-    scores = [score_of(choice) for choice in choices]
     results: list[dict[str, Any]] = []
-    for index in ranked(choices)[: request.top_n]:
+    for index in ranked(scores)[: request.top_n]:
         document = (
             {"document": {"text": text_of(request.offered[index])}}
             if request.return_documents
             else {}
         )
-        results.append({"index": index, "relevance_score": scores[index]} | document)
+        results.append({"index": index, "relevance_score": scores[index].share} | document)
     return {
         "id": f"rerank-{request_id}",
         "model": model,
         "results": results,
-        "usage": usage_body(choices),
+        "usage": usage_body(scores),
         "meta": META,
     }
 
 
-def ranked(choices: Sequence[Choice]) -> list[int]:
-    margins = [margin_of(choice) for choice in choices]
-    return sorted(range(len(margins)), key=lambda index: -margins[index])
+def ranked(scores: Sequence[PairScore]) -> list[int]:
+    return sorted(range(len(scores)), key=lambda index: -scores[index].margin)
 
 
-def ranked_texts(request: RerankRequest, choices: Sequence[Choice]) -> list[Json]:
-    score = margin_of if request.raw_scores else score_of
+def ranked_texts(request: RerankRequest, scores: Sequence[PairScore]) -> list[Json]:
+    numbers = [score.margin if request.raw_scores else score.share for score in scores]
     return [
-        {"index": index, "score": score(choices[index])}
+        {"index": index, "score": numbers[index]}
         | ({"text": text_of(request.offered[index])} if request.return_text else {})
-        for index in ranked(choices)[: request.top_n]
+        for index in ranked(scores)[: request.top_n]
     ]
 
 
 META: Mapping[str, Any] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 0}}
 
 
-def score_body(request_id: str, model: str, created: int, choices: Sequence[Choice]) -> Json:
+def score_body(request_id: str, model: str, created: int, scores: Sequence[PairScore]) -> Json:
     data = [
-        {"index": index, "object": "score", "score": score_of(choice)}
-        for index, choice in enumerate(choices)
+        {"index": index, "object": "score", "score": score.share}
+        for index, score in enumerate(scores)
     ]
     return {
         "id": f"score-{request_id}",
@@ -268,7 +291,7 @@ def score_body(request_id: str, model: str, created: int, choices: Sequence[Choi
         "created": created,
         "model": model,
         "data": data,
-        "usage": usage_body(choices),
+        "usage": usage_body(scores),
     }
 
 
@@ -324,10 +347,10 @@ class Reranking:
     async def rerank(self) -> Response:
         parsed = await self._service.read(RerankRequest.parse)
         served = await self._service.served(parsed.model)
-        choices = await self._choices(served, pairs_to_rerank(parsed), parsed, "documents")
+        scores = await self._scores(served, pairs_to_rerank(parsed), parsed, "documents")
         if parsed.texts is not None:
-            return as_json(ranked_texts(parsed, choices))
-        return as_json(rerank_body(parsed, self._service.request_id, served.name, choices))
+            return as_json(ranked_texts(parsed, scores))
+        return as_json(rerank_body(parsed, self._service.request_id, served.name, scores))
 
     @ENDPOINT(
         path="/v1/score",
@@ -341,32 +364,58 @@ class Reranking:
     async def score(self) -> Response:
         parsed = await self._service.read(ScoreRequest.parse)
         served = await self._service.served(parsed.model)
-        choices = await self._choices(served, pairs_to_score(parsed), parsed, "text_2")
-        return as_json(score_body(self._service.request_id, served.name, now(), choices))
+        scores = await self._scores(served, pairs_to_score(parsed), parsed, "text_2")
+        return as_json(score_body(self._service.request_id, served.name, now(), scores))
 
-    async def _choices(
+    async def _scores(
         self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
-    ) -> list[Choice]:
+    ) -> list[PairScore]:
         """As many pairs at a time as decode together; pairs of like length are prefilled
         together."""
-        tokens = answer_tokens(served.runtime.tokenizer)
-        request_id = self._service.request_id
+        card, request_id = served.runtime.model, self._service.request_id
+        check_reranker(card, request)
+        tokens = None if card.scores else answer_tokens(served.runtime.tokenizer)
         # Each pair has the whole query, and the instruction.
         words = len(request.instruction or "")
         self._service.hold(CHARACTER_BYTES * sum(words + pair.length for pair in pairs))
-        generates = await self._service.run_off_loop(
-            pairs_to_generate, pairs, request, request_id, tokens
+        make = (
+            partial(pairs_to_encode, pairs, request_id)
+            if tokens is None
+            else partial(pairs_to_generate, pairs, request, request_id, tokens)
         )
+        generates = await self._service.run_off_loop(make)
         order = sorted(range(len(pairs)), key=lambda index: pairs[index].length)
-        choices: dict[int, Choice] = {}
+        scores: dict[int, PairScore] = {}
         for part in equal_parts(order, served.runtime.settings.rows):
-            with called({"messages": param}):
+            with called({"messages": param, "prompt": param}):
                 some = [generates[index] for index in part]
                 answers = await self._service.submit(served, some, request.priority)
-            choices |= zip(
-                part, await collect_all(answers, self._service.holding.grow), strict=True
-            )
-        return [choices[index] for index in range(len(pairs))]
+            scores |= zip(part, await self._collect(answers, served.runtime.model), strict=True)
+        return [scores[index] for index in range(len(pairs))]
+
+    async def _collect(self, answers: Sequence[Answer], card: ModelCard) -> list[PairScore]:
+        if not card.scores:
+            choices = await collect_all(answers, self._service.holding.grow)
+            return [PairScore.of_choice(choice) for choice in choices]
+        scores = list[PairScore]()
+        for answer in answers:
+            await answer.next()
+            [margin] = unpack("<f", answer.embedding)
+            scores.append(PairScore(margin, len(answer.accepted.prompt_tokens)))
+        return scores
+
+
+def check_reranker(card: ModelCard, request: ScoringParameters) -> None:
+    """Raises `RequestFailed` (400) for a model that cannot rerank, or not by an instruction."""
+    if card.no_generation and not card.scores:
+        message = (
+            f"{card.id} gives embeddings alone: reranking takes a cross-encoder, or a model that "
+            "generates"
+        )
+        raise bad_request(message, "model", "rerank_not_supported")
+    if card.scores and request.instruction is not None:
+        message = "instruction is for models that generate, and this one is a cross-encoder"
+        raise bad_request(message, "instruction", "instruction_not_supported")
 
 
 def equal_parts(items: Sequence[int], at_most: int) -> Iterator[Sequence[int]]:

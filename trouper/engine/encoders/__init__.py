@@ -1,0 +1,1 @@
+"""Encoders: models whose tokens attend to both sides, for embeddings and scores of pairs."""

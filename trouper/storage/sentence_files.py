@@ -1,0 +1,68 @@
+"""Small files of sentence-transformers: prompts, the longest text, and lower case.
+
+Source: https://sbert.net/docs/package_reference/sentence_transformer/models.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trouper.protocol.problems import ModelUnusable
+from trouper.storage.checkpoint_files import read_json
+from trouper.storage.context import context_length
+
+PROMPTS_FILE = "config_sentence_transformers.json"
+KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+LIMIT_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
+"""The first that exists counts."""
+
+
+@attrs.frozen(kw_only=True)
+class SentenceFiles:
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Name and text that precedes a text."""
+    default_prompt: str | None = None
+    """Name of the prompt of requests that name none."""
+    max_tokens: int | None = None
+    lower_case: bool = False
+    """Whether texts are put into lower case first."""
+
+
+def read_sentence_files(directory: Path) -> SentenceFiles:
+    """Raises `ModelUnusable` for a file that is none, or names a prompt that it lacks."""
+    named, limits = _read(directory, (PROMPTS_FILE,)), _read(directory, LIMIT_FILES)
+    prompts = named.get("prompts")
+    kept = {
+        str(name): str(text or "")
+        for name, text in (prompts.items() if isinstance(prompts, dict) else ())
+    }
+    default, longest = named.get("default_prompt_name"), limits.get("max_seq_length")
+    if default is not None and default not in kept:
+        raise ModelUnusable(
+            f"{directory / PROMPTS_FILE} has no prompt of the name default_prompt_name, {default!r}"
+        )
+    return SentenceFiles(
+        prompts=tuple(kept.items()),
+        default_prompt=default,
+        max_tokens=longest if isinstance(longest, int) and longest > 0 else None,
+        lower_case=limits.get("do_lower_case") is True,
+    )
+
+
+def context_of(directory: Path, config: Mapping[str, Any]) -> int:
+    """The longest text or prompt in tokens: of the config, and of sentence-transformers' files."""
+    try:
+        longest = read_sentence_files(directory).max_tokens
+    except ModelUnusable:
+        longest = None
+    context = context_length(config)
+    return context if longest is None else min(longest, context)
+
+
+def _read(directory: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    existing = next((directory / name for name in names if (directory / name).exists()), None)
+    return {} if existing is None else read_json(existing)
