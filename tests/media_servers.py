@@ -47,12 +47,12 @@ class Resolver(trio.abc.HostnameResolver):
     """Knows the addresses of names: of several tuples, each is the answer of one more look-up."""
 
     names: Mapping[str, Sequence[Sequence[str]]]
-    looked_up: list[str] = attrs.field(factory=list)
+    lookups: list[str] = attrs.field(factory=list)
 
     async def getaddrinfo(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
         name = host.decode() if isinstance(host, bytes) else str(host)
-        times = self.looked_up.count(name)
-        self.looked_up.append(name)
+        times = self.lookups.count(name)
+        self.lookups.append(name)
         if name not in self.names:
             raise trio.socket.gaierror(-2, "unknown")
         answers = self.names[name]

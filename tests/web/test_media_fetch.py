@@ -61,7 +61,7 @@ async def test_a_file_is_fetched_by_https(monkeypatch: pytest.MonkeyPatch) -> No
         assert await fetch(fetcher, url, held) == PNG
     assert sum(held) == len(PNG)
     assert at.dialled == [(PUBLIC, at.tls_port)]
-    assert at.resolver.looked_up == ["images.test"]
+    assert at.resolver.lookups == ["images.test"]
     [head] = at.heads
     fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
     assert fields[b"host"] == f"images.test:{at.tls_port}".encode()
@@ -155,7 +155,7 @@ async def test_nothing_leaves_that_the_list_does_not_allow(monkeypatch: pytest.M
         ]:
             problem = await refusal(fetcher, url)
             assert problem.code == "media_not_allowed", url
-    assert (at.dialled, at.resolver.looked_up) == ([], [])
+    assert (at.dialled, at.resolver.lookups) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ async def test_addresses_in_digits_that_the_list_names(monkeypatch: pytest.Monke
     assert at.dialled == []
 
 
-async def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_is_lookups_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second answer of its name server would be this machine."""
     async with elsewhere(monkeypatch, {"/": sends(answer(PNG))}, NAMES) as at:
         site = f"http://rebinding.test:{at.port}"

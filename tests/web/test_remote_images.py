@@ -74,15 +74,15 @@ async def worlds(monkeypatch: pytest.MonkeyPatch, **server: Any) -> AsyncIterato
 async def test_remote_images_are_in_the_prompt(monkeypatch: pytest.MonkeyPatch, api: str) -> None:
     async with worlds(monkeypatch) as world:
         body = world.asking(api, "/small", "/wide", "/small")
-        status, said = await ask(world.served, body, api)
-        assert status == 200, said
+        status, got = await ask(world.served, body, api)
+        assert status == 200, got
         expected = tokens("<user>", IN_SMALL, IN_WIDE, IN_SMALL)
         assert prompts(world.served) == [expected]
         assert len(world.other.heads) == 2
         counting, name = COUNTS[api]
         counted = {key: body[key] for key in ("messages", "input") if key in body}
-        _, said = await ask(world.served, counted, counting)
-        assert said[name] == len(expected)
+        _, got = await ask(world.served, counted, counting)
+        assert got[name] == len(expected)
 
 
 @pytest.mark.parametrize("api", [CHAT, MESSAGES, RESPONSES])
@@ -98,21 +98,21 @@ async def test_faults_are_named_by_the_part(monkeypatch: pytest.MonkeyPatch, api
             [message] = body.get("messages") or body["input"]
             message["content"].append(world.part(api, path, host))
             before = len(world.other.heads)
-            status, said = await ask(world.served, body, api)
-            assert status == 400, said
+            status, got = await ask(world.served, body, api)
+            assert status == 400, got
             # Addresses are checked before any is fetched.
             assert host != "other.test" or len(world.other.heads) == before
-            assert "content.1" in said["error"]["message"]
-            assert host not in said["error"]["message"]
-            assert api == MESSAGES or said["error"]["code"] == code
+            assert "content.1" in got["error"]["message"]
+            assert host not in got["error"]["message"]
+            assert api == MESSAGES or got["error"]["code"] == code
         assert prompts(world.served) == []
 
 
 async def test_fetched_images_count_as_memory_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async with worlds(monkeypatch, request_memory=2 * 2**20, max_body_bytes=10**5) as world:
         world.other.answers["/big"] = sends(answer(bytes(3 * 2**20)))
-        status, said = await ask(world.served, world.asking(CHAT, "/big"), CHAT)
-    assert status == 413, said
+        status, got = await ask(world.served, world.asking(CHAT, "/big"), CHAT)
+    assert status == 413, got
 
 
 async def test_a_text_model_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,15 +137,15 @@ async def test_a_stored_response_keeps_the_files(monkeypatch: pytest.MonkeyPatch
         assert len(world.other.heads) == 2
         world.other.answers.clear()
         more = {"previous_response_id": made["id"], "input": "b", "max_output_tokens": 2}
-        status, said = await ask(world.served, more, RESPONSES)
-        assert status == 200, said
+        status, got = await ask(world.served, more, RESPONSES)
+        assert status == 200, got
         first, second = prompts(world.served)
         assert second[: len(first)] == first
         _, _, data = await exchange(world.served, get(f"/v1/responses/{made['id']}/input_items"))
         kept = json.loads(data)["data"]
         item = {"type": "item_reference", "id": kept[-1]["id"]}
-        status, said = await ask(world.served, {"input": [item], "max_output_tokens": 2}, RESPONSES)
-        assert status == 200, said
+        status, got = await ask(world.served, {"input": [item], "max_output_tokens": 2}, RESPONSES)
+        assert status == 200, got
     assert len(world.other.heads) == 2
     results, _, user = kept
     assert [decoded(part) for part in user["content"]] == [SMALL, SMALL]
