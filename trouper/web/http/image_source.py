@@ -34,8 +34,8 @@ REMEDY = "send the image as a data URL (data:image/png;base64,...), or upload it
 ImageField = Annotated[
     Any,
     Meta(
-        description="The image as a data URL, or as the id of an uploaded file. A model that reads "
-        "text only gets a placeholder, whatever this is."
+        description="The image as a data URL, as an address of --allowed-media-domains, or as the "
+        "id of an uploaded file. A model that reads text only gets a placeholder, whatever this is."
     ),
 ]
 DETAILS: dict[str, Detail] = {name: name for name in get_args(Detail)} | {"original": "high"}
