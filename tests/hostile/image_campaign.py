@@ -44,9 +44,9 @@ PART = "messages.0.content.0"
 STATUSES = {"image_crashes_decoder": 422}
 KILLED = "image_decoder_unavailable"
 BACK_S = 120.0
-FLAGS = ("--cache-memory", "16MB", "--image-cache", "16MB", "--max-image-tokens", "64")
-"""Little is kept, so that what stays is what was not given back. Images are decoded whole, and made
-small for the model, whose time is not what is tried."""
+FLAGS = ("--cache-memory", "0", "--image-cache", "0", "--max-image-tokens", "64")
+"""Nothing is kept, so that what stays is what was not given back. Images are decoded whole, and
+made small for the model, whose time is not what is tried."""
 Job = tuple[str, bytes, frozenset[str]]
 """Name, file, and the codes that it may get."""
 

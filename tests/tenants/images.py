@@ -51,7 +51,7 @@ class Times:
     def chance(self) -> float:
         """Of so many faster ones or more, if neither is."""
         pairs = len(self.cold)
-        return sum(comb(pairs, count) for count in range(self.faster, pairs + 1)) / 2**pairs
+        return sum(comb(pairs, count) for count in range(self.faster, pairs + 1)) * 0.5**pairs
 
     def __str__(self) -> str:
         medians = [
