@@ -261,6 +261,14 @@ abuse *names: _setup
 siege *flags: _setup
     @.venv/bin/python -m tests.abuse.siege "$@"
 
+# 10,000 mutated images, rare ones, bombs and killed decoders beside a running stream: what became of them; `--mutants N`
+hostile-images *flags: _setup
+    @.venv/bin/python -m tests.hostile.image_campaign "$@"
+
+# Whether the time to a first token tells one API key that another has sent an image
+image-tenants *rounds: _setup
+    @.venv/bin/python -m tests.tenants.images "$@"
+
 # Three honest tenants and a fourth, honest and hostile in turns, for MINUTES of each: rates, first tokens, and what it sees of them; `--only ATTACK`
 tenants minutes="10" *flags: _setup
     @.venv/bin/python -m tests.tenants "$@"

@@ -234,6 +234,23 @@ def test_few_images_have_pixels_at_a_time() -> None:
     assert many.num_decoded == 12
 
 
+def test_a_tenant_with_many_images_holds_up_no_other() -> None:
+    """Tenants take turns at the decoder, which may take seconds for each image."""
+    shared = seeing()
+    ask(shared, *(("image", number, 12) for number in range(20)), TEXT, tenant="a")
+    run(shared, 2)
+    other = ask(shared, ("image", 30, 12), TEXT, tenant="b")
+    for _ in range(5):
+        order = shared.image_orders.pop(0)
+        pixels = Pixels(*order.shape.resized, b"")
+        shared.num_decoded += 1
+        shared.core.hear_image(ImageDecoded(order.item, pixels), shared.now)
+        run(shared, 20)
+    assert isinstance(other.terminal[0], Finished)
+    assert shared.num_decoded < 20
+    serve(shared)
+
+
 @pytest.mark.parametrize(
     ("code", "status"),
     [("image_damaged", 400), ("image_crashes_decoder", 422), ("image_decoder_unavailable", 503)],

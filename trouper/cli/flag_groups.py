@@ -25,7 +25,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "self_check",
         "unread_config",
     ),
-    "Network": ("host", "port", "allowed_hosts", "cors_origins", "max_connections"),
+    "Network": (
+        "host",
+        "port",
+        "allowed_hosts",
+        "cors_origins",
+        "allowed_media_domains",
+        "max_connections",
+    ),
     "API keys": ("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key"),
     "Limits of a request": (
         "max_kv_size",

@@ -247,7 +247,7 @@ NEVER_HERE = frozenset(
     {
         *("api_key", "api_key_file", "allow_no_key", "allow_admin_without_key", "allowed_hosts"),
         *("cors_origins", "ssd_cache_dir", "batch_dir", "otlp_endpoint", "adapters_from"),
-        *("rank_secret_file", "special_tokens_in_content"),
+        *("rank_secret_file", "special_tokens_in_content", "allowed_media_domains"),
     }
 )
 LOOPBACK_HERE = frozenset({"host", "control_host"})

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 
 from trouper.protocol.hosts import host_pattern, is_loopback, origin_pattern
+from trouper.protocol.media_domains import media_domain
 from trouper.protocol.names import ADAPTER_FLAG, adapters_of
 from trouper.protocol.output_formats import REASONING_PARSERS, TOOL_PARSERS, require_together
 from trouper.protocol.paths import expanded, is_directory, xdg_directory
@@ -324,6 +325,12 @@ class ServerSettings:
         origin_pattern,
         "Origins, parted by commas, whose web pages may use the API, as in http://localhost:5173; "
         "* for any page's.",
+    )
+    allowed_media_domains: tuple[str, ...] = entries(
+        media_domain,
+        "Servers, parted by commas, from which images are fetched that requests name by address: "
+        "NAME or *.NAME by https; http://NAME by http; private:NAME where its address is in your "
+        "own network.",
     )
     served_model_name: tuple[str, ...] = setting(
         (),

@@ -9,7 +9,7 @@ within a bound.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import count
+from itertools import count, zip_longest
 from typing import Literal, Self
 
 import attrs
@@ -17,6 +17,7 @@ import attrs
 from trouper.actors.scheduling.prefill_budget import AIM, IDLE_STEP_S
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.step_statistics import SchedulerCounters
+from trouper.actors.scheduling.tenant_shares import Tenant, tenant_of
 from trouper.protocol.media import (
     DecodeImage,
     ImageDecoded,
@@ -201,8 +202,14 @@ class ImageItems:
         self._order(self._needed_by(allowed).values())
 
     def _needed_by(self, rows: Iterable[Sequence]) -> dict[ItemKey, Item]:
-        items = (self._by_id[left.id] for row in rows for left in row.images_left)
-        return {item.key: item for item in items}
+        """Items in turns of tenants: one image may take the decoder seconds, and a request has many
+        of them. A tenant's oldest row is first."""
+        queues = dict[Tenant, list[Item]]()
+        for row in rows:
+            queue = queues.setdefault(tenant_of(row), [])
+            queue += [self._by_id[left.id] for left in row.images_left]
+        turns = zip_longest(*queues.values())
+        return {item.key: item for turn in turns for item in turn if item is not None}
 
     @staticmethod
     def ready_to_prefill(prefilling: Iterable[Sequence]) -> list[Sequence]:

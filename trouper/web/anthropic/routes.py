@@ -15,7 +15,6 @@ from trouper.web.anthropic.messages import (
     prompt_of,
 )
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
-from trouper.web.http.image_source import ImageParts
 from trouper.web.http.json_response import as_json
 from trouper.web.http.request_schema import ref
 from trouper.web.output.call_or_answer import with_calls
@@ -56,7 +55,7 @@ class Anthropic:
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         request_id, tools = self._service.request_id, parsed.parsed_tools
-        images = ImageParts(self._service.image_roles(served))
+        images = self._service.image_parts(served)
         generate = await self._service.run_off_loop(
             messages_to_generate, parsed, request_id, served.runtime.settings.seed, images
         )
@@ -92,7 +91,7 @@ class Anthropic:
         self._service.account(served.name)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
-        images = ImageParts(self._service.image_roles(served))
+        images = self._service.image_parts(served)
         prompt = await self._service.prompt_with_images(
             await self._service.run_off_loop(prompt_of, parsed, images), images
         )

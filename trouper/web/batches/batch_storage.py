@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -63,6 +63,33 @@ def _unavailable(message: str) -> RequestFailed:
     )
 
 
+@attrs.frozen
+class BatchImages:
+    """Images that lines of a batch name by address; each is fetched once."""
+
+    storage: BatchStorage
+    batch: Batch
+
+    async def read(
+        self, url: str, fetch: Callable[[], Awaitable[bytes]], hold: Callable[[int], None]
+    ) -> bytes:
+        """Raises what `fetch` and `hold` raise, and `RequestFailed` (503). `hold` is called for
+        what was kept."""
+        table = self.storage.table
+        async with self.batch.fetching:
+            with self.storage.written_for_client():
+                kept = await table.read_image(self.batch, url)
+            if kept is not None:
+                hold(len(kept))
+                return kept
+            data = await fetch()
+            owner = self.batch.spec.owner
+            with self.storage.written_for_client():
+                async with self.storage.reserved(owner, len(data)):
+                    await table.keep_image(self.batch, url, data)
+            return data
+
+
 class BatchStorage:
     """Only the event loop changes the index in memory."""
 
@@ -97,7 +124,8 @@ class BatchStorage:
     @property
     def bytes(self) -> int:
         """Of files, and of answers of batches that have not ended."""
-        return self.files.total_bytes + self._answer_bytes()
+        images = sum(batch.image_bytes for batch in self.unended)
+        return self.files.total_bytes + self._answer_bytes() + images
 
     @property
     def room(self) -> int:
@@ -113,7 +141,12 @@ class BatchStorage:
         reserved = sum(
             size for owner, size in self._reserved.items() if owners is None or owner in owners
         )
-        return file_bytes + 2 * self._answer_bytes(owners) + reserved
+        images = sum(
+            batch.image_bytes
+            for batch in self.unended
+            if owners is None or batch.spec.owner in owners
+        )
+        return file_bytes + 2 * self._answer_bytes(owners) + images + reserved
 
     def require_room(self, owner: str, size: int) -> None:
         """Raises `RequestFailed` (413) unless the owner has room for `size` bytes of a file."""

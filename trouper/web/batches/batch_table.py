@@ -77,11 +77,15 @@ class Batch:
     failed: int = 0
     answer_bytes: int = 0
     """Bytes of answers in the database."""
+    image_bytes: int = 0
+    """Bytes of fetched images in the database."""
     scope: trio.CancelScope | None = None
     started: bool = False
     fault: str = ""
     """Error of the last write, if any."""
     entering: trio.Lock = attrs.field(factory=trio.Lock)
+    fetching: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held while images are fetched: lines that name the same one wait for it."""
 
     @property
     def status(self) -> str:
@@ -104,6 +108,7 @@ class Batch:
     def forget_answers(self) -> None:
         # Free the numbers: 50,000 take megabytes, and the state has the counts.
         self.answered, self.failed, self.answer_bytes = set(), 0, 0
+        self.image_bytes = 0
 
     def counted(self) -> BatchState:
         if self.ended:
@@ -218,6 +223,13 @@ class BatchTable:
         for answer in answers:
             batch.count(answer)
 
+    async def read_image(self, batch: Batch, url: str) -> bytes | None:
+        return await self._database.run(partial(_read_image, batch_id=batch.spec.id, url=url))
+
+    async def keep_image(self, batch: Batch, url: str, data: bytes) -> None:
+        await self._write(batch, partial(_insert_image, batch_id=batch.spec.id, url=url, data=data))
+        batch.image_bytes += len(data)
+
     async def outputs(self, batch: Batch, *, ok: bool) -> AsyncIterator[bytes]:
         """Yield the output file or the error file in the order of the lines."""
         after: int | None = -1
@@ -242,6 +254,9 @@ def _read_batches(connection: Connection) -> list[Batch]:
         batch.answered.add(number)
         batch.failed += not ok
         batch.answer_bytes += size
+    images = "SELECT batch, sum(length(data)) FROM batch_images GROUP BY batch"
+    for batch_id, size in connection.execute(images):
+        batches[batch_id].image_bytes = size
     return sorted(batches.values(), key=lambda batch: batch.spec.created_at)
 
 
@@ -277,6 +292,7 @@ def _finish(
         insert_file(connection, file)
     _write_state(connection, batch_id, state)
     connection.execute("DELETE FROM lines WHERE batch = ?", (batch_id,))
+    connection.execute("DELETE FROM batch_images WHERE batch = ?", (batch_id,))
 
 
 def _read_interrupted(connection: Connection, batch_id: str) -> list[int]:
@@ -331,6 +347,17 @@ def insert_answers(connection: Connection, batch_id: str, answers: Sequence[Line
         "WHERE output IS NULL",
         [(batch_id, each.number, each.ok, each.output) for each in answers],
     )
+
+
+def _read_image(connection: Connection, batch_id: str, url: str) -> bytes | None:
+    select = "SELECT data FROM batch_images WHERE batch = ? AND url = ?"
+    row = connection.execute(select, (batch_id, url)).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def _insert_image(connection: Connection, batch_id: str, url: str, data: bytes) -> None:
+    insert = "INSERT OR IGNORE INTO batch_images (batch, url, data) VALUES (?, ?, ?)"
+    connection.execute(insert, (batch_id, url, data))
 
 
 def _read_outputs(

@@ -19,7 +19,7 @@ import trio
 
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.problems import Problem, RequestFailed
-from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
+from trouper.web.batches.batch_storage import RETRY_S, BatchImages, BatchStorage
 from trouper.web.batches.batch_table import Attempts, Batch, BatchState, LineAnswer
 from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, RunLine, validated
 from trouper.web.batches.line_runner import (
@@ -314,7 +314,12 @@ class BatchWorker:
         self.counts.running += 1
         try:
             return await self._runner.run(
-                spec.endpoint, bytes(line.body), request_id, spec.owner, begin=begin
+                spec.endpoint,
+                bytes(line.body),
+                request_id,
+                spec.owner,
+                begin=begin,
+                read_image=BatchImages(self._storage, batch).read,
             )
         finally:
             self.counts.running -= 1

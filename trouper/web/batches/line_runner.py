@@ -12,7 +12,12 @@ import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 
 from trouper.web.http.json_response import error_body, http_problem
-from trouper.web.serving.current_request import BATCH_BEGIN, BATCH_OWNER
+from trouper.web.http.media_fetch import ReadOnce
+from trouper.web.serving.current_request import (
+    BATCH_BEGIN,
+    BATCH_IMAGES,
+    BATCH_OWNER,
+)
 
 Begin = Callable[[], Awaitable[None]]
 Asgi = Callable[[HTTPScope, ASGIReceiveCallable, ASGISendCallable], Awaitable[None]]
@@ -37,7 +42,14 @@ class LineRunner:
     app: Asgi
 
     async def run(
-        self, endpoint: str, body: bytes, request_id: str, owner: str, *, begin: Begin
+        self,
+        endpoint: str,
+        body: bytes,
+        request_id: str,
+        owner: str,
+        *,
+        begin: Begin,
+        read_image: ReadOnce | None = None,
     ) -> LineResponse:
         """Return the response, whatever the status. Cancellation aborts the request. `begin` is
         awaited before a model works and may raise `RequestFailed`."""
@@ -63,7 +75,7 @@ class LineRunner:
             elif message["type"] == "http.response.body":
                 parts.append(bytes(message.get("body", b"")))
 
-        state = ConnectionState({BATCH_OWNER: owner, BATCH_BEGIN: begin})
+        state = ConnectionState({BATCH_OWNER: owner, BATCH_BEGIN: begin, BATCH_IMAGES: read_image})
         scope = _scope(endpoint, len(body), request_id, state)
         await self.app(scope, cast("ASGIReceiveCallable", receive), cast("ASGISendCallable", send))
         # Else a line of the output file could not be read.

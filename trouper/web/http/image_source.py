@@ -1,14 +1,16 @@
-"""Images in the content of messages: data URLs, base64 and uploaded files.
+"""Images in the content of messages: data URLs, base64, uploaded files, and addresses of servers
+that `--allowed-media-domains` names.
 
-No dialect reads another address: a server that fetches what clients name reaches its own network
+No other address is read: a server that fetches what clients name reaches its own network
 (CVE-2025-6242).
 """
 
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from binascii import a2b_base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, get_args
 
 import attrs
@@ -32,8 +34,8 @@ REMEDY = "send the image as a data URL (data:image/png;base64,...), or upload it
 ImageField = Annotated[
     Any,
     Meta(
-        description="The image as a data URL, or as the id of an uploaded file. A model that reads "
-        "text only gets a placeholder, whatever this is."
+        description="The image as a data URL, as an address of --allowed-media-domains, or as the "
+        "id of an uploaded file. A model that reads text only gets a placeholder, whatever this is."
     ),
 ]
 DETAILS: dict[str, Detail] = {name: name for name in get_args(Detail)} | {"original": "high"}
@@ -50,15 +52,33 @@ class UploadedImage:
     detail: Detail
 
 
+@attrs.frozen
+class RemoteImage:
+    """A file of another server, at an address that may be fetched."""
+
+    url: str = attrs.field(repr=False)
+    origin: str
+    """As in `ImageSource`."""
+    detail: Detail
+
+
+CheckAddress = Callable[[str, str], None]
+"""Raises `RequestFailed` (400) for an address that is not fetched; the second argument is the path
+of its part."""
+
+
 class ImageParts:
     """Reads the image parts of one conversation, in order.
 
     `roles`: roles whose messages can hold images; of others, and of none for a model that reads
-    text only, nothing is read or refused."""
+    text only, nothing is read or refused. `check_address`: None if no address is fetched."""
 
-    def __init__(self, roles: Iterable[str] = ()) -> None:
+    def __init__(
+        self, roles: Iterable[str] = (), check_address: CheckAddress | None = None
+    ) -> None:
         self.roles = frozenset(roles)
-        self.sources: list[ImageSource | UploadedImage] = []
+        self.sources: list[ImageSource | UploadedImage | RemoteImage] = []
+        self._check_address = check_address
         self._unread: dict[str, None] = {}
 
     @property
@@ -84,6 +104,9 @@ class ImageParts:
         if isinstance(data, str):
             check_type(str(image.get("media_type") or ""), path)
             self.sources.append(ImageSource(decoded_base64(data, 0, path), path, detail))
+        elif isinstance(url, str) and self._check_address is not None and is_remote(url):
+            self._check_address(url, path)
+            self.sources.append(RemoteImage(url, path, detail))
         elif isinstance(url, str):
             self.sources.append(ImageSource(data_of(url, path), path, detail))
         elif isinstance(file_id, str):
@@ -102,6 +125,10 @@ def _detail_of(name: object, path: str) -> Detail:
     return DETAILS[name]
 
 
+def is_remote(url: str) -> bool:
+    return url[:6].lower().startswith(("http:", "https:"))
+
+
 def data_of(url: str, path: str) -> bytes:
     """Raises `RequestFailed` (400)."""
     head = DATA_URL.match(url)
@@ -115,15 +142,22 @@ def data_of(url: str, path: str) -> bytes:
 
 def _not_read(url: str, path: str) -> RequestFailed:
     """The refusal of an address. Never repeats the address, which may be a secret."""
-    scheme = url[:6].lower()
-    if scheme.startswith(("http:", "https:")):
-        message = f"{path}: this server fetches no images from other servers; {REMEDY}"
+    if is_remote(url):
+        message = (
+            f"{path}: this server fetches no images from other servers (--allowed-media-domains); "
+            f"{REMEDY}"
+        )
         return bad_request(message, path, "remote_media_disabled")
-    if scheme.startswith("data:"):
+    if url[:6].lower().startswith("data:"):
         message = f"{path}: the data URL has no comma behind its type, or a type beyond measure"
         return bad_request(message, path, "image_damaged")
     message = f"{path}: paths and other addresses are never read; {REMEDY}"
     return bad_request(message, path, "media_not_allowed")
+
+
+def data_url(data: bytes) -> str:
+    """Return a file as `data_of` reads it."""
+    return f"data:application/octet-stream;base64,{b64encode(data).decode()}"
 
 
 def check_type(media_type: str, path: str) -> None:

@@ -11,7 +11,6 @@ from trouper.actors.runtime.prompt_tokenizing import characters_of
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
-from trouper.web.http.image_source import ImageParts
 from trouper.web.http.json_response import as_json, formatted
 from trouper.web.http.request_schema import Json, either, ref, titled
 from trouper.web.openai import answer_schemas, embeddings, infill
@@ -78,7 +77,7 @@ class OpenAi:
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         seed = served.runtime.settings.seed
-        images = ImageParts(self._service.image_roles(served))
+        images = self._service.image_parts(served)
         generates = await self._service.run_off_loop(
             chat_to_generate, parsed, self._service.request_id, seed, images
         )
@@ -224,7 +223,7 @@ class OpenAi:
         parsed = await self._service.read(TokenizeRequest.parse)
         served = await self._service.served(parsed.model)
         self._service.account(served.name)
-        images = ImageParts(self._service.image_roles(served))
+        images = self._service.image_parts(served)
         prompt = await self._service.run_off_loop(prompt_of, parsed, images)
         prompt = await self._service.prompt_with_images(prompt, images)
         tokens = await self._service.tokens(served, prompt)

@@ -8,11 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from trouper.protocol.media import ImageSource
 from trouper.protocol.problems import Problem, RequestFailed, bad_request, quoted
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Ignored, JsonText
-from trouper.web.http.image_source import ImageParts, content_of, fields_of
+from trouper.web.http.image_source import (
+    ImageParts,
+    content_of,
+    data_url,
+    fields_of,
+    is_remote,
+)
 from trouper.web.http.leniency import Adapt, Skip, known_value, safe_name
 from trouper.web.http.request_body import SentBack
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
@@ -332,6 +339,30 @@ def _with_placeholders(item: Json, roles: Collection[str]) -> Json:
             for part in _content_of(item)
         ]
     }
+
+
+def with_files(items: Iterable[Json], images: Iterable[ImageSource]) -> tuple[Json, ...]:
+    """Return items as stored: the files that were fetched in place of their addresses."""
+    files = {image.origin: image.data for image in images}
+    return tuple(_with_files(item, f"input.{index}", files) for index, item in enumerate(items))
+
+
+def _with_files(item: Json, path: str, files: Mapping[str, bytes]) -> Json:
+    if not has_images([item]):
+        return item
+    name = "content" if item["type"] == "message" else "output"
+    content = [
+        part | {"image_url": data_url(files[f"{path}.{name}.{index}"])}
+        if _is_remote(part)
+        else part
+        for index, part in enumerate(_content_of(item))
+    ]
+    return item | {name: content}
+
+
+def _is_remote(part: Json) -> bool:
+    url = fields_of(part).get("url")
+    return part["type"] == "input_image" and isinstance(url, str) and is_remote(url)
 
 
 def _continues(turn: Json, kind: str) -> bool:

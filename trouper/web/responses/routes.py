@@ -12,11 +12,10 @@ from werkzeug.routing import BaseConverter
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.protocol.replies import Delta
-from trouper.protocol.requests import Generate
+from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import COUNTS, GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
-from trouper.web.http.image_source import ImageParts
 from trouper.web.http.json_response import as_json, formatted
 from trouper.web.http.query_parameters import ORDERS, Query, page_body
 from trouper.web.http.request_schema import FLAG, TEXT, ref
@@ -30,6 +29,7 @@ from trouper.web.responses.items import (
     items_of,
     messages_of,
     references_of,
+    with_files,
     with_placeholders,
 )
 from trouper.web.responses.response_events import ResponseDialect, full_context_events, head_of
@@ -158,6 +158,8 @@ class Responses:
         items = await self._input(parsed, earlier)
         served, resolved, generate = await self._prepare(resolved, earlier, items)
         items = with_placeholders(items, self._service.image_roles(served))
+        if isinstance(generate.prompt, ChatPrompt) and generate.prompt.images:
+            items = await self._service.run_off_loop(with_files, items, generate.prompt.images)
         try:
             with called(PARAMS):
                 [answer] = await self._service.submit(served, [generate], parsed.priority)
@@ -207,7 +209,7 @@ class Responses:
         served = await self._service.served(resolved.request.model, resolved.request.adapters)
         if self._service.omits_tools(resolved.tools, served):
             resolved = attrs.evolve(resolved, tools=Tools())
-        images = ImageParts(self._service.image_roles(served))
+        images = self._service.image_parts(served)
         if images.roles and has_images(earlier):
             self._service.takes_long()
         read = partial(messages_of, earlier=len(earlier))

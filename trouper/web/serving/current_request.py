@@ -27,6 +27,7 @@ from trouper.web.http.byte_budget import ByteBudget, Holding, default_bytes
 from trouper.web.http.content_encoding import decoded, is_encoded
 from trouper.web.http.leniency import ReadPast
 from trouper.web.http.loop_shares import LoopShares, Meter
+from trouper.web.http.media_fetch import ReadOnce
 from trouper.web.http.paced_body import PacedBody
 from trouper.web.http.plain_http import WRITER
 from trouper.web.http.request_body import Report, refuse
@@ -55,6 +56,8 @@ state."""
 BATCH_BEGIN = "trouper.batch_begin"
 """ASGI state key: an async function, called before a model works for the line. Raises
 `RequestFailed`."""
+BATCH_IMAGES = "trouper.batch_images"
+"""ASGI state key: a `ReadOnce`."""
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 SERVER = "x-trouper-server"
 """A header of a proxy before several servers: the name by which it knows this one."""
@@ -75,6 +78,8 @@ class RequestScope:
     """The connection's writer, if the guard lends one."""
     batch_owner: str | None
     begin_line: Callable[[], Awaitable[None]] | None
+    read_once: ReadOnce | None
+    """Keeps the images that lines of a batch name by address."""
     meter: Meter = attrs.field(factory=Meter)
     read_past: ReadPast = attrs.field(factory=ReadPast)
     submitted: bool = False
@@ -108,6 +113,7 @@ class RequestScope:
             writer=state.get(WRITER),
             batch_owner=state.get(BATCH_OWNER),
             begin_line=state.get(BATCH_BEGIN),
+            read_once=state.get(BATCH_IMAGES),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -33,8 +33,9 @@ from trouper.protocol.requests import (
     ignored_parts,
 )
 from trouper.protocol.settings import ServerSettings
-from trouper.web.http.image_source import ImageParts, UploadedImage
+from trouper.web.http.image_source import ImageParts, RemoteImage, UploadedImage
 from trouper.web.http.json_response import formatted
+from trouper.web.http.media_fetch import MediaFetcher
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.observability.exchange import Exchange
 from trouper.web.observability.request_log import MalformedCalls, RequestLog, RequestOrigin
@@ -114,6 +115,7 @@ class Service(CurrentRequest):
         self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
         self.read_upload: ReadUpload = no_uploads
+        self._media = MediaFetcher(settings.allowed_media_domains)
         self._reported: set[str] = set()
         """Models of which the log says why images are not read."""
 
@@ -238,6 +240,10 @@ class Service(CurrentRequest):
         card = served.runtime.model
         return frozenset() if card.images is None else frozenset(card.image_roles)
 
+    def image_parts(self, served: Served) -> ImageParts:
+        check = self._media.check if self._media.is_on else None
+        return ImageParts(self.image_roles(served), check)
+
     async def with_images(
         self, choices: Sequence[Generate], images: ImageParts
     ) -> tuple[Generate, ...]:
@@ -252,15 +258,27 @@ class Service(CurrentRequest):
         """As `with_images`."""
         if not images.sources or not isinstance(prompt, ChatPrompt):
             return prompt
-        sources = [
-            await self._uploaded(image) if isinstance(image, UploadedImage) else image
-            for image in images.sources
-        ]
+        remote = [image for image in images.sources if isinstance(image, RemoteImage)]
+        fetched = await self._fetched(remote)
+        sources = [await self._source(image, fetched) for image in images.sources]
         return attrs.evolve(prompt, images=tuple(sources))
 
-    async def _uploaded(self, image: UploadedImage) -> ImageSource:
+    async def _source(
+        self, image: ImageSource | UploadedImage | RemoteImage, fetched: Mapping[str, bytes]
+    ) -> ImageSource:
+        if isinstance(image, ImageSource):
+            return image
+        if isinstance(image, RemoteImage):
+            return ImageSource(fetched[image.url], image.origin, image.detail)
         data = await self.read_upload(image.file_id, image.origin)
         return ImageSource(data, image.origin, image.detail)
+
+    async def _fetched(self, images: Sequence[RemoteImage]) -> dict[str, bytes]:
+        """Return files by address. Raises `RequestFailed` (400, 413, 429, 503)."""
+        if not images:
+            return {}
+        self.takes_long()
+        return await self._media.fetch_all(images, self.hold, self.scope.read_once)
 
     # -- answers ----------------------------------------------------------------------------------
 

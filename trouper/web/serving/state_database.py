@@ -79,6 +79,15 @@ CREATE INDEX IF NOT EXISTS images_of_responses ON response_images (response);
 CREATE INDEX IF NOT EXISTS images_needed ON response_images (owner, digest);
 """
 """Of stored responses. Databases of format 1 may lack them, and earlier versions read past them."""
+BATCH_IMAGES = """
+CREATE TABLE IF NOT EXISTS batch_images (
+    batch TEXT NOT NULL REFERENCES batches ON DELETE CASCADE,
+    url TEXT NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (batch, url)
+);
+"""
+"""Files that lines name by address. Databases of format 1 may lack them, too."""
 ERRORS = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_READONLY: errno.EROFS,
@@ -278,7 +287,7 @@ def _prepare(connection: Connection) -> None:
         # Before the log exists: the format is then in the file itself.
         connection.execute("PRAGMA auto_vacuum = FULL")
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
-    connection.executescript(IMAGES)
+    connection.executescript(IMAGES + BATCH_IMAGES)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA journal_size_limit = 0")
 
