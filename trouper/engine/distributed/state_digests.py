@@ -9,8 +9,9 @@ import numpy as np
 
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.rows import Rows
+from trouper.engine.vision.encoder import ImageEncoder
 from trouper.protocol.plans import RowId, Stepped
-from trouper.protocol.ranks import Digest, forget_old, ids_of, pairs, sequence
+from trouper.protocol.ranks import Digest, forget_old, ids_of, pairs, sequence, set_hash
 
 Drafted: TypeAlias = tuple[tuple[RowId, int, int], ...]
 """(row, draft tokens, accepted tokens), as in `Stepped.drafted`."""
@@ -19,8 +20,10 @@ Drafted: TypeAlias = tuple[tuple[RowId, int, int], ...]
 class Digests:
     """Used only if plans have digests."""
 
-    def __init__(self, rows: Rows, blocks: BlockStore | None) -> None:
-        self._rows, self._blocks = rows, blocks
+    def __init__(
+        self, rows: Rows, blocks: BlockStore | None, images: ImageEncoder | None = None
+    ) -> None:
+        self._rows, self._blocks, self._images = rows, blocks, images
         self._settled: dict[int, tuple[int, int]] = {-1: (0, 0)}
         """Hashes of slot order and of all tokens, by step."""
         self._tokens = 0
@@ -53,11 +56,13 @@ class Digests:
         decodes = np.arange(len(order)) < len(self._rows.decoding)
         tokens = np.fromiter((lengths[row] for row in order), np.uint64, len(order))
         blocks = self._blocks.members if self._blocks is not None else 0
+        images = self._images.members if self._images is not None else ()
         slots, tokens_hash = self._settled[settled]
         return Digest(
             rows=pairs(ids, decodes),
             lengths=pairs(ids, tokens),
             blocks=blocks,
+            images=set_hash(ids_of(images)),
             settled=settled,
             order=slots,
             tokens=tokens_hash,

@@ -11,6 +11,7 @@ import mlx.core as mx
 from trouper.engine.passes.media_pass import EncodedImage
 from trouper.engine.platform.error_text import lacks_memory, line_of
 from trouper.engine.vision.tower import Heads, Rotation, Tower, patches_at_once
+from trouper.engine.vision.vector_sharing import DistantTower, VectorSharing
 from trouper.protocol.media import ItemId, Pixels
 from trouper.protocol.plans import Encode
 
@@ -90,7 +91,11 @@ NOTHING_ENCODED = EncodeResults()
 class ImageEncoder:
     """The items of one session of the engine."""
 
-    tower: Tower
+    tower: Tower | DistantTower
+    sharing: VectorSharing | None = None
+    """None: one rank."""
+    members: set[ItemId] = attrs.field(factory=set)
+    """Items that were begun and not forgotten, also those that failed."""
     _encodings: dict[ItemId, Encoding] = attrs.field(factory=dict)
     _images: dict[ItemId, EncodedImage] = attrs.field(factory=dict)
 
@@ -100,22 +105,19 @@ class ImageEncoder:
         began = time.perf_counter()
         encoded, failed = list[tuple[ItemId, int]](), list[tuple[ItemId, str]]()
         for order in orders:
-            try:
-                image = self._advance(order)
-            except Exception as error:
-                if lacks_memory(error):
-                    raise  # The next scheduler leaves more memory to a step, and tries again.
-                self.forget([order.item])
-                failed.append((order.item, line_of(error)))
+            self.members.add(order.item)
+            image, fault = self._advance(order)
+            if self.sharing is not None and order.last:
+                # Also after a fault: the other ranks wait.
+                image = self.sharing.share(order.span.num_embedded, image)
+            if image is None and not fault:
                 continue
-            if image is None:
-                continue
-            self.forget([order.item])
-            if _is_finite(image):
+            self._encodings.pop(order.item, None)
+            if image is not None and not fault and _is_finite(image):
                 self._images[order.item] = image
                 encoded.append((order.item, image.nbytes))
             else:
-                failed.append((order.item, NOT_NUMBERS))
+                failed.append((order.item, fault or NOT_NUMBERS))
         return EncodeResults(tuple(encoded), tuple(failed), time.perf_counter() - began)
 
     def images(self, items: Iterable[ItemId]) -> list[EncodedImage]:
@@ -124,6 +126,7 @@ class ImageEncoder:
     def forget(self, items: Iterable[ItemId]) -> None:
         """Drop items, known or not."""
         for item in items:
+            self.members.discard(item)
             self._encodings.pop(item, None)
             self._images.pop(item, None)
 
@@ -131,16 +134,26 @@ class ImageEncoder:
     def nbytes(self) -> int:
         return sum(image.nbytes for image in self._images.values())
 
-    def _advance(self, order: Encode) -> EncodedImage | None:
-        if order.pixels is not None:
-            self._encodings[order.item] = Encoding(self.tower, order.pixels)
-        image = self._encodings[order.item].advance(order.pieces)
+    def _advance(self, order: Encode) -> tuple[EncodedImage | None, str]:
+        """The image after its last piece, and a fault. Raises where the device lacks memory."""
+        if isinstance(self.tower, DistantTower):
+            return None, ""
+        try:
+            if order.pixels is not None:
+                self._encodings[order.item] = Encoding(self.tower, order.pixels)
+            image = self._encodings[order.item].advance(order.pieces)
+        except Exception as error:
+            if lacks_memory(error):
+                raise  # The next scheduler leaves more memory to a step, and tries again.
+            return None, line_of(error)
+        if self.sharing is not None and order.last != (image is not None):
+            return None, "the encoder has another number of pieces than was planned"
         if image is not None and len(image.embeddings) != order.span.num_embedded:
-            raise ValueError(
+            return None, (
                 f"the encoder made {len(image.embeddings)} vectors for a span of "
                 f"{order.span.num_embedded}"
             )
-        return image
+        return image, ""
 
 
 def _is_finite(image: EncodedImage) -> bool:
