@@ -18,16 +18,17 @@ from trouper.engine.loading.precision import to_float32
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
+from trouper.engine.self_check.encoder_check import encoder_fault
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
-from trouper.engine.vision.tower import patches_at_once
+from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
 from trouper.engine.vision.vector_sharing import DistantTower
-from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.installing import command_for
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
@@ -46,6 +47,8 @@ class LoadedImages:
     """Why there is none, for a person; "" for an encoder."""
     step_bytes: int = 0
     """Most bytes of a step that encodes, beside the weights."""
+    off: Mapping[Feature, str] = attrs.field(factory=dict)
+    """Reasons of the self-check, by feature."""
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +65,7 @@ class LoadedImages:
         """The card of the model with this encoder."""
         return attrs.evolve(
             card,
+            capabilities=card.capabilities.without_all(self.off),
             images=self.layout,
             no_images=self.reason,
             weights_bytes=card.weights_bytes + self.nbytes,
@@ -88,16 +92,23 @@ def load_images(
     try:
         images, layout = _loaded(candidate, tokenizer, capabilities, settings, group)
         assert images.tower is not None
-        deepstack = images.tower.num_deepstack
-        adapt_to_images(candidate.model, mrope_sections(candidate.config), deepstack)
+        adapt_to_images(
+            candidate.model, mrope_sections(candidate.config), images.tower.num_deepstack
+        )
+        off: Mapping[Feature, str] = {}
         if settings.self_check != "off":
-            _check(candidate, layout, deepstack, capabilities, group)
+            off = _check(candidate, images.tower, layout, capabilities, group)
     except ValueError as error:
         report(f"the model takes no images: {error}")
         return LoadedImages(reason=str(error))
+    for feature, reason in off.items():
+        report(f"{feature} off: {reason}")
+    if "images" in off:
+        return LoadedImages(reason=off["images"], off=off)
+    images = attrs.evolve(images, off=off)
     if isinstance(images.tower, DistantTower):
         report("images: rank 0 encodes")
-    else:
+    elif images.tower is not None:
         size = images.nbytes / 2**20
         report(f"images: an encoder of {images.tower.num_layers} layers, {size:.0f} MiB")
     return images
@@ -119,7 +130,8 @@ def _loaded(
         images = _encoder(candidate, layout, settings) if group.leads else NO_IMAGES
     except (ValueError, ModelUnusable) as error:
         reason = str(error)
-    _require_everywhere(group, reason)
+    if reason := reason_anywhere(group, reason):
+        raise ValueError(reason)
     assert layout is not None
     deepstack = 0 if images.tower is None else images.tower.num_deepstack
     deepstack = group.gather(deepstack)[0]
@@ -146,11 +158,12 @@ def _layout(candidate: Candidate, tokenizer: HubTokenizer) -> Layout:
     return attrs.evolve(layout, piece_patches=patches_at_once())
 
 
-def _require_everywhere(group: RankGroup, reason: str) -> None:
-    """Raises `ValueError` on all ranks if any has a reason against images."""
+def reason_anywhere(group: RankGroup, reason: str) -> str:
+    """This rank's reason, or a hint to the first rank that has one; "" if no rank has any."""
     for rank, has_reason in enumerate(group.gather(bool(reason))):
         if has_reason:
-            raise ValueError(reason or f"rank {rank} cannot take them, and its log says why")
+            return reason or f"rank {rank} says why in its log"
+    return ""
 
 
 def _number_bytes(tower: nn.Module) -> int:
@@ -161,21 +174,24 @@ def _number_bytes(tower: nn.Module) -> int:
 
 def _check(
     candidate: Candidate,
+    tower: Tower | DistantTower,
     layout: Layout,
-    deepstack: int,
     capabilities: Capabilities,
     group: RankGroup,
-) -> None:
-    """Raises `ValueError` on all ranks."""
-    fault = ImageCheck(
+) -> Mapping[Feature, str]:
+    """Features of images that are wrong on any rank, with reasons."""
+    fault = "" if isinstance(tower, DistantTower) else encoder_fault(tower, layout)
+    if fault := reason_anywhere(group, fault):
+        return {"images": fault}
+    return ImageCheck(
         model=candidate.model,
         layout=layout,
-        deepstack=deepstack,
+        deepstack=tower.num_deepstack,
         vocabulary=candidate.vocabulary,
         kv=candidate.kv,
         capabilities=capabilities,
-    ).fault()
-    _require_everywhere(group, fault)
+        agree=lambda reason: reason_anywhere(group, reason),
+    ).off()
 
 
 def mrope_sections(config: Mapping[str, Any]) -> Sequence[int]:

@@ -24,6 +24,8 @@ class Encoding:
 
     tower: Tower
     pixels: Pixels
+    piece_patches: int = attrs.field(factory=patches_at_once)
+    """0: all."""
     embedded: tuple[mx.array, Rotation] | None = None
     """Hidden states before the layer at work, after the first piece."""
     deepstack: list[mx.array] = attrs.field(factory=list)
@@ -53,7 +55,7 @@ class Encoding:
         hidden, rotation = self.embedded
         if self.heads is None:
             self.heads = self.tower.project_heads(self.layer, hidden, rotation)
-        size = patches_at_once() or len(hidden)
+        size = self.piece_patches or len(hidden)
         patches = slice(len(self.done) * size, (len(self.done) + 1) * size)
         self.done.append(self.tower.run_patches(self.layer, hidden, self.heads, patches))
         if patches.stop < len(hidden):
