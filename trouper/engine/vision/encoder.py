@@ -108,7 +108,7 @@ class ImageEncoder:
         encoded, failed = list[tuple[ItemId, int]](), list[tuple[ItemId, str]]()
         for order in orders:
             self.members.add(order.item)
-            image, fault = self._advance(order)
+            image, fault = self._try(order)
             if self.sharing is not None and order.last:
                 # Also after a fault: the other ranks wait.
                 image = self.sharing.share(order.span.num_embedded, image)
@@ -136,26 +136,30 @@ class ImageEncoder:
     def nbytes(self) -> int:
         return sum(image.nbytes for image in self._images.values())
 
-    def _advance(self, order: Encode) -> tuple[EncodedImage | None, str]:
+    def _try(self, order: Encode) -> tuple[EncodedImage | None, str]:
         """The image after its last piece, and a fault. Raises where the device lacks memory."""
         if isinstance(self.tower, DistantTower):
             return None, ""
         try:
-            if order.pixels is not None:
-                self._encodings[order.item] = Encoding(self.tower, order.pixels)
-            image = self._encodings[order.item].advance(order.pieces)
+            return self._advance(order), ""
         except Exception as error:
             if lacks_memory(error):
                 raise  # The next scheduler leaves more memory to a step, and tries again.
             return None, line_of(error)
+
+    def _advance(self, order: Encode) -> EncodedImage | None:
+        assert not isinstance(self.tower, DistantTower)
+        if order.pixels is not None:
+            self._encodings[order.item] = Encoding(self.tower, order.pixels)
+        image = self._encodings[order.item].advance(order.pieces)
         if self.sharing is not None and order.last != (image is not None):
-            return None, "the encoder has another number of pieces than was planned"
+            raise ValueError("the encoder has another number of pieces than was planned")
         if image is not None and len(image.embeddings) != order.span.num_embedded:
-            return None, (
+            raise ValueError(
                 f"the encoder made {len(image.embeddings)} vectors for a span of "
                 f"{order.span.num_embedded}"
             )
-        return image, ""
+        return image
 
 
 def _is_finite(image: EncodedImage) -> bool:
