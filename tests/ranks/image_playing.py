@@ -39,11 +39,11 @@ def main() -> None:
 
 def play(name: str, directory: Path, seeds: Sequence[int], group: RankGroup) -> dict[str, Any]:
     """Two rows with images and one of text, in odd chunks, and an image whose encoder fails."""
-    said: list[str] = []
-    loaded = load(Settings(model=str(directory), no_ssd=True), said.append, group=group)
+    lines: list[str] = []
+    loaded = load(Settings(model=str(directory), no_ssd=True), lines.append, group=group)
     layout = layout_of(loaded.config, preprocessor_of(name), TOKEN_IDS)
     layout = attrs.evolve(layout, piece_patches=patches_at_once())
-    assert loaded.images.tower is not None, said
+    assert loaded.images.tower is not None, lines
     engine = StepEngine(
         loaded.model,
         loaded.card.vocab_size,

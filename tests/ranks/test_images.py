@@ -41,7 +41,7 @@ def test_two_ranks_answer_what_mlx_vlm_answers(tmp_path: Path) -> None:
         expected[name] = [prompt_of(model, no_image(0)).answer, *(answer for _, answer in drawn)]
     ranks = run_ranks(2, "tests.ranks.image_playing", json.dumps(spec))
     for name in FAMILIES:
-        first, second = (said[name] for said in ranks)
+        first, second = (rank[name] for rank in ranks)
         assert first["tokens"] == expected[name], name
         assert second["tokens"] == expected[name], name
         assert first["vector_bytes"] == second["vector_bytes"] > 0, name

@@ -76,7 +76,7 @@ def swap_rows(patch: pytest.MonkeyPatch) -> None:
     _change_passes(patch, swapped)
 
 
-def misplace_beside_others(patch: pytest.MonkeyPatch) -> None:
+def misplace_in_company(patch: pytest.MonkeyPatch) -> None:
     """Vectors of all rows but the first are a column late."""
 
     def misplaced(media: MediaPass, _rows: int, width: int) -> MediaPass:
@@ -143,7 +143,7 @@ FAULTS: dict[str, tuple[Plant, Feature]] = {
     "position of the second image": (shift_second_image, "images"),
     "encoder sliced wrongly": (slice_encoder_wrongly, "images"),
     "images swapped between rows": (swap_rows, "images_together"),
-    "company corrupts": (misplace_beside_others, "images_together"),
+    "company corrupts": (misplace_in_company, "images_together"),
     "restored rows forget images": (forget_restored_images, "images_restore"),
     "drafts at positions of text": (verify_at_text_positions, "images_drafts"),
 }

@@ -67,9 +67,9 @@ def test_requests_of_both_models_at_a_time(client: openai.OpenAI) -> None:
         )
         return str(raw.parse().choices[0].message.content), raw.headers.get("x-trouper-ignored")
 
-    asked = [(model, color) for color in COLORS for model in ("sees", "reads")]
-    with ThreadPoolExecutor(len(asked)) as threads:
-        answers = dict(zip(asked, threads.map(ask, *zip(*asked, strict=True)), strict=True))
+    pairs = [(model, color) for color in COLORS for model in ("sees", "reads")]
+    with ThreadPoolExecutor(len(pairs)) as threads:
+        answers = dict(zip(pairs, threads.map(ask, *zip(*pairs, strict=True)), strict=True))
     for color in COLORS:
         assert answers["sees", color] == (f"It is {color}.", None)
         text, ignored = answers["reads", color]
@@ -129,9 +129,9 @@ def test_a_batch_with_uploaded_images_and_a_damaged_one(client: openai.OpenAI) -
 
 
 def shown(name: str, file_id: str) -> dict[str, Any]:
-    parts = [
+    content = [
         {"type": "input_image", "file_id": file_id},
         {"type": "input_text", "text": "What color is the circle?"},
     ]
-    item = {"role": "user", "content": parts}
+    item = {"role": "user", "content": content}
     return {"model": "sees", "input": [item], "max_output_tokens": 16, "temperature": 0}

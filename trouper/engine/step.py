@@ -122,7 +122,11 @@ class StepEngine:
         self._last_read, self._reading_s, self._digests = (
             0.0,
             0.0,
-            Digests(self._rows, self._blocks, self._encoder),
+            Digests(
+                self._rows,
+                self._blocks,
+                frozenset() if self._encoder is None else self._encoder.members,
+            ),
         )
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of rows before the first decode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 import attrs
@@ -9,7 +10,6 @@ import numpy as np
 
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.rows import Rows
-from trouper.engine.vision.encoder import ImageEncoder
 from trouper.protocol.plans import RowId, Stepped
 from trouper.protocol.ranks import Digest, forget_old, ids_of, pairs, sequence, set_hash
 
@@ -18,10 +18,10 @@ Drafted: TypeAlias = tuple[tuple[RowId, int, int], ...]
 
 
 class Digests:
-    """Used only if plans have digests."""
+    """Used only if plans have digests. `images`: ids of the present ones."""
 
     def __init__(
-        self, rows: Rows, blocks: BlockStore | None, images: ImageEncoder | None = None
+        self, rows: Rows, blocks: BlockStore | None, images: AbstractSet[int] = frozenset()
     ) -> None:
         self._rows, self._blocks, self._images = rows, blocks, images
         self._settled: dict[int, tuple[int, int]] = {-1: (0, 0)}
@@ -56,13 +56,12 @@ class Digests:
         decodes = np.arange(len(order)) < len(self._rows.decoding)
         tokens = np.fromiter((lengths[row] for row in order), np.uint64, len(order))
         blocks = self._blocks.members if self._blocks is not None else 0
-        images = self._images.members if self._images is not None else ()
         slots, tokens_hash = self._settled[settled]
         return Digest(
             rows=pairs(ids, decodes),
             lengths=pairs(ids, tokens),
             blocks=blocks,
-            images=set_hash(ids_of(images)),
+            images=set_hash(ids_of(self._images)),
             settled=settled,
             order=slots,
             tokens=tokens_hash,

@@ -177,7 +177,7 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
             # A layer that a family shares with another one: training has left the initial zeros.
             continue
         if path is None:
-            raise _without_place(found, layer)
+            raise _misfit(found, layer)
         if len(pair) != 2:
             raise found.unusable(f"{layer} has one of its two matrices only")
         if path in read:
@@ -188,7 +188,7 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     return read
 
 
-def _without_place(found: FoundAdapter, layer: str) -> ModelUnusable:
+def _misfit(found: FoundAdapter, layer: str) -> ModelUnusable:
     if TOWER.search(layer):
         return found.unusable(f"{layer} {OF_TOWER}", TRAIN_TEXT)
     if EXPERT.search(layer):

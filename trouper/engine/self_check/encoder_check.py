@@ -26,11 +26,11 @@ def encoder_fault(tower: Tower, layout: Layout) -> str:
     rgb = np.random.RandomState(SEED).randint(0, 256, (height, width, 3)).astype(np.uint8)
     pixels = Pixels(height, width, rgb.tobytes())
     try:
-        whole = _encoded(tower, pixels, 0)
+        in_layers = _encoded(tower, pixels, 0)
         in_pieces = _encoded(tower, pixels, PIECE_PATCHES)
     except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
         return f"the encoder fails: {line_of(error)}"
-    pairs = zip(whole.arrays(), in_pieces.arrays(), strict=True)
+    pairs = zip(in_layers.arrays(), in_pieces.arrays(), strict=True)
     if max(_difference(*pair) for pair in pairs) <= MAX_DIFFERENCE:
         return ""
     return "the encoder's vectors of an image differ with the size of its pieces"

@@ -102,7 +102,7 @@ class ImageCheck:
                     return f"the {part} of image {index + 1} change nothing"
         return ""
 
-    def alone_and_beside_text(self) -> str:
+    def alone_and_with_text(self) -> str:
         """A row prefills in chunks that are cut inside both images, beside a row that decodes, and
         decodes with it."""
         rows = self._rows()
@@ -123,7 +123,7 @@ class ImageCheck:
         shown = {two: TWO, text: TEXT, one: ONE}
         self._chunks(rows, {two: self._inside(TWO, 0), text: 4, one: self._inside(ONE, 0)}, shown)
         behind = {row: self._end(text, -1) + 1 for row, text in ((two, TWO), (one, ONE))}
-        rest = {row: stop - sum(rows.parts(row)) for row, stop in behind.items()}
+        rest = {row: stop - sum(rows.chunk_sizes(row)) for row, stop in behind.items()}
         self._chunks(rows, rest | {text: 2}, shown)
         rows.step(joining=[two, text, one])
         rows.step()
@@ -143,9 +143,9 @@ class ImageCheck:
         [first] = self._open(rows, TWO)
         self._chunks(rows, {first: tokens}, {first: TWO})
         blocks.store(Store(first, 0, (tokens,), (BlockId(0),), snapshot))
-        parts = rows.parts(first)
+        computed = rows.chunk_sizes(first)
         rows.leave(first)
-        second = rows.open_restored(TWO, parts, tokens)
+        second = rows.open_restored(TWO, computed, tokens)
         rows.rows.images.open(second, self.texts[TWO].spans)
         blocks.restore(second, Restore(tokens, (BlockId(0),), snapshot=snapshot))
         self._prefill(rows, second, TWO, (tokens + 1, self._end(TWO, 1) + 2))
@@ -183,7 +183,7 @@ class ImageCheck:
     def _prefill(self, rows: ForcedRows, row: RowId, text: int, cuts: Sequence[int] = ()) -> None:
         """In chunks that end at `cuts`, and behind the last image."""
         for stop in (*cuts, max((self._end(text, -1) + 1, *cuts))):
-            count = stop - sum(rows.parts(row))
+            count = stop - sum(rows.chunk_sizes(row))
             if count > 0:
                 self._chunks(rows, {row: count}, {row: text})
 
@@ -192,7 +192,7 @@ class ImageCheck:
     ) -> None:
         assert isinstance(rows.rows, SlotRows)
         for row, count in chunks.items():
-            start = sum(rows.parts(row))
+            start = sum(rows.chunk_sizes(row))
             self._show(rows.rows, row, self.texts[shown[row]], (start, start + count))
         rows.step(chunks)
 
@@ -248,7 +248,7 @@ class ImageCheck:
     def _stand_in(self, index: int) -> MediaSpan:
         text = self.texts[TEXT].tokens
         shape = ImageShape((1, 1), (1, 1, 1))
-        return MediaSpan(index, (text[index],), ((0, 1),), bytes(32), shape, 1)
+        return MediaSpan(index, (text[index],), ((0, 1),), bytes(32), shape, extent=1)
 
     def _inside(self, text: int, image: int) -> int:
         return self.texts[text].spans[image].start + 2
@@ -320,7 +320,7 @@ class ImageCheck:
 SCENARIOS: tuple[tuple[Feature, Feature, Callable[[ImageCheck], str]], ...] = (
     ("images", "batch", ImageCheck.stand_ins),
     ("images", "batch", ImageCheck.vectors_matter),
-    ("images", "batch", ImageCheck.alone_and_beside_text),
+    ("images", "batch", ImageCheck.alone_and_with_text),
     ("images_together", "prefill_together", ImageCheck.prefill_together),
     ("images_restore", "restore", ImageCheck.restored),
     ("images_drafts", "drafts", ImageCheck.drafts),
@@ -341,8 +341,8 @@ def _walk(count: int, spans: Sequence[MediaSpan]) -> tuple[list[int], list[tuple
             continue
         span, offset = inside[index]
         _, rows, columns_of_grid = span.shape.grid
-        frame, place = divmod(offset, rows * columns_of_grid)
-        row, column = divmod(place, columns_of_grid)
+        frame, index_in_frame = divmod(offset, rows * columns_of_grid)
+        row, column = divmod(index_in_frame, columns_of_grid)
         positions.append((position + frame, position + row, position + column))
         if any(start <= offset < start + length for start, length in span.embedded):
             columns.append(index)

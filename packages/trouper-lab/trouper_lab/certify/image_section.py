@@ -25,6 +25,8 @@ SIZES = ((96, 64), (128, 128), (64, 160), (200, 120))
 CELL = 16
 """Pixels of a square of one color."""
 KILL_AFTER_S = 1.0
+RGB_OF_8_BITS = b"\x08\x02\0\0\0"
+"""End of a PNG header: depth, color type, compression, filter, interlace."""
 
 
 @attrs.frozen
@@ -55,7 +57,7 @@ class ImageQuestion:
 def images(run: SectionRun) -> None:
     """Requests with images alone, all at once, after hits, after a restart and after kill -9."""
     require_cache(run)
-    asked = image_questions(3 if run.quick else 8, 8 if run.quick else 24)
+    questions = image_questions(3 if run.quick else 8, 8 if run.quick else 24)
     flags = ("--ssd-cache-dir", str(run.folder("images")))
     with run.starter.trouper(*flags) as server:
         found = server.health()["images"]
@@ -63,34 +65,34 @@ def images(run: SectionRun) -> None:
             raise NotApplicable(f"this model reads no images: {found['reason']}")
         until_attached(server)
         run.show(0.1, "each request with images alone")
-        alone = _one_by_one(server, asked)
+        alone = _one_by_one(server, questions)
         before = _encoded(server)
         run.show(0.3, "again, from memory")
-        _promise(run, "from memory", alone, _one_by_one(server, asked))
+        _promise(run, "from memory", alone, _one_by_one(server, questions))
         again = _encoded(server) - before
         run.result.promise(
             "an image in a cached prefix is not encoded again",
             not again,
-            f"{before} images of {len(asked)} requests were encoded, {again} once more",
+            f"{before} images of {len(questions)} requests were encoded, {again} once more",
         )
         run.show(0.4, "all at once")
-        with ThreadPoolExecutor(len(asked)) as pool:
-            company = list(pool.map(lambda one: _answer(server, one, "company"), asked))
+        with ThreadPoolExecutor(len(questions)) as pool:
+            company = list(pool.map(lambda one: _answer(server, one, "company"), questions))
         _promise(run, "in company", alone, company)
         until_written(server)
     run.show(0.6, "from disk, after a restart")
     with run.starter.trouper(*flags) as server:
         until_attached(server)
-        _promise(run, "from disk", alone, _one_by_one(server, asked))
+        _promise(run, "from disk", alone, _one_by_one(server, questions))
         run.show(0.7, "kill -9 while images are encoded")
-        _kill_at_work(server, asked)
+        _kill_at_work(server, questions)
     run.show(0.8, "the same answers again, after kill -9")
     with run.starter.trouper(*flags) as server:
         until_attached(server)
-        _promise(run, "after kill -9", alone, _one_by_one(server, asked))
+        _promise(run, "after kill -9", alone, _one_by_one(server, questions))
         damaged = server.health()["directory"]["damaged"]
     run.result.promise("no block is damaged by kill -9", not damaged, f"{damaged} were removed")
-    run.result.figures |= {"requests": len(asked), "images_encoded": before}
+    run.result.figures |= {"requests": len(questions), "images_encoded": before}
 
 
 def _promise(
@@ -106,17 +108,17 @@ def _promise(
     )
 
 
-def _one_by_one(server: ServerRun, asked: Sequence[ImageQuestion]) -> list[ProbeAnswer]:
-    return [_answer(server, one, "alone") for one in asked]
+def _one_by_one(server: ServerRun, questions: Sequence[ImageQuestion]) -> list[ProbeAnswer]:
+    return [_answer(server, one, "alone") for one in questions]
 
 
 def _answer(server: ServerRun, question: ImageQuestion, salt: str) -> ProbeAnswer:
     return ProbeAnswer.of_chat(server.post(CHAT, question.body(salt)))
 
 
-def _kill_at_work(server: ServerRun, asked: Sequence[ImageQuestion]) -> None:
-    with ThreadPoolExecutor(len(asked)) as pool:
-        running = [pool.submit(_answer, server, one, "killed") for one in asked]
+def _kill_at_work(server: ServerRun, questions: Sequence[ImageQuestion]) -> None:
+    with ThreadPoolExecutor(len(questions)) as pool:
+        running = [pool.submit(_answer, server, one, "killed") for one in questions]
         time.sleep(KILL_AFTER_S)
         server.kill()
         for each in running:
@@ -149,7 +151,7 @@ def png(width: int, height: int, *, seed: int) -> bytes:
     columns, rows = -(-width // CELL), -(-height // CELL)
     colors = [[dice.randbytes(3) * CELL for _ in range(columns)] for _ in range(rows)]
     lines = [b"".join(colors[y // CELL])[: 3 * width] for y in range(height)]
-    header = struct.pack("!IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack("!II", width, height) + RGB_OF_8_BITS
     data = zlib.compress(b"".join(b"\0" + line for line in lines))
     chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, *zip(*chunks, strict=True)))
