@@ -38,12 +38,25 @@ class Diary:
         ranks.forget_old(self.after)
         return stepped
 
-    def compare(self, plan: Plan, rows: Mapping[RowId, Held], blocks: Iterable[int]) -> None:
+    def compare(
+        self,
+        plan: Plan,
+        rows: Mapping[RowId, Held],
+        blocks: Iterable[int],
+        images: Iterable[int],
+    ) -> None:
         """Raises `RankDiffers`."""
         if plan.digest is not None:
-            ranks.compare(plan.step, plan.digest, self.digest(rows, blocks, plan.digest.settled))
+            own = self.digest(rows, blocks, images, plan.digest.settled)
+            ranks.compare(plan.step, plan.digest, own)
 
-    def digest(self, rows: Mapping[RowId, Held], blocks: Iterable[int], settled: int) -> Digest:
+    def digest(
+        self,
+        rows: Mapping[RowId, Held],
+        blocks: Iterable[int],
+        images: Iterable[int],
+        settled: int,
+    ) -> Digest:
         extra = Counter[RowId]()
         for step, stepped in self.after.items():
             if step > settled:
@@ -56,6 +69,7 @@ class Diary:
                 ids, np.array([held.tokens - extra[row] for row, held in rows.items()], np.int64)
             ),
             blocks=ranks.set_hash(ranks.ids_of(blocks)),
+            images=ranks.set_hash(ranks.ids_of(images)),
             settled=settled,
             order=then.order,
             tokens=then.tokens_hash,

@@ -267,6 +267,7 @@ class FakeEngine:
     """A place of each encoded image."""
     blind: Callable[[bytes], bool] = lambda digest: False
     """Digests of images whose encoder fails."""
+    leads: bool = True
     num_encoded: int = 0
     restored_tokens: int = 0
     held: tuple[int, int] = (0, 0)
@@ -326,7 +327,8 @@ class FakeEngine:
         pending: Stepped | None = None
         async for plan in plans:
             self.plans_seen.append(plan)
-            self.diary.compare(plan, self.holds(), (*self.blocks, *self.snapshots))
+            blocks = (*self.blocks, *self.snapshots)
+            self.diary.compare(plan, self.holds(), blocks, self.encoding)
             began = trio.current_time()
             if plan.has_work and self.before_step is not None:
                 await self.before_step(plan)
@@ -393,12 +395,13 @@ class FakeEngine:
         """Run pieces of images. Returns the complete ones, and those that failed."""
         encoded, unencoded = [], []
         for order in plan.encode:
-            begins = order.item not in self.encoding
-            assert begins == (order.pixels is not None), "pixels come once, first"
+            begins = order.item not in self.encoding and self.leads
+            assert begins == (order.pixels is not None), "pixels come once, first, to rank 0"
             assert order.item not in self.vectors, "an image is encoded twice"
             self.encoding[order.item] = pieces = self.encoding.get(order.item, 0) + order.pieces
             num_pieces = FakeLayout().num_pieces(order.span.shape)
             assert pieces <= num_pieces, "more pieces than there are"
+            assert order.last == (pieces == num_pieces), "the last piece is known as such"
             if pieces < num_pieces:
                 continue
             if self.blind(order.span.digest):

@@ -92,9 +92,9 @@ class Client(Thread):
     """One completion; what came of it is read after `join`. A connection that breaks leaves the
     status 0."""
 
-    def __init__(self, port: int, **body: object) -> None:
+    def __init__(self, port: int, path: str = "/v1/completions", **body: object) -> None:
         super().__init__(daemon=True)
-        self._port, self._body = port, body
+        self._port, self._path, self._body = port, path, body
         self.status = 0
         self.text = ""
         self.start()
@@ -106,7 +106,7 @@ class Client(Thread):
         ):
             connection.request(
                 "POST",
-                "/v1/completions",
+                self._path,
                 json.dumps(self._body | {"temperature": 0, "ignore_eos": True}),
                 {"Content-Type": "application/json"},
             )

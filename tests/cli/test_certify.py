@@ -44,6 +44,7 @@ from trouper_lab.engine_programs.family_checks import ScenarioError, scenario_er
 RUN = "from trouper.cli import main; main()"
 ONLY = tuple(SECTIONS) if LONG else ("killing",)
 Json = dict[str, Any]
+SEES = Path(__file__).parent.parent.parent / "examples" / "shapes"
 MADE = Path(__file__).parent.parent.parent / "docs" / "certificates" / "linux-cpu.json"
 
 
@@ -104,7 +105,7 @@ def test_every_promise_holds_on_this_device(
     done, _ = made
     assert done.returncode == 0, done.stdout + done.stderr
     assert [(section["name"], section["status"]) for section in certificate["sections"]] == [
-        (name, "held") for name in ONLY
+        (name, "not run" if name == "images" else "held") for name in ONLY
     ]
     assert held(certificate)
     last = done.stdout.splitlines()[-1]
@@ -112,6 +113,33 @@ def test_every_promise_holds_on_this_device(
         f"trouper certify: {line_of(certificate)}; written to certificate.json and certificate.html"
     )
     assert re.match(r"trouper certify: all \d+ promises held on ", last)
+
+
+def test_answers_about_images_hold(tmp_path: Path) -> None:
+    """Alone, in company, from memory, from disk and after kill -9."""
+    command = [sys.executable, "-c", RUN, "certify", "--quick", "--minutes", "9.5"]
+    command += ["--only", "images", "--model", str(SEES), "--out", "certificate"]
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(cli.__file__).parent.parent.parent),
+    }
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    [section] = json.loads((tmp_path / "certificate.json").read_text())["sections"]
+    assert (section["name"], section["status"]) == ("images", "held")
+    held_of = {promise["text"]: promise["held"] for promise in section["promises"]}
+    hows = ("from memory", "in company", "from disk", "after kill -9")
+    assert {f"answers about images {how} are those alone" for how in hows} <= held_of.keys()
+    assert {*held_of.values()} == {True}
+    assert section["figures"]["images_encoded"] > section["figures"]["requests"]
 
 
 @pytest.mark.long

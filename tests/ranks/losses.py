@@ -42,10 +42,11 @@ def ready(port: int) -> bool:
 
 
 def ranks_of(launcher: psutil.Process) -> dict[int, psutil.Process]:
-    found = {}
+    found: dict[int, psutil.Process] = {}
     for child in launcher.children(recursive=True):
         with suppress(psutil.Error, KeyError):
-            found[int(child.environ()["MLX_RANK"])] = child
+            # Rank 0's own children, as the process that decodes images, come later.
+            found.setdefault(int(child.environ()["MLX_RANK"]), child)
     return found
 
 

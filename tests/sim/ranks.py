@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -25,10 +26,18 @@ from tests.campaign import campaign
 from tests.sim.clients import Client
 from tests.sim.disks import SimDisks, lose_files
 from tests.sim.seeded import run_seeded
-from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weather
-from tests.sim.world import CLIENTS, Eager, World, _watched
+from tests.sim.weather import (
+    STALL_TIMEOUT_S,
+    ImageWeather,
+    SimEngine,
+    SimulatedCrash,
+    Weather,
+)
+from tests.sim.world import CLIENTS, Eager, World, _watched, with_images
 from trouper import Runtime
+from trouper.actors import graph
 from trouper.actors.graph import run_graph
+from trouper.actors.image_decoder import decode_images
 from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_handshake import join_leader
@@ -55,6 +64,8 @@ What = Literal[
     "draws another token",
     "dies first",
     "dies reading",
+    "dies encoding",
+    "forgets an image",
 ]
 LIMIT_S = 30.0
 """--collective-timeout-s: some steps of the worst weather take ten."""
@@ -101,7 +112,8 @@ class Collectives:
     done: int = 0
 
     async def meet(self, plan: Plan, process: Process) -> None:
-        shape = (plan.step, (plan.decode, plan.prefill))
+        shared = [order.item for order in plan.encode if order.last]
+        shape = (plan.step, (plan.decode, plan.prefill, *shared))
         event = self.complete.setdefault(shape, trio.Event())
         self.here[shape] = self.here.get(shape, 0) + 1
         if self.here[shape] == 2:
@@ -161,6 +173,7 @@ class Rank(SimEngine):
     ) -> None:
         super().__init__(weather, chance, trace)
         self.rank, self.world, self.process = rank, world, Process()
+        self.leads = rank == 0
         self.compared = 0
         self.loaded = 0
         """Blocks and snapshots that came from its disk."""
@@ -169,9 +182,11 @@ class Rank(SimEngine):
         self._inner_step, self.before_step = self.before_step, self._together
 
     async def load(self) -> LoadedModel:
-        """Each rank has its own part of the weights."""
+        """Each rank has its own part of the weights, and rank 0 the encoder."""
         model = await super().load()
-        return attrs.evolve(model, card=attrs.evolve(model.card, fingerprint=f"part {self.rank}"))
+        images = model.card.images if self.leads else None
+        card = attrs.evolve(model.card, fingerprint=f"part {self.rank}", images=images)
+        return attrs.evolve(model, card=card)
 
     def _payload(self, block: BlockId) -> Tensors:
         return (*super()._payload(block), Tensor("U8", (1,), bytes([self.rank])))
@@ -211,6 +226,7 @@ class Rank(SimEngine):
             fate.what not in ("nothing", "dies reading")
             and not self._happened
             and plan.step >= fate.step
+            and (fate.what != "dies encoding" or plan.encode)
         ):
             await self._meet_fate(fate.what)
         assert self._inner_step is not None
@@ -222,7 +238,7 @@ class Rank(SimEngine):
             return
         self._happened = True
         match what:
-            case "dies" | "dies first":
+            case "dies" | "dies first" | "dies encoding":
                 self.world.kill(self)
                 raise RankDied
             case "stops":
@@ -242,6 +258,11 @@ class Rank(SimEngine):
             self.rows.popitem()
         elif spoils == "forgets a block" and self.blocks:
             self.blocks.popitem()
+        elif spoils == "forgets an image" and not self.encoding:
+            self._spoils = spoils  # As soon as there is one.
+        elif spoils == "forgets an image":
+            item, _ = self.encoding.popitem()
+            self.vectors.pop(item, None)
         elif spoils == "draws another token":
             self.diary.tokens += 1
         return stepped
@@ -325,15 +346,17 @@ class RanksWorld(World):
             processes.start_soon(self._end_rank_0)
             processes.start_soon(self._end_rank_1)
             processes.start_soon(self._follow)
+            decode = partial(decode_images, process=self.decoder)
             try:
-                await run_graph(
-                    self.weather.settings,
-                    self.engine,
-                    limit=self.weather.limit,
-                    ranks=self.leader,
-                    disk_writer=self._disk_writer(0),
-                    task_status=task_status,
-                )
+                with mock.patch.object(graph, "decode_images", decode):
+                    await run_graph(
+                        self.weather.settings,
+                        self.engine,
+                        limit=self.weather.limit,
+                        ranks=self.leader,
+                        disk_writer=self._disk_writer(0),
+                        task_status=task_status,
+                    )
             except* (RankLost, RankDied):
                 assert self.leader.lost.is_set()
             except* SimulatedCrash:
@@ -424,6 +447,8 @@ class RanksWorld(World):
             "dies first": "",
             "draws another token": "its tokens are not what the plan expects",
             "dies reading": "rank 1: its connection ended",
+            "dies encoding": "rank 1: its connection ended",
+            "forgets an image": "its images are not what the plan expects",
         }[self.fate.what]
 
     @property
@@ -464,6 +489,8 @@ FATES: tuple[What, ...] = (
     "draws another token",
     "dies first",
 )
+IMAGE_FATES: tuple[What, ...] = ("dies encoding", "forgets an image")
+IMAGE_FATES_SHARE = 0.3
 
 
 def run_ranks_world(
@@ -476,6 +503,10 @@ def run_ranks_world(
     if directory is not None:
         weather = with_disk(weather, directory)
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
+    pictures = Random(f"images of {seed}")
+    weather, decoder = with_images(weather, ImageWeather.draw(pictures), clients, pictures)
+    if decoder is not None and pictures.random() < IMAGE_FATES_SHARE:
+        drawn = attrs.evolve(drawn, what=pictures.choice(IMAGE_FATES))
     world = RanksWorld(
         weather,
         SimEngine(weather, chance, trace),
@@ -483,6 +514,7 @@ def run_ranks_world(
         trace,
         fate=fate or drawn,
         chance=chance,
+        decoder=decoder,
     )
     world.engine = Rank(0, world, weather, chance, trace)
     if directory is not None:

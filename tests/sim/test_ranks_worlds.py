@@ -36,6 +36,28 @@ def test_the_fates_are_met(what: What) -> None:
     assert any(run_ranks_world(seed, Fate(what, 5)).lost for seed in (3, 8, 11))
 
 
+WITH_IMAGES = (12, 13, 14)
+
+
+@pytest.mark.parametrize("seed", WITH_IMAGES)
+def test_images_are_encoded_by_rank_0_and_shared(seed: int) -> None:
+    world = run_ranks_world(seed, Fate())
+    zero, one = world.ranks
+    assert zero.num_encoded == one.num_encoded > 0
+
+
+@pytest.mark.parametrize("seed", WITH_IMAGES)
+def test_f27_a_rank_may_die_while_an_image_is_encoded(seed: int) -> None:
+    world = run_ranks_world(seed, Fate("dies encoding", 0))
+    assert world.lost == "rank 1: its connection ended"
+    assert world.outcomes["rank_lost"]
+
+
+def test_f20_a_rank_that_has_lost_an_image_is_named_before_the_collective() -> None:
+    worlds = [run_ranks_world(seed, Fate("forgets an image", 0)) for seed in WITH_IMAGES]
+    assert any("its images are not what the plan expects" in world.lost for world in worlds)
+
+
 def test_the_same_seed_is_the_same_world() -> None:
     assert run_ranks_world(4).trace == run_ranks_world(4).trace
 

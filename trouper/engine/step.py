@@ -32,6 +32,7 @@ from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.engine.vision.encoder import NOTHING_ENCODED, EncodeResults, ImageEncoder
 from trouper.engine.vision.tower import Tower
+from trouper.engine.vision.vector_sharing import DistantTower, VectorSharing
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
 from trouper.protocol.logits_processor import Processors
@@ -95,7 +96,7 @@ class StepEngine:
         processors: Processors = NO_PROCESSORS,
         adapters: Sequence[str | None] = (),
         modules: EmbeddingModules = NO_MODULES,
-        tower: Tower | None = None,
+        tower: Tower | DistantTower | None = None,
     ) -> None:
         """`shapes` None: the device's. `capabilities` None: guessed from the caches. `processors`:
         by name. `adapters`: names by index, from 1; may change. `modules` follow pooling. `tower`
@@ -106,7 +107,7 @@ class StepEngine:
         )
         self._blocks = BlockStore(self._rows.copies) if isinstance(self._rows, SlotRows) else None
         self._row_images = self._rows.images if isinstance(self._rows, SlotRows) else None
-        self._encoder = None if tower is None else ImageEncoder(tower)
+        self._encoder = None if tower is None else _encoder_of(tower, model, group)
         self._vocabulary, self._grammars, self._adapters, self._modules = (
             vocabulary,
             grammars,
@@ -121,7 +122,11 @@ class StepEngine:
         self._last_read, self._reading_s, self._digests = (
             0.0,
             0.0,
-            Digests(self._rows, self._blocks),
+            Digests(
+                self._rows,
+                self._blocks,
+                frozenset() if self._encoder is None else self._encoder.members,
+            ),
         )
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of rows before the first decode."""
@@ -403,6 +408,12 @@ class StepEngine:
     @property
     def nbytes(self) -> int:
         return self._rows.nbytes
+
+
+def _encoder_of(tower: Tower | DistantTower, model: nn.Module, group: RankGroup) -> ImageEncoder:
+    if group.size == 1:
+        return ImageEncoder(tower)
+    return ImageEncoder(tower, VectorSharing.of(model, group, tower.num_deepstack))
 
 
 class BrokenRows:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 import attrs
 
-Feature = Literal["batch", "prefill_together", "restore", "drafts", "banks"]
+Feature = Literal[
+    "batch",
+    "prefill_together",
+    "restore",
+    "drafts",
+    "banks",
+    "images",
+    "images_together",
+    "images_restore",
+    "images_drafts",
+]
 # Each feature needs the first; the last is the cheapest to lose.
 FEATURES: tuple[Feature, ...] = ("batch", "prefill_together", "restore", "drafts", "banks")
+IMAGE_FEATURES: tuple[Feature, ...] = (
+    "images",
+    "images_together",
+    "images_restore",
+    "images_drafts",
+)
+"""Of models with an image encoder. Each needs the first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -21,6 +39,10 @@ class Capabilities:
     restore: str = ""  # KV and state come back from cached blocks.
     drafts: str = ""  # Wrong drafts can be undone.
     banks: str = ""  # Long rows do not share buffers with short ones.
+    images: str = ""  # Rows have images.
+    images_together: str = ""  # Images of several rows share a padded pass.
+    images_restore: str = ""  # Cached prefixes have images.
+    images_drafts: str = ""  # Rows draft behind images.
 
     def __attrs_post_init__(self) -> None:
         if self.batch:
@@ -34,9 +56,19 @@ class Capabilities:
         """Turn a feature off. An earlier reason stays."""
         return self if getattr(self, feature) else attrs.evolve(self, **{feature: reason})
 
+    def without_all(self, reasons: Mapping[Feature, str]) -> Self:
+        found = self
+        for feature, reason in reasons.items():
+            found = found.without(feature, reason)
+        return found
+
     @property
     def off(self) -> dict[str, str]:
-        return {feature: reason for feature in FEATURES if (reason := getattr(self, feature))}
+        return {
+            feature: reason
+            for feature in (*FEATURES, *IMAGE_FEATURES)
+            if (reason := getattr(self, feature))
+        }
 
     @property
     def description(self) -> str:

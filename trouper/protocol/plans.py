@@ -158,12 +158,14 @@ class Chunk:
 @attrs.frozen
 class Encode:
     """Run the next `pieces` of an image's encoder (`ImageLayout.num_pieces`). The first order of an
-    item brings its pixels; the last one makes its vectors."""
+    item brings its pixels; the last one makes its vectors. Only rank 0 has pixels and encoder."""
 
     item: ItemId
     span: MediaSpan
     pieces: int
     pixels: Pixels | None = None
+    last: bool = False
+    """Whether the other ranks get the vectors in this step."""
 
 
 @attrs.frozen

@@ -33,9 +33,9 @@ class Joined:
 
 @attrs.frozen
 class Digest:
-    """State before a plan's launch, by hashes that name the first difference. `rows`, `lengths` and
-    `blocks` are predicted from plans, to find a difference before the collective hangs; `order` and
-    `tokens` are rank 0's after step `settled`."""
+    """State before a plan's launch, by hashes that name the first difference. `rows`, `lengths`,
+    `blocks` and `images` are predicted from plans, to find a difference before the collective
+    hangs; `order` and `tokens` are rank 0's after step `settled`."""
 
     rows: int
     """`pairs` of row ids with 1 for a decoding row, 0 for one that prefills or was embedded."""
@@ -44,6 +44,8 @@ class Digest:
     step."""
     blocks: int
     """`set_hash` of the ids of stored blocks and snapshots."""
+    images: int = 0
+    """`set_hash` of the ids of images, encoded or between two slices."""
     settled: int = -1
     """Last answered step when the plan was sent; -1: none yet."""
     order: int = 0
@@ -53,7 +55,7 @@ class Digest:
 
 
 # In the order of comparison.
-FIELDS = ("rows", "lengths", "blocks", "order", "tokens")
+FIELDS = ("rows", "lengths", "blocks", "images", "order", "tokens")
 
 
 class RankDiffers(Exception):

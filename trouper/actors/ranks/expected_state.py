@@ -11,6 +11,7 @@ from collections import Counter
 import numpy as np
 
 from trouper.protocol import ranks
+from trouper.protocol.media import ItemId
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest
 
@@ -28,6 +29,7 @@ class ExpectedState:
         self._unscheduled: dict[RowId, int] = {}
         self._embedded: set[RowId] = set()
         self._blocks = 0
+        self._images: set[ItemId] = set()
         self._settled, self._order, self._tokens = -1, 0, 0
         # Rows that decoded last, and their indices.
         self._last: tuple[tuple[RowId, ...], np.ndarray[tuple[int], np.dtype[np.intp]]] = (
@@ -48,6 +50,7 @@ class ExpectedState:
             rows=ranks.pairs(self._ids, self._decoding),
             lengths=ranks.pairs(self._ids, self._lengths),
             blocks=self._blocks,
+            images=ranks.set_hash(ranks.ids_of(self._images)),
             settled=self._settled,
             order=self._order,
             tokens=self._tokens,
@@ -56,6 +59,8 @@ class ExpectedState:
     def predict(self, plan: Plan) -> None:
         """Apply a plan before its result: each decoding row gets one token."""
         self._keep_blocks(plan)
+        self._images.difference_update(plan.forget)
+        self._images.update(order.item for order in plan.encode)
         if plan.drop:
             self._drop(plan.drop)
         for admit in plan.admit:

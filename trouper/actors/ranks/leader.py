@@ -182,6 +182,9 @@ class Leader:
             plan = attrs.evolve(
                 plan, load=tuple(attrs.evolve(load, payload=()) for load in plan.load)
             )
+        if plan.encode:  # Rank 0 alone encodes.
+            orders = tuple(attrs.evolve(order, pixels=None) for order in plan.encode)
+            plan = attrs.evolve(plan, encode=orders)
         self._unanswered.append((plan, trio.current_time()))
         self._post_to_all(plan)
 

@@ -221,13 +221,17 @@ class Admission:
             record.undrafted = max(0, longest - self.card.draft_context)
 
     def _proposers(self, sequence: Sequence) -> list[ProposerName]:
-        request, card = sequence.request, self.card
+        request, card, shown = sequence.request, self.card, bool(sequence.spans)
         wish = request.speculation or self.settings.speculation
         if request.embed or card.no_drafts or wish == "off":
             return []
+        if shown and not card.capabilities.allows("images_drafts"):
+            return []
+        # A draft model sees no images: it would draft what the text alone suggests.
+        drafts_by_model = card.draft_model is not None and not shown
         possible: dict[ProposerName, bool] = {
             "ngram": wish == "ngram" or (wish == "auto" and card.drafts_by_default),
-            "draft_model": wish in ("auto", "draft_model") and card.draft_model is not None,
+            "draft_model": wish in ("auto", "draft_model") and drafts_by_model,
             "mtp": wish in ("auto", "mtp") and not card.no_mtp,
         }
         return [name for name, chosen in possible.items() if chosen]

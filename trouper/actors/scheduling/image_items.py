@@ -312,7 +312,8 @@ class ImageItems:
         pixels, item.pixels = item.pixels, None
         item.state = "encoding"
         item.pieces += pieces
-        return (Encode(item.id, span, pieces, pixels),)
+        last = item.pieces == item.num_pieces
+        return (Encode(item.id, span, pieces, pixels, last),)
 
     def _next_item(self, rows: Iterable[Sequence]) -> Item | None:
         """The item that was begun, else the oldest row's first."""

@@ -84,10 +84,17 @@ class Found:
 
 class PrefixCache:
     def __init__(
-        self, tree: PrefixTree, layout: KvLayout, snapshot_tokens: int, stats: CacheStats
+        self,
+        tree: PrefixTree,
+        layout: KvLayout,
+        snapshot_tokens: int,
+        stats: CacheStats,
+        *,
+        restores_images: bool = True,
     ) -> None:
         self.tree = tree
         self._eviction = tree.eviction
+        self._restores_images = restores_images
         self._enabled = layout.cached and tree.sizes.capacity_bytes > 0
         self._snapshot_tokens = snapshot_tokens if layout.needs_snapshots else None
         self._live = LiveRows(tree.eviction)
@@ -114,7 +121,13 @@ class PrefixCache:
         if not sizes.capacity_bytes:
             reason = "--cache-memory 0"
         tree = PrefixTree(bytes.fromhex(namespace_hex), sizes)
-        return cls(tree, card.kv, settings.snapshot_tokens, attrs.evolve(stats, reason=reason))
+        return cls(
+            tree,
+            card.kv,
+            settings.snapshot_tokens,
+            attrs.evolve(stats, reason=reason),
+            restores_images=card.capabilities.allows("images_restore"),
+        )
 
     # -- lookup ----------------------------------------------------------------------------------
 
@@ -147,7 +160,7 @@ class PrefixCache:
     def _match(self, chain: Chain, spans: Ordered[MediaSpan]) -> Match:
         limit, at_snapshot = len(chain) - 1, self._snapshot_tokens is not None
         match = self.tree.match(chain, limit, at_snapshot=at_snapshot)
-        while (end := trusted_end(spans, match.tokens)) < match.tokens:
+        while (end := self._trusted_end(spans, match.tokens)) < match.tokens:
             match = self.tree.match(chain, end, at_snapshot=at_snapshot)
         return match
 
@@ -157,9 +170,14 @@ class PrefixCache:
         limit, tails = len(chain) - 1, self._snapshot_tokens is None
         live = self._live.extend(chain, limit, last, tokens, tails=tails)
         # `tokens` itself was compared with tokens behind it, which may be on disk only.
-        while live.tokens > tokens and (end := trusted_end(spans, live.tokens)) < live.tokens:
+        while live.tokens > tokens and (end := self._trusted_end(spans, live.tokens)) < live.tokens:
             live = self._live.extend(chain, max(end, tokens), last, tokens, tails=tails)
         return live
+
+    def _trusted_end(self, spans: Ordered[MediaSpan], tokens: int) -> int:
+        if spans and not self._restores_images:
+            return min(tokens, spans[0].start)
+        return trusted_end(spans, tokens)
 
     def _in_memory(self, match: Match) -> tuple[Match, tuple[Node, ...]]:
         """Split a match into the part in memory and the missing nodes (F6)."""

@@ -34,7 +34,7 @@ def shard(
     model: nn.Module, config: Mapping[str, Any], directory: Path, group: RankGroup, make: Make
 ) -> None:
     """Raises `ModelUnusable`."""
-    if not hasattr(model, "shard"):
+    if not hasattr(_splittable(model), "shard"):
         raise ModelUnusable(
             f"{directory}: mlx-lm cannot split {config['model_type']} over ranks; run it in one "
             "process, without a launcher"
@@ -58,11 +58,17 @@ def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None
         if heads % count:
             return f"its {heads} {name} do not divide by {count}"
     try:
-        model.shard(group)
+        _splittable(model).shard(group)
     except Exception as error:  # noqa: BLE001
         # Any architecture's code over any sizes: it is the answer.
         return first_line_of(error)
     return None
+
+
+def _splittable(model: nn.Module) -> Any:
+    """The model, or the text model in it: mlx-lm splits Qwen3, but not Qwen3 in Qwen3-VL."""
+    inner = getattr(model, "language_model", None)
+    return model if hasattr(model, "shard") or inner is None else inner
 
 
 def _misfit(model: nn.Module) -> str | None:

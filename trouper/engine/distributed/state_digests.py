@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 import attrs
@@ -10,17 +11,19 @@ import numpy as np
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.rows import Rows
 from trouper.protocol.plans import RowId, Stepped
-from trouper.protocol.ranks import Digest, forget_old, ids_of, pairs, sequence
+from trouper.protocol.ranks import Digest, forget_old, ids_of, pairs, sequence, set_hash
 
 Drafted: TypeAlias = tuple[tuple[RowId, int, int], ...]
 """(row, draft tokens, accepted tokens), as in `Stepped.drafted`."""
 
 
 class Digests:
-    """Used only if plans have digests."""
+    """Used only if plans have digests. `images`: ids of the present ones."""
 
-    def __init__(self, rows: Rows, blocks: BlockStore | None) -> None:
-        self._rows, self._blocks = rows, blocks
+    def __init__(
+        self, rows: Rows, blocks: BlockStore | None, images: AbstractSet[int] = frozenset()
+    ) -> None:
+        self._rows, self._blocks, self._images = rows, blocks, images
         self._settled: dict[int, tuple[int, int]] = {-1: (0, 0)}
         """Hashes of slot order and of all tokens, by step."""
         self._tokens = 0
@@ -58,6 +61,7 @@ class Digests:
             rows=pairs(ids, decodes),
             lengths=pairs(ids, tokens),
             blocks=blocks,
+            images=set_hash(ids_of(self._images)),
             settled=settled,
             order=slots,
             tokens=tokens_hash,

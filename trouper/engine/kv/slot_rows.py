@@ -71,6 +71,7 @@ class SlotRows:
         shapes = attrs.evolve(shapes, length_kernel=shapes.length_kernel and several)
         self._model, self._shapes = model, shapes
         self._prefill_together = capabilities.allows("prefill_together")
+        self._images_together = capabilities.allows("images_together")
         self._adapted, self._adapters = adapted(model), AdapterRows(model)
         self.images = RowImages(self._adapted.mrope)
         drafters = [drafter for drafter in (draft, head) if drafter is not None]
@@ -166,7 +167,9 @@ class SlotRows:
         for bank in self._banks:
             first, prefilling = bank.slots.num_decoding, bank.slots.prefilling
             counts = np.array([len(chunks.get(row, ())) for row in prefilling], np.int32)
-            for group in self._groups(counts.tolist(), bank.slots.lengths[first:].tolist()):
+            lengths = bank.slots.lengths[first:].tolist()
+            lone = not self._images_together and self._touch_images(prefilling, lengths, counts)
+            for group in self._groups(counts.tolist(), lengths, lone=lone):
                 rows, counts_of_group = (
                     prefilling[group.start : group.stop],
                     counts[group.start : group.stop],
@@ -181,10 +184,17 @@ class SlotRows:
                 done = start_eval([*bank.buffers.state(), *self._states.state()])
         return done
 
-    def _groups(self, counts: list[int], lengths: list[int]) -> list[range]:
+    def _touch_images(self, rows: Sequence[RowId], lengths: list[int], counts: Ints) -> bool:
+        return any(
+            self.images.touches(row, length, length + count)
+            for row, length, count in zip(rows, lengths, counts.tolist(), strict=True)
+        )
+
+    def _groups(self, counts: list[int], lengths: list[int], *, lone: bool) -> list[range]:
         # Partition a bank's prefilling rows into passes. Recurrent state would absorb padding: each
         # row runs alone.
-        if self._prefill_together and not any(map(self._shapes.alone, counts, lengths)):
+        together = self._prefill_together and not lone
+        if together and not any(map(self._shapes.alone, counts, lengths)):
             return self._shapes.groups(counts)
         return [range(index, index + 1) for index, count in enumerate(counts) if count]
 

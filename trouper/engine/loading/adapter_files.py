@@ -34,6 +34,14 @@ MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
 PLAIN_INITS = {"True", "False", "None", "gaussian", "eva", "orthogonal", "mica", "lora_ga"}
 EXPERT = re.compile(r"\.experts\b")  # mlx-lm joins the experts of a layer.
 
+# Names around an image encoder in checkpoints of transformers and mlx-vlm. Some have layers of the
+# text model's names behind them.
+TOWER = re.compile(
+    r"(?:^|\.)(?:visual|vision_\w+|multi_modal_projector|mm_projector|connector|embed_vision)\."
+)
+OF_TOWER = "is of the image encoder, which has no adapters"
+TRAIN_TEXT = "train the adapter on the layers of the language model alone"
+
 # Products other than x A B for each token and layer.
 NOT_PLAIN = (
     "alora_invocation_tokens",
@@ -163,16 +171,13 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     tails = _tails(paths)
     read = {}
     for layer, pair in sides.items():
-        path = paths.get(layer) or tails.get(_tail(layer))
+        of_text = TOWER.search(layer) is None
+        path = (paths.get(layer) or tails.get(_tail(layer))) if of_text else None
         if path is None and "b" in pair and not mx.any(pair["b"]).item():
             # A layer that a family shares with another one: training has left the initial zeros.
             continue
-        if path is None and EXPERT.search(layer):
-            raise found.unusable(f"{layer} is of experts, which are not adapted by request", FUSE)
         if path is None:
-            raise found.unusable(
-                f"the model has no layer {layer}", "give an adapter of this very model"
-            )
+            raise _misfit(found, layer)
         if len(pair) != 2:
             raise found.unusable(f"{layer} has one of its two matrices only")
         if path in read:
@@ -181,6 +186,14 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     if not read:
         raise found.unusable(f"{found.weights.name} is empty")
     return read
+
+
+def _misfit(found: FoundAdapter, layer: str) -> ModelUnusable:
+    if TOWER.search(layer):
+        return found.unusable(f"{layer} {OF_TOWER}", TRAIN_TEXT)
+    if EXPERT.search(layer):
+        return found.unusable(f"{layer} is of experts, which are not adapted by request", FUSE)
+    return found.unusable(f"the model has no layer {layer}", "give an adapter of this very model")
 
 
 def require_finite(found: FoundAdapter, path: str, part: LowRank) -> None:

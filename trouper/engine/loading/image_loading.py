@@ -13,19 +13,22 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.loading.precision import to_float32
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
+from trouper.engine.self_check.encoder_check import encoder_fault
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
-from trouper.engine.vision.tower import patches_at_once
+from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
-from trouper.protocol.capabilities import Capabilities
+from trouper.engine.vision.vector_sharing import DistantTower
+from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.installing import command_for
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
@@ -36,16 +39,20 @@ NO_ENCODER = "the model is for text alone"
 
 @attrs.frozen(eq=False)
 class LoadedImages:
-    tower: QwenTower | PixtralTower | None = None
+    """Only rank 0 has an encoder and a layout."""
+
+    tower: QwenTower | PixtralTower | DistantTower | None = None
     layout: Layout | None = None
     reason: str = NO_ENCODER
     """Why there is none, for a person; "" for an encoder."""
     step_bytes: int = 0
     """Most bytes of a step that encodes, beside the weights."""
+    off: Mapping[Feature, str] = attrs.field(factory=dict)
+    """Reasons of the self-check, by feature."""
 
     @property
     def nbytes(self) -> int:
-        return 0 if self.tower is None else bytes_of(self.tower)
+        return bytes_of(self.tower) if isinstance(self.tower, nn.Module) else 0
 
     @property
     def identity(self) -> dict[str, str]:
@@ -58,6 +65,7 @@ class LoadedImages:
         """The card of the model with this encoder."""
         return attrs.evolve(
             card,
+            capabilities=card.capabilities.without_all(self.off),
             images=self.layout,
             no_images=self.reason,
             weights_bytes=card.weights_bytes + self.nbytes,
@@ -75,33 +83,87 @@ def load_images(
     settings: Settings,
     report: Callable[[str], None],
     *,
-    ranks: int,
+    group: RankGroup,
 ) -> LoadedImages:
-    """Load the encoder and adapt the model to its vectors. A model whose images cannot be served
-    serves text."""
+    """Load the encoder on rank 0, and adapt the model to its vectors. A model whose images cannot
+    be served serves text. Several ranks decide together."""
     if not isinstance(candidate.config.get("vision_config"), Mapping):
         return NO_IMAGES
     try:
-        _require_means(capabilities, ranks)
-        preprocessor = read_preprocessor(candidate.directory)
-        layout = layout_of(candidate.config, preprocessor, tokenizer.vocabulary)
-        layout = attrs.evolve(layout, piece_patches=patches_at_once())
-        tower = load_tower(candidate.directory, candidate.config, layout)
-        if device.is_cpu():
-            to_float32(tower)
-        mx.eval(tower.parameters())
-        adapt_to_images(candidate.model, mrope_sections(candidate.config), tower.num_deepstack)
+        images, layout = _loaded(candidate, tokenizer, capabilities, settings, group)
+        assert images.tower is not None
+        adapt_to_images(
+            candidate.model, mrope_sections(candidate.config), images.tower.num_deepstack
+        )
+        off: Mapping[Feature, str] = {}
         if settings.self_check != "off":
-            _check(candidate, layout, tower.num_deepstack, capabilities)
-        vision = candidate.config["vision_config"]
-        number_bytes = _number_bytes(tower)
-        step_bytes = encoder_step_bytes(vision, layout, settings.max_image_tokens, number_bytes)
-    except (ValueError, ModelUnusable) as error:
+            off = _check(candidate, images.tower, layout, capabilities, group)
+    except ValueError as error:
         report(f"the model takes no images: {error}")
         return LoadedImages(reason=str(error))
-    images = LoadedImages(tower, layout, "", step_bytes)
-    report(f"images: an encoder of {tower.num_layers} layers, {images.nbytes / 2**20:.0f} MiB")
+    for feature, reason in off.items():
+        report(f"{feature} off: {reason}")
+    if "images" in off:
+        return LoadedImages(reason=off["images"], off=off)
+    images = attrs.evolve(images, off=off)
+    if isinstance(images.tower, DistantTower):
+        report("images: rank 0 encodes")
+    elif images.tower is not None:
+        size = images.nbytes / 2**20
+        report(f"images: an encoder of {images.tower.num_layers} layers, {size:.0f} MiB")
     return images
+
+
+def _loaded(
+    candidate: Candidate,
+    tokenizer: HubTokenizer,
+    capabilities: Capabilities,
+    settings: Settings,
+    group: RankGroup,
+) -> tuple[LoadedImages, Layout]:
+    """The encoder, on rank 0, and the layout. Raises `ValueError` on all ranks."""
+    images, layout, reason = NO_IMAGES, None, ""
+    try:
+        if not capabilities.allows("batch"):
+            raise ValueError("rows of this model run alone, without what images need")
+        layout = _layout(candidate, tokenizer)
+        images = _encoder(candidate, layout, settings) if group.leads else NO_IMAGES
+    except (ValueError, ModelUnusable) as error:
+        reason = str(error)
+    if reason := reason_anywhere(group, reason):
+        raise ValueError(reason)
+    assert layout is not None
+    deepstack = 0 if images.tower is None else images.tower.num_deepstack
+    deepstack = group.gather(deepstack)[0]
+    return images if group.leads else LoadedImages(DistantTower(deepstack), reason=""), layout
+
+
+def _encoder(candidate: Candidate, layout: Layout, settings: Settings) -> LoadedImages:
+    """Raises `ValueError` and `ModelUnusable`."""
+    if find_spec("PIL") is None:
+        raise ValueError(f"images need Pillow: {command_for('images')}")
+    tower = load_tower(candidate.directory, candidate.config, layout)
+    if device.is_cpu():
+        to_float32(tower)
+    mx.eval(tower.parameters())
+    vision, limit = candidate.config["vision_config"], settings.max_image_tokens
+    step_bytes = encoder_step_bytes(vision, layout, limit, _number_bytes(tower))
+    return LoadedImages(tower, layout, "", step_bytes)
+
+
+def _layout(candidate: Candidate, tokenizer: HubTokenizer) -> Layout:
+    """Raises `ValueError` and `ModelUnusable`."""
+    preprocessor = read_preprocessor(candidate.directory)
+    layout = layout_of(candidate.config, preprocessor, tokenizer.vocabulary)
+    return attrs.evolve(layout, piece_patches=patches_at_once())
+
+
+def reason_anywhere(group: RankGroup, reason: str) -> str:
+    """This rank's reason, or a hint to the first rank that has one; "" if no rank has any."""
+    for rank, has_reason in enumerate(group.gather(bool(reason))):
+        if has_reason:
+            return reason or f"rank {rank} says why in its log"
+    return ""
 
 
 def _number_bytes(tower: nn.Module) -> int:
@@ -111,29 +173,25 @@ def _number_bytes(tower: nn.Module) -> int:
 
 
 def _check(
-    candidate: Candidate, layout: Layout, deepstack: int, capabilities: Capabilities
-) -> None:
-    """Raises `ValueError`."""
-    fault = ImageCheck(
+    candidate: Candidate,
+    tower: Tower | DistantTower,
+    layout: Layout,
+    capabilities: Capabilities,
+    group: RankGroup,
+) -> Mapping[Feature, str]:
+    """Features of images that are wrong on any rank, with reasons."""
+    fault = "" if isinstance(tower, DistantTower) else encoder_fault(tower, layout)
+    if fault := reason_anywhere(group, fault):
+        return {"images": fault}
+    return ImageCheck(
         model=candidate.model,
         layout=layout,
-        deepstack=deepstack,
+        deepstack=tower.num_deepstack,
         vocabulary=candidate.vocabulary,
         kv=candidate.kv,
         capabilities=capabilities,
-    ).fault()
-    if fault:
-        raise ValueError(fault)
-
-
-def _require_means(capabilities: Capabilities, ranks: int) -> None:
-    """Raises `ValueError`."""
-    if find_spec("PIL") is None:
-        raise ValueError(f"images need Pillow: {command_for('images')}")
-    if ranks > 1:
-        raise ValueError(f"images are for one rank, and the model runs on {ranks}")
-    if not capabilities.allows("batch"):
-        raise ValueError("rows of this model run alone, without what images need")
+        agree=lambda reason: reason_anywhere(group, reason),
+    ).off()
 
 
 def mrope_sections(config: Mapping[str, Any]) -> Sequence[int]:

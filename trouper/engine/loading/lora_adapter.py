@@ -7,6 +7,7 @@ from pathlib import Path
 from mlx import nn
 from mlx_lm.utils import load_adapters
 
+from trouper.engine.loading.adapter_files import OF_TOWER, TOWER, TRAIN_TEXT
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.paths import exists, is_directory, is_file
 from trouper.protocol.problems import ModelUnusable
@@ -33,11 +34,14 @@ def require(path: str) -> None:
     config, weights = (directory / name for name in FILES)
     try:
         rank = section(read_json(config), "lora_parameters").get("rank", 0)
-        header_of(weights)
+        header = header_of(weights)
     except ModelUnusable as error:
         raise ModelUnusable(f"--adapter-path {path}: {error.message}", error.remedy) from error
     if not isinstance(rank, int) or rank > MAX_RANK:
         raise ModelUnusable(f"--adapter-path {path}: its rank is no number up to {MAX_RANK}")
+    # mlx-lm ignores names that it does not know.
+    if of_tower := next(filter(TOWER.search, header), None):
+        raise ModelUnusable(f"--adapter-path {path}: {of_tower} {OF_TOWER}", TRAIN_TEXT)
 
 
 def apply(model: nn.Module, path: str) -> None:

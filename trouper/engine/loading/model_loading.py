@@ -121,7 +121,7 @@ def load(
     head = load_head(candidate, capabilities, settings, report=report, watch=watch)
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
-    images = load_images(candidate, hub_tokenizer, capabilities, settings, report, ranks=group.size)
+    images = load_images(candidate, hub_tokenizer, capabilities, settings, report, group=group)
     embedder = embedder_of(model, directory, report, found.config)
     card = images.on(_card(settings, found, candidate, capabilities, drafters))
     card = attrs.evolve(

@@ -59,7 +59,7 @@ class ForcedRows:
         self.rows.make_room([len(self._texts[text]) // 2])
         return self._open(text, _beginning(computed, tokens))
 
-    def parts(self, row: RowId) -> list[int]:
+    def chunk_sizes(self, row: RowId) -> list[int]:
         """Number of tokens of each pass of the row."""
         return list(self._forced[row].parts)
 
@@ -274,11 +274,11 @@ def restored(rows: ForcedRows) -> None:
     rows.step({first: 2})
     rows.step(joining=[first])
     again = Restore(18, (BlockId(0), BlockId(1)), snapshot=snapshot)
-    second = rows.open_restored(LONG, rows.parts(first), 18)
+    second = rows.open_restored(LONG, rows.chunk_sizes(first), 18)
     blocks.restore(second, again)
     rows.step({second: 2}, joining=[second])
     rows.step()
-    computed = rows.parts(first)
+    computed = rows.chunk_sizes(first)
     rows.leave(first, second)
     third = rows.open_restored(LONG, computed, 18)
     blocks.restore(third, again)

@@ -11,6 +11,7 @@ import mlx.core as mx
 from trouper.engine.passes.media_pass import EncodedImage
 from trouper.engine.platform.error_text import lacks_memory, line_of
 from trouper.engine.vision.tower import Heads, Rotation, Tower, patches_at_once
+from trouper.engine.vision.vector_sharing import DistantTower, VectorSharing
 from trouper.protocol.media import ItemId, Pixels
 from trouper.protocol.plans import Encode
 
@@ -23,6 +24,8 @@ class Encoding:
 
     tower: Tower
     pixels: Pixels
+    piece_patches: int = attrs.field(factory=patches_at_once)
+    """0: all."""
     embedded: tuple[mx.array, Rotation] | None = None
     """Hidden states before the layer at work, after the first piece."""
     deepstack: list[mx.array] = attrs.field(factory=list)
@@ -52,7 +55,7 @@ class Encoding:
         hidden, rotation = self.embedded
         if self.heads is None:
             self.heads = self.tower.project_heads(self.layer, hidden, rotation)
-        size = patches_at_once() or len(hidden)
+        size = self.piece_patches or len(hidden)
         patches = slice(len(self.done) * size, (len(self.done) + 1) * size)
         self.done.append(self.tower.run_patches(self.layer, hidden, self.heads, patches))
         if patches.stop < len(hidden):
@@ -90,7 +93,11 @@ NOTHING_ENCODED = EncodeResults()
 class ImageEncoder:
     """The items of one session of the engine."""
 
-    tower: Tower
+    tower: Tower | DistantTower
+    sharing: VectorSharing | None = None
+    """None: one rank."""
+    members: set[ItemId] = attrs.field(factory=set)
+    """Items that were begun and not forgotten, also those that failed."""
     _encodings: dict[ItemId, Encoding] = attrs.field(factory=dict)
     _images: dict[ItemId, EncodedImage] = attrs.field(factory=dict)
 
@@ -100,22 +107,19 @@ class ImageEncoder:
         began = time.perf_counter()
         encoded, failed = list[tuple[ItemId, int]](), list[tuple[ItemId, str]]()
         for order in orders:
-            try:
-                image = self._advance(order)
-            except Exception as error:
-                if lacks_memory(error):
-                    raise  # The next scheduler leaves more memory to a step, and tries again.
-                self.forget([order.item])
-                failed.append((order.item, line_of(error)))
+            self.members.add(order.item)
+            image, fault = self._try(order)
+            if self.sharing is not None and order.last:
+                # Also after a fault: the other ranks wait.
+                image = self.sharing.share(order.span.num_embedded, image)
+            if image is None and not fault:
                 continue
-            if image is None:
-                continue
-            self.forget([order.item])
-            if _is_finite(image):
+            self._encodings.pop(order.item, None)
+            if image is not None and not fault and _is_finite(image):
                 self._images[order.item] = image
                 encoded.append((order.item, image.nbytes))
             else:
-                failed.append((order.item, NOT_NUMBERS))
+                failed.append((order.item, fault or NOT_NUMBERS))
         return EncodeResults(tuple(encoded), tuple(failed), time.perf_counter() - began)
 
     def images(self, items: Iterable[ItemId]) -> list[EncodedImage]:
@@ -124,6 +128,7 @@ class ImageEncoder:
     def forget(self, items: Iterable[ItemId]) -> None:
         """Drop items, known or not."""
         for item in items:
+            self.members.discard(item)
             self._encodings.pop(item, None)
             self._images.pop(item, None)
 
@@ -131,10 +136,24 @@ class ImageEncoder:
     def nbytes(self) -> int:
         return sum(image.nbytes for image in self._images.values())
 
+    def _try(self, order: Encode) -> tuple[EncodedImage | None, str]:
+        """The image after its last piece, and a fault. Raises where the device lacks memory."""
+        if isinstance(self.tower, DistantTower):
+            return None, ""
+        try:
+            return self._advance(order), ""
+        except Exception as error:
+            if lacks_memory(error):
+                raise  # The next scheduler leaves more memory to a step, and tries again.
+            return None, line_of(error)
+
     def _advance(self, order: Encode) -> EncodedImage | None:
+        assert not isinstance(self.tower, DistantTower)
         if order.pixels is not None:
             self._encodings[order.item] = Encoding(self.tower, order.pixels)
         image = self._encodings[order.item].advance(order.pieces)
+        if self.sharing is not None and order.last != (image is not None):
+            raise ValueError("the encoder has another number of pieces than was planned")
         if image is not None and len(image.embeddings) != order.span.num_embedded:
             raise ValueError(
                 f"the encoder made {len(image.embeddings)} vectors for a span of "

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 
 from trouper.actors.runtime.channels import Health
 from trouper.actors.runtime.runtime import Runtime
-from trouper.protocol.capabilities import FEATURES
+from trouper.protocol.capabilities import FEATURES, IMAGE_FEATURES
 from trouper.protocol.health import (
     SEVERITY,
     ActorStats,
@@ -201,10 +201,12 @@ def _running(seen: ModelScrape) -> Iterable[Labelled]:
 
 def _allowed(seen: ModelScrape) -> Iterable[Labelled]:
     """Return whether each feature is enabled, with the reason."""
-    capabilities = seen.runtime.model.capabilities
+    card = seen.runtime.model
+    capabilities, images = card.capabilities, card.images is not None
+    features = FEATURES + (IMAGE_FEATURES if images or not capabilities.allows("images") else ())
     return [
         ((feature, capabilities.off.get(feature, "")), int(capabilities.allows(feature)))
-        for feature in FEATURES
+        for feature in features
     ]
 
 

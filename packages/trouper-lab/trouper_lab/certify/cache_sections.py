@@ -60,10 +60,10 @@ def restoring(run: SectionRun) -> None:
                 found["from memory"].append(_timed(server, prompt))
                 found["a few tokens"].append(_timed(server, ProbeQuestion(f"{index}", 1)))
             run.show(0.5, "until all is written")
-            _until_written(server)
+            until_written(server)
         run.show(0.6, "the same from disk, after a restart")
         with run.starter.trouper(*disk) as server:
-            _until_attached(server)
+            until_attached(server)
             _timed(server, probe_question(server, rounds + 1, tokens, 1))
             for prompt in prompts:
                 found["from disk"].append(_timed(server, prompt))
@@ -129,19 +129,19 @@ def killing(run: SectionRun) -> None:
     torn: list[str] = []
     for number in range(rounds):
         with run.starter.trouper(*flags) as server:
-            _until_attached(server)
+            until_attached(server)
             if not alone:
                 run.show(0.05, "answers that are known, and stored")
                 alone = [
                     ProbeAnswer.of(server.complete(question.body("known"))) for question in known
                 ]
-                _until_written(server)
+                until_written(server)
             run.show((number + 0.5) / (rounds + 1), f"kill -9, {number + 1} of {rounds}")
             _killed_at_work(server, number)
         torn += _torn_files(directory)
     run.show(rounds / (rounds + 1), "the same answers again, after kill -9")
     with run.starter.trouper(*flags) as server:
-        _until_attached(server)
+        until_attached(server)
         again = [ProbeAnswer.of(server.complete(question.body("known"))) for question in known]
         damaged = server.health()["directory"]["damaged"]
     comparison = compared(alone, again)
@@ -185,14 +185,14 @@ def require_cache(run: SectionRun) -> None:
         raise NotApplicable("keys and values of this model are not cached")
 
 
-def _until_attached(server: ServerRun) -> None:
+def until_attached(server: ServerRun) -> None:
     while not (found := server.health()["directory"])["attached"] or (
         found["files"] and not found["inspected"]
     ):
         time.sleep(POLL_S)
 
 
-def _until_written(server: ServerRun) -> None:
+def until_written(server: ServerRun) -> None:
     """Wait until written bytes rest: no last write is announced."""
     before, since = -1, time.monotonic()
     while time.monotonic() - since < REST_S:

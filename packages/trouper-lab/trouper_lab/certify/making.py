@@ -22,7 +22,12 @@ from trouper.protocol.names import EMBEDDED
 from trouper.protocol.paths import is_directory
 from trouper.protocol.private_files import make_private
 from trouper.protocol.settings import default_cache_dir
-from trouper_lab.certify import cache_sections, exactness_sections, throughput_section
+from trouper_lab.certify import (
+    cache_sections,
+    exactness_sections,
+    image_section,
+    throughput_section,
+)
 from trouper_lab.certify.certificate import FORMAT, Json, SectionResult, Status, without_directories
 from trouper_lab.certify.processes import (
     ChildProcesses,
@@ -50,6 +55,7 @@ SECTIONS: dict[str, SectionEntry] = {
     "restoring": ("Restores of cached prefixes", 1.2, cache_sections.restoring),
     "memory": ("Memory under a limit", 1.6, cache_sections.memory),
     "killing": ("kill -9 and restart", 1.6, cache_sections.killing),
+    "images": ("Images in every company", 1.2, image_section.images),
 }
 """Title, share of the time, function. Later sections inherit spare time."""
 SCRATCH, LOCK = "certify-", "lock"

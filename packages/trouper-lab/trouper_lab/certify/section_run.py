@@ -161,11 +161,27 @@ class ProbeAnswer:
             prompt_tokens=int(usage["prompt_tokens"]),
         )
 
+    @classmethod
+    def of_chat(cls, body: Json) -> ProbeAnswer:
+        choice, usage = body["choices"][0], body["usage"]
+        steps = choice["logprobs"]["content"]
+        return cls(
+            tokens=tuple(choice["token_ids"]),
+            logprobs=tuple(step["logprob"] for step in steps),
+            leads=tuple(_lead_of(step["top_logprobs"]) for step in steps),
+            cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)),
+            prompt_tokens=int(usage["prompt_tokens"]),
+        )
+
 
 def _lead(step: dict[str, float]) -> float:
     """The best token's lead; 0 for equal texts."""
     best = sorted(step.values(), reverse=True)
     return best[0] - best[1] if len(best) > 1 else 0.0
+
+
+def _lead_of(top: Sequence[Json]) -> float:
+    return _lead({str(rank): float(one["logprob"]) for rank, one in enumerate(top)})
 
 
 @attrs.frozen(kw_only=True)

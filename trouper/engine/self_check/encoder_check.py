@@ -1,0 +1,49 @@
+"""Checks the image encoder: in small pieces against whole layers."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from trouper.engine.passes.media_pass import EncodedImage
+from trouper.engine.platform.error_text import line_of
+from trouper.engine.vision.encoder import Encoding
+from trouper.engine.vision.layouts import Layout
+from trouper.engine.vision.tower import Tower
+from trouper.protocol.media import ImageSize, Pixels
+
+PIECE_PATCHES = 7
+SEED = 3
+MAX_DIFFERENCE = 0.1
+"""Of root mean squares. A piece in a wrong place differs by about 1, rounding by up to 0.02."""
+
+
+def encoder_fault(tower: Tower, layout: Layout) -> str:
+    """Return the reason why the encoder cannot be used; "" for none."""
+    side = layout.patches.token_size
+    size = ImageSize(3 * side, 2 * side, "png")
+    height, width = layout.shape(size, "low", 256).resized
+    rgb = np.random.RandomState(SEED).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    pixels = Pixels(height, width, rgb.tobytes())
+    try:
+        in_layers = _encoded(tower, pixels, 0)
+        in_pieces = _encoded(tower, pixels, PIECE_PATCHES)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
+        return f"the encoder fails: {line_of(error)}"
+    pairs = zip(in_layers.arrays(), in_pieces.arrays(), strict=True)
+    if max(_difference(*pair) for pair in pairs) <= MAX_DIFFERENCE:
+        return ""
+    return "the encoder's vectors of an image differ with the size of its pieces"
+
+
+def _encoded(tower: Tower, pixels: Pixels, piece_patches: int) -> EncodedImage:
+    encoding = Encoding(tower, pixels, piece_patches)
+    while (image := encoding.advance(1)) is None:
+        pass
+    return image
+
+
+def _difference(expected: mx.array, found: mx.array) -> float:
+    wide = expected.astype(mx.float32)
+    difference = mx.square(found.astype(mx.float32) - wide).mean()
+    return float(mx.sqrt(difference / mx.maximum(mx.square(wide).mean(), 1e-12)).item())  # type: ignore[arg-type]
