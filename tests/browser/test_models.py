@@ -29,7 +29,7 @@ async def shown(
         manager_of(*MODELS, room=70) as (manager, _),
         serving_manager(manager, settings) as port,
     ):
-        page = Page(browser, f"http://127.0.0.1:{port}/")
+        page = Page(browser, f"http://127.0.0.1:{port}/#models")
         await page.open()
         yield page, manager
         await page.leave()
@@ -98,7 +98,7 @@ async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path
         await state(page, "large", "ready")
         chat = post("/v1/completions", {"model": "large", "prompt": "hi", "max_tokens": 2}, BOSS)
         async with await trio.open_tcp_stream(
-            "127.0.0.1", int(page.url.rstrip("/").rpartition(":")[2])
+            "127.0.0.1", int(page.url.removesuffix("/#models").rpartition(":")[2])
         ) as stream:
             await stream.send_all(chat)
             assert b" 200 " in await stream.receive_some()
