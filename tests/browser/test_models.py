@@ -19,6 +19,10 @@ MODELS = ("small", "middle", "large")
 BOSS = "Authorization: Bearer name-of-boss-key\r\n"
 BUTTONS = "[...document.querySelectorAll('#models tr[data-model={}] button')].map(one => one.textContent).join(' ')"
 KEYS = "name-of-boss-key name=boss observability=true admin=true\nname-of-viewer-key name=viewer observability=true\n"
+SEEN = (
+    "return [...document.querySelectorAll('#main > *')].filter(one => one.offsetParent)"
+    ".map(one => one.classList[0])"
+)
 
 
 @asynccontextmanager
@@ -121,25 +125,41 @@ async def test_a_long_name_takes_no_room_from_what_is_beside_it(browser: Browser
         await page.run(name, long)
         fits = "const table = document.querySelector('#models .scrolls'); return table.scrollWidth <= table.clientWidth"
         assert await page.run(fits)
+        await page.view("chat")
         line = """
-          const [first, ...others] = [...document.querySelectorAll('#chat > header > *')].map(one => one.getBoundingClientRect());
+          const [first, ...others] = [...document.querySelectorAll('#chat > header > *')].filter(one => one.offsetParent)
+            .map(one => one.getBoundingClientRect());
           return others.every(one => one.top < first.bottom && one.bottom > first.top);
         """
         assert await page.run(line)
 
 
-async def test_a_key_that_may_not_look_is_told_so(browser: Browser, tmp_path: Path) -> None:
-    """Until a key is given that may: the server is there, and asking it again with this one changes
-    nothing."""
+async def test_a_key_that_may_not_look_has_the_chat_alone(browser: Browser, tmp_path: Path) -> None:
+    """Nothing that it may not see is asked for again, or shown as an error."""
     (tmp_path / "keys").write_text(KEYS + "name-of-worker-key name=worker\n")
     async with shown(browser, ServerSettings(port=0, api_key_file=tmp_path / "keys")) as (page, _):
         await page.type("#key", "name-of-worker-key\n")
-        await page.reads(
-            "#wrong", "the API key 'worker' has no right to observability, which /v1/live needs"
+        await page.reads("#status", "Ready")
+        assert await page.run(SEEN) == ["conversations", "chat"]
+        assert await page.run("return document.querySelector('#views').hidden") is True
+        names = "return [...document.querySelectorAll('#model option')].map(one => one.value)"
+        assert await page.run(names) == list(MODELS)
+        await page.view("chat")
+        await page.type("#prompt", "Hi\n")
+        await page.until(
+            "document.querySelector('#messages [data-role=assistant] .said')?.textContent"
         )
-        await page.reads("#status", "Locked")
+        await page.click("#stop")
+        await page.reads("#messages .told", "stopped")
+        assert await page.run("return document.querySelectorAll('#messages [role=alert]').length") == 0
+        await page.requested()
+        await page.run("document.dispatchEvent(new Event('visibilitychange'))")
+        assert not [url for url in await page.requested() if url.endswith("live")]
+        await page.click("#forget")
         await page.type("#key", "name-of-viewer-key\n")
         await page.reads("#status", "Running")
+        await page.view("models")
+        await state(page, "large", "unloaded")
 
 
 async def test_the_keyboard_keeps_its_button(browser: Browser) -> None:
