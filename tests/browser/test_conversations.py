@@ -12,6 +12,7 @@ from tests.browser.page import SAID, Page, says, shown
 from tests.browser.test_markdown import answered
 from tests.browser.test_pictures import hand_over, seeing
 from tests.fake_images import png_file
+from tests.fakes import ints
 
 SIZES = ((1440, 780), (1280, 900), (390, 844))
 IN_SIGHT = """
@@ -114,7 +115,7 @@ async def test_a_message_is_edited_and_another_answer_wanted(browser: Browser) -
         await page.until(f"{QUESTIONS}.length === 1")
         await answered(page)
         assert await page.run(f"return {QUESTIONS}") == ["One and more"]
-        prompts = [admit.prompt for plan in served.engine.plans_seen for admit in plan.admit]
+        prompts = [ints(admit.prompt) for plan in served.engine.plans_seen for admit in plan.admit]
         assert bytes(prompts[-1]) == b"<user>One and more<assistant>"
         assert bytes(prompts[-2]) == bytes(prompts[-3])
 
@@ -150,7 +151,7 @@ async def test_pictures_and_files_of_text_are_kept_with_the_conversation(browser
         await page.reads("#messages .file", "notes.md")
         await page.reads("#status", "Running")
         await say(page, "Again", 2)
-        prompts = [admit.prompt for plan in served.engine.plans_seen for admit in plan.admit]
+        prompts = [ints(admit.prompt) for plan in served.engine.plans_seen for admit in plan.admit]
         first, second = (bytes(token for token in prompt if token < 256) for prompt in prompts)
         assert b"notes.md:\n```\nx = 1\n```\n\nWhat is it?" in first
         assert second.startswith(first) and second.endswith(b"Again<assistant>")
@@ -199,7 +200,7 @@ async def test_everything_is_done_by_keyboard_alone(browser: Browser) -> None:
         await page.until("document.activeElement.ariaLabel === 'Edit the message'")
         await tab_to(page, "Copy")
         await tab_to(page, "prompt")
-        await tab_to(page, "New chat", back=True)
+        await tab_to(page, "chat-clear", back=True)
         await page.type(":focus", ENTER)
         await page.until("document.activeElement.id === 'prompt'")
         await page.type(":focus", f"Second{ENTER}")
