@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 
 from tests.actors.test_model_manager import manager_of, states
@@ -14,6 +16,9 @@ from tests.browser.driver import Browser
 from tests.browser.page import Page
 from tests.web.serving import post, serving_manager
 from trouper import ModelManager, ServerSettings
+from trouper.actors.runtime.served_models import ModelEntry
+from trouper.web.live import site
+from trouper.web.live.snapshot import NewGaps, model_body
 
 MODELS = ("small", "middle", "large")
 BOSS = "Authorization: Bearer name-of-boss-key\r\n"
@@ -87,6 +92,31 @@ async def test_why_a_model_cannot_be_loaded_is_said(browser: Browser) -> None:
 async def press_when_there(page: Page, button: str) -> None:
     await page.until(f"document.querySelector(\"#models [aria-label='{button}']:enabled\")")
     await press(page, button)
+
+
+async def test_a_model_that_others_use_is_unloaded_only_when_that_is_confirmed(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def used(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
+        body = model_body(listed, gaps)
+        if "scheduler" in body:
+            body["scheduler"] |= {"active_sequences": 2, "queued_requests": 1}
+        return body
+
+    monkeypatch.setattr(site, "model_body", used)
+    async with shown(browser) as (page, manager):
+        await press_when_there(page, "Load large")
+        await state(page, "large", "ready")
+        for button in ("Unload large", "Sleep large"):
+            await press(page, button)
+            await page.reads("#question", "3 requests use it now, and will be answered first.")
+            await page.click("#question [value='']")
+            await page.until("!document.querySelector('#question').open")
+        assert states(manager)[2] == "ready"
+        await press(page, "Unload large")
+        await page.reads("#question", "Unload large?")
+        await page.click("#question [value=yes]")
+        await state(page, "large", "unloaded")
 
 
 async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path: Path) -> None:
