@@ -37,7 +37,9 @@ class NpmPackage:
         """Why tests cannot use it; "" if they can."""
         if (self.directory / "package.json").is_file():
             return ""
-        return f"{self.name} {self.version} for JavaScript is not in {CACHE}: run just test, with npm"
+        return (
+            f"{self.name} {self.version} for JavaScript is not in {CACHE}: run just test, with npm"
+        )
 
     def fetch(self) -> None:
         """Raises `OSError`, `CalledProcessError` or `ValueError`. The directory appears whole or

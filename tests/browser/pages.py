@@ -62,7 +62,9 @@ def page_server() -> Iterator[PageServer]:
 
 
 def main() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(OPENAI.directory))) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Pages, directory=str(OPENAI.directory))
+    ) as server:
         sys.stdout.write(f"{server.server_address[1]}\n")
         sys.stdout.flush()
         server.serve_forever()

@@ -1,4 +1,4 @@
-"""The chat of the page: in sight, kept by the browser, edited, asked again, and used by keyboard."""
+"""The chat of the page: in sight, kept by the browser, edited, asked again, by keyboard alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ const inside = (selector) => {
 };
 return ["#messages", "#prompt", "#send"].map(inside)
 """
-QUESTIONS = "[...document.querySelectorAll('#messages [data-role=user] .said')].map(one => one.textContent)"
+QUESTIONS = (
+    "[...document.querySelectorAll('#messages [data-role=user] .said')].map(one => one.textContent)"
+)
 TITLES = "[...document.querySelectorAll('#conversations .title')].map(one => one.textContent)"
 TAB, SHIFT, ENTER, ESCAPE = "\ue004", "\ue008", "\ue007", "\ue00c"
 
@@ -108,7 +110,9 @@ async def test_a_message_is_edited_and_another_answer_wanted(browser: Browser) -
         await page.until("document.querySelectorAll('#requests tbody tr').length === 3")
         await answered(page, 2)
         assert await page.run(f"return {QUESTIONS}") == ["One", "Two"]
-        await page.run("document.querySelector('#messages [aria-label=\"Edit the message\"]').click()")
+        await page.run(
+            "document.querySelector('#messages [aria-label=\"Edit the message\"]').click()"
+        )
         await page.reads("#messages form", "What follows is dropped.")
         await page.type("#messages form textarea", " and more")
         await page.click("#messages form [type=submit]")
@@ -125,7 +129,9 @@ async def test_an_edit_that_fails_gives_back_what_was_there(browser: Browser) ->
         await page.reads("#status", "Running")
         await say(page, "One")
         await page.run("document.querySelector('#temperature').value = 9")
-        await page.run("document.querySelector('#messages [aria-label=\"Another answer\"]').click()")
+        await page.run(
+            "document.querySelector('#messages [aria-label=\"Another answer\"]').click()"
+        )
         await page.reads("#messages [role=alert]", "temperature")
         assert await page.run(f"return {QUESTIONS}") == ["One", "One"], "and what failed, marked"
         await page.reads("#messages [data-failed] .told", "Not answered")

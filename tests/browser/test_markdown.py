@@ -68,9 +68,7 @@ def canonical(html: str) -> str:
 
 async def test_it_is_read_as_in_the_terminal(browser: Browser) -> None:
     async with shown(browser) as (page, _):
-        made = await computed(
-            page, "markdown.js", MADE.replace("arguments_", repr([*SAMPLES]))
-        )
+        made = await computed(page, "markdown.js", MADE.replace("arguments_", repr([*SAMPLES])))
     assert isinstance(made, list) and len(made) == len(SAMPLES)
     for text, html in zip(SAMPLES, made, strict=True):
         assert canonical(html) == like_the_terminal(text), text

@@ -181,7 +181,9 @@ async def test_a_key_that_may_not_look_has_the_chat_alone(browser: Browser, tmp_
         )
         await page.click("#stop")
         await page.reads("#messages .told", "stopped")
-        assert await page.run("return document.querySelectorAll('#messages [role=alert]').length") == 0
+        assert (
+            await page.run("return document.querySelectorAll('#messages [role=alert]').length") == 0
+        )
         await page.requested()
         await page.run("document.dispatchEvent(new Event('visibilitychange'))")
         assert not [url for url in await page.requested() if url.endswith("live")]

@@ -17,9 +17,8 @@ import attrs
 import pytest
 import trio
 
-
+from tests.browser import npm_packages
 from tests.browser.driver import MISSING, Browser, chromium
-from tests.browser.npm_packages import OPENAI
 from tests.browser.page import SAID, Page, says, slowly, streams
 from tests.browser.pages import PageServer, page_server
 from tests.fakes import FakeEngine
@@ -333,7 +332,7 @@ async def test_a_link_to_the_live_page_is_followed(browsing: Browser, pages: Pag
         await page.reads("#status", "Running")
 
 
-@pytest.mark.skipif(bool(OPENAI.missing), reason=OPENAI.missing)
+@pytest.mark.skipif(bool(npm_packages.OPENAI.missing), reason=npm_packages.OPENAI.missing)
 async def test_the_openai_package_streams_on_a_page_of_a_named_origin(
     browsing: Browser, pages: PageServer
 ) -> None:

@@ -379,8 +379,6 @@ async def seen(page: Page) -> dict[str, object]:
     return sections
 
 
-
-
 async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:
     async with (
         manager_of("small", "large", "middle") as (manager, _),
