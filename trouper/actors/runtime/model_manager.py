@@ -27,8 +27,8 @@ from trouper.actors.runtime.managed_model import (
     LoadProgress,
     ManagedModel,
     Scan,
-    add_found,
     entry_of,
+    find_once,
     keep_found,
     load_problem,
     managed,
@@ -356,21 +356,18 @@ async def run_model_manager(
         if scan is not None:
             nursery.start_soon(keep_found, manager.models, scan, ttl_s)
             if fetch is not None:
-                manager.control.fetch = partial(_fetch_and_find, fetch, scan, manager.models, ttl_s)
+                find = partial(find_once, manager.models, scan, ttl_s)
+                manager.control.fetch = _fetched_and_found(fetch, find)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()
 
 
-async def _fetch_and_find(
-    fetch: Fetch,
-    scan: Scan,
-    models: list[ManagedModel],
-    ttl_s: float,
-    name: str,
-    report: Report,
-) -> None:
-    await fetch(name, report)
-    add_found(models, await scan(), ttl_s)
+def _fetched_and_found(fetch: Fetch, find: Callable[[], Awaitable[None]]) -> Fetch:
+    async def fetch_and_find(name: str, report: Report) -> None:
+        await fetch(name, report)
+        await find()
+
+    return fetch_and_find
 
 
 class ManagerControl:
