@@ -15,6 +15,7 @@ from tests.actors.test_model_manager import manager_of, states
 from tests.browser.driver import Browser
 from tests.browser.page import Page
 from tests.web.serving import post, serving_manager
+from tests.web.test_model_pull import NAME, Hub
 from trouper import ModelManager, ServerSettings
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.web.live import site
@@ -119,12 +120,33 @@ async def test_a_model_that_others_use_is_unloaded_only_when_that_is_confirmed(
         await state(page, "large", "unloaded")
 
 
+async def test_a_model_is_downloaded_with_progress(browser: Browser) -> None:
+    async with shown(browser) as (page, manager):
+        hub = Hub(manager)
+        manager.control.fetch = hub.fetch
+        await page.until("document.querySelector('#pull').hidden === false")
+        await page.type("#pull-name", f"{NAME}\n")
+        await page.reads("#pull-told", "5 B of 10 B, 50 %")
+        bar = "const bar = document.querySelector('#pull-bar'); return [bar.hidden, bar.position]"
+        assert await page.run(bar) == [False, 0.5]
+        hub.may_end.set()
+        await page.reads("#pull-told", f"{NAME} is here, and can be loaded.")
+        await page.reads(f"#models tr[data-model='{NAME}'] td", "unloaded")
+        manager.control.fetch = None
+        await page.type("#pull-name", f"{NAME}\n")
+        await page.reads("#pull-problem", "--models-from hub-cache")
+        manager.models[:] = [one for one in manager.models if one.names != (NAME,)]
+
+
 async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(KEYS)
     async with shown(browser, ServerSettings(port=0, api_key_file=tmp_path / "keys")) as (page, _):
         await page.type("#key", "name-of-viewer-key\n")
         await state(page, "large", "unloaded")
-        assert await page.run("return document.querySelectorAll('#models button').length") == 0
+        assert (
+            await page.run("return document.querySelectorAll('#models table button').length") == 0
+        )
+        assert await page.run("return document.querySelector('#pull').offsetParent") is None
         await page.click("#forget")
         await page.type("#key", "name-of-boss-key\n")
         await offers(page, "large", "Load Pin")
@@ -142,7 +164,7 @@ async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path
         await page.reads("#requests tbody tr", "boss")
         await page.click("#forget")
         await page.type("#key", "name-of-viewer-key\n")
-        await page.until("document.querySelectorAll('#models button').length === 0")
+        await page.until("document.querySelectorAll('#models table button').length === 0")
         await state(page, "large", "ready")
 
 

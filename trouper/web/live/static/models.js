@@ -3,9 +3,9 @@
 import { confirm } from "./dialog.js";
 import { byId, make, mark, parts, say } from "./dom.js";
 import { bytes, modelName, percent, plural, span } from "./format.js";
-import { WrongKey, headers } from "./key.js";
-import { problemOf } from "./problem.js";
-import { events } from "./sse.js";
+import { WrongKey } from "./key.js";
+import { operate } from "./operations.js";
+import { Pull } from "./pull.js";
 
 /** What can be done in each state: the last part of the endpoint's path, and the word for it. */
 const ACTIONS = {
@@ -20,6 +20,7 @@ export class Models {
   #problem;
   #room = new Room(byId("room"));
   #locked;
+  #pull;
   #manages = false;
   #all = [];
   #rows = new Map(); // By name.
@@ -31,11 +32,13 @@ export class Models {
     this.#body = section.querySelector("tbody");
     this.#problem = section.querySelector("[role=alert]");
     this.#locked = locked;
+    this.#pull = new Pull(byId("pull"), locked);
   }
 
   /** Whether there are buttons. */
   allow(manages) {
     this.#manages = manages;
+    this.#pull.allow(manages);
     this.#draw();
   }
 
@@ -81,7 +84,7 @@ export class Models {
     say(this.#problem, "");
     let problem = "";
     try {
-      problem = await done(verb, { model: name, ...more });
+      problem = await operate(verb, { model: name, ...more });
     } catch (error) {
       if (error instanceof WrongKey) this.#locked();
       else problem = "the server does not answer";
@@ -90,21 +93,6 @@ export class Models {
     if (problem) say(this.#problem, `${modelName(name)}: ${problem}`);
     this.#draw();
   }
-}
-
-/** Waits until it is done, and returns why not; "" if it was. A load may take minutes: events keep the connection open. */
-async function done(verb, body) {
-  const response = await fetch(`v1/models/${verb}`, {
-    method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body),
-  });
-  if (response.status === 401) throw new WrongKey();
-  if (!response.ok) return problemOf(response);
-  if (!body.stream) return "";
-  for await (const { event, data } of events(response.body)) {
-    if (event === "error") return JSON.parse(data).error.message;
-    if (event === "model") return "";
-  }
-  throw new Error("the stream has ended before the operation");
 }
 
 const usersOf = ({ scheduler, waiting }) => (scheduler ? scheduler.active_sequences + scheduler.queued_requests : 0) + waiting;
