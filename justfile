@@ -49,15 +49,15 @@ _install-browser:
         && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium chromium-driver >/dev/null 2>&1 \
         || echo "no Chromium here, and none to be installed: the tests of the live page are skipped"
 
-# The openai package for JavaScript, for its test in a browser
-_openai-js: _setup
-    @.venv/bin/python -m tests.browser.openai_js
+# JavaScript packages of tests in a browser: openai, axe
+_npm-packages: _setup
+    @.venv/bin/python -m tests.browser.npm_packages
 
 # With `--dist loadfile` xdist 3.8 replaces a worker that died, loses tests on the way, and then waits for them for ever: so a worker
 # that dies ends the run.
 
 # Run the tests, or some: `just test tests/policy -k chunks`; further flags go to pytest
-test *flags: _setup _browser _openai-js
+test *flags: _setup _browser _npm-packages
     @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile --no-loadscope-reorder --max-worker-restart 0 "$@"
 
 # Formatting, lint, types and import rules

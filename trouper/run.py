@@ -21,8 +21,9 @@ from trouper.protocol.model import Engine, Measured
 from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.problems import ModelUnusable
-from trouper.protocol.settings import ServerSettings, Settings
+from trouper.protocol.settings import HUB_CACHE, ServerSettings, Settings
 from trouper.storage.model_scan import ModelScan, require_hub_cache
+from trouper.system.model_download import download_model
 
 if TYPE_CHECKING:
     from trouper.engine.host import MlxEngine
@@ -152,5 +153,6 @@ async def run_models(
         options=options,
         progress=progress,
         scan=None if ranks is not None else scan_of(server.models_from),
+        fetch=download_model if HUB_CACHE in server.models_from else None,
         task_status=task_status,
     )

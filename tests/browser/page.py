@@ -86,6 +86,11 @@ class Page:
             lambda: self.browser.driver.find_element("css selector", selector).click()
         )
 
+    async def view(self, name: str) -> None:
+        """Go to one of the page's views, as its links do."""
+        await self.run("location.hash = arguments[0]", name)
+        await self.until(f"document.documentElement.dataset.view === {name!r}")
+
     async def leave(self) -> None:
         await trio.to_thread.run_sync(self.browser.open, "about:blank")
 

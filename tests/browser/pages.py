@@ -16,7 +16,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import attrs
 
-from tests.browser.openai_js import MODULES
+from tests.browser.npm_packages import OPENAI
 
 PAGE = b"<!doctype html><title>a page</title><link rel=icon href=data:,><iframe name=frame hidden></iframe>"
 
@@ -62,7 +62,9 @@ def page_server() -> Iterator[PageServer]:
 
 
 def main() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(MODULES))) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Pages, directory=str(OPENAI.directory))
+    ) as server:
         sys.stdout.write(f"{server.server_address[1]}\n")
         sys.stdout.flush()
         server.serve_forever()

@@ -52,7 +52,9 @@ async def test_contrast_is_aa(browser: Browser, scheme: str) -> None:
 async def test_everything_has_a_name_and_a_place(browser: Browser) -> None:
     async with shown(browser) as (page, _):
         await page.reads("#status", "Running")
+        await page.view("actors")
         await page.until("document.querySelector('#actors svg')?.getAttribute('aria-label')")
+        await page.view("server")
         await page.until("document.querySelector('.tier')")
         assert await page.run(UNNAMED) == []
         levels = await page.run(
@@ -69,6 +71,7 @@ async def test_everything_has_a_name_and_a_place(browser: Browser) -> None:
 
 async def test_tables_have_names_and_plots_say_their_latest_values(browser: Browser) -> None:
     async with shown(browser) as (page, served), streams(served, 2):
+        await page.view("server")
         await page.reads("#figure-running dd", "2")
         await page.click("#rows summary")
         await page.until("document.querySelector('#rows table')")
@@ -100,6 +103,9 @@ async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser) -> 
         for width, height in (PHONE, (320, 640), DESKTOP):
             await trio.to_thread.run_sync(browser.resize, width, height)
             await page.reads("#figure-running dd", "2")
+            for view in ("chat", "models", "server", "actors"):
+                await page.view(view)
+                assert await page.run("return document.documentElement.scrollWidth") == width
             await page.until(
                 f"document.querySelector('#actors svg').getBoundingClientRect().width <= {width}"
             )

@@ -27,3 +27,19 @@ async def test_it_sends_a_request_and_is_as_closed_as_the_live_page(browser: Bro
             "[...document.querySelectorAll('form pre')].some(one => one.textContent.includes('fake'))"
         )
         assert not [one for one in await page.complaints() if one.startswith("SEVERE")]
+
+
+async def test_every_operation_opens_and_is_searched_for(browser: Browser) -> None:
+    """Those with a body did not, since their schema had a name."""
+    operations = "document.querySelectorAll('#main > details')"
+    async with shown(browser, at="docs") as (page, _):
+        await page.until(f"{operations}.length > 40")
+        await page.run(f"for (const one of {operations}) one.open = true")
+        await page.until(f"[...{operations}].every(one => one.querySelector('form'))")
+        assert not [one for one in await page.complaints() if one.startswith("SEVERE")]
+        await page.type("#search", "post embed")
+        seen = (
+            f"return [...{operations}].filter(one => !one.hidden)"
+            ".map(one => one.querySelector('.path').textContent)"
+        )
+        assert await page.run(seen) == ["/v1/embeddings"]

@@ -17,7 +17,7 @@ import attrs
 import pytest
 import trio
 
-from tests.browser import openai_js
+from tests.browser import npm_packages
 from tests.browser.driver import MISSING, Browser, chromium
 from tests.browser.page import SAID, Page, says, slowly, streams
 from tests.browser.pages import PageServer, page_server
@@ -332,7 +332,7 @@ async def test_a_link_to_the_live_page_is_followed(browsing: Browser, pages: Pag
         await page.reads("#status", "Running")
 
 
-@pytest.mark.skipif(bool(openai_js.MISSING), reason=openai_js.MISSING)
+@pytest.mark.skipif(bool(npm_packages.OPENAI.missing), reason=npm_packages.OPENAI.missing)
 async def test_the_openai_package_streams_on_a_page_of_a_named_origin(
     browsing: Browser, pages: PageServer
 ) -> None:

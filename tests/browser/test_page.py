@@ -23,6 +23,7 @@ PICTURE = "document.querySelector('#timeline').toDataURL()"
 async def test_a_running_batch_moves_without_complaints_or_other_hosts(browser: Browser) -> None:
     async with shown(browser) as (page, served), streams(served, 5):
         await page.reads("#status", "Running")
+        await page.view("server")
         await page.reads("#figure-running dd", "5")
         await page.until(
             "parseFloat(document.querySelector('#figure-generated dd').textContent) > 0"
@@ -31,7 +32,9 @@ async def test_a_running_batch_moves_without_complaints_or_other_hosts(browser: 
         before = await page.run(f"return {PICTURE}")
         await page.until(f"{PICTURE} !== {before!r}")
         await page.until("document.querySelectorAll('.plots canvas').length === 3")
+        await page.view("actors")
         await page.reads("#actors svg", "ModelStepper")
+        await page.view("server")
         await page.click("#rows summary")
         await page.reads("#rows td, #rows th[scope=row]", "row")
         rows = await page.run(
@@ -199,6 +202,7 @@ async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Brow
     )
     await page.until(f"{RATES}.every(one => one === '–')")
     assert await page.run(f"return {SOFT}") is True, "dimmed, as far as it can still be read"
+    await page.view("actors")
     await page.reads("#actors svg", "– steps/s")
     await page.click("#theme")
     await page.click("#theme")
@@ -330,6 +334,8 @@ async def test_kv_memory_its_banks_and_preempted_rows_are_shown(browser: Browser
     takes the place of the first."""
     settings = {"kv_memory": 150_000, "cache_memory": 0}
     async with shown(browser, FakeEngine(before_step=tardily), settings=settings) as (page, served):
+        await page.reads("#status", "Running")
+        await page.view("server")
         await page.reads("#kv", "No row is in use.")
         async with streams(served, 1, 600), streams(served, 1, 20, priority=5):
             await page.until("document.querySelectorAll('.bank').length === 2")
@@ -356,7 +362,21 @@ async def test_kv_memory_its_banks_and_preempted_rows_are_shown(browser: Browser
 
 FIGURES = "[...document.querySelectorAll('#figures dd')].map(one => one.textContent)"
 SEEN = "[...document.querySelectorAll('#main > section')].filter(one => one.offsetParent).map(one => one.classList[0])"
-ALL = ["batch", "kv", "rates", "actors", "tiers", "requests", "models", "chat"]
+VIEWS = {
+    "chat": ["chat"],
+    "models": ["models"],
+    "server": ["batch", "kv", "rates", "tiers", "requests"],
+    "actors": ["actors"],
+}
+
+
+async def seen(page: Page) -> dict[str, object]:
+    """The sections of each view; the last one stays."""
+    sections = {}
+    for view in VIEWS:
+        await page.view(view)
+        sections[view] = await page.run(f"return {SEEN}")
+    return sections
 
 
 async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:
@@ -368,27 +388,30 @@ async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser:
         await page.open()
         await page.reads("#figure-running dd", "0")
         await page.reads("#about", "fake")
-        assert await page.run(f"return {SEEN}") == ALL
+        assert await seen(page) == VIEWS
         await choose(page, "middle")
         await page.reads("#status", "Not loaded (unloaded)")
         await page.until(f"{FIGURES}.every(one => one === '–')")
-        assert await page.run(f"return {SEEN}") == ["requests", "models", "chat"]
+        assert await seen(page) == VIEWS | {"server": ["requests"], "actors": []}
         assert (
             await page.run("return document.querySelector('#about').textContent.includes('fake')")
             is False
         )
         await page.open()
         await choose(page, "middle")
-        await page.until(f"{SEEN}.length === 3")
+        await page.reads("#status", "Not loaded")
+        await page.view("chat")
         await page.type("#prompt", "Hi\n")
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "0")
         await page.reads("#about", "fake")
+        await page.view("server")
         await page.until("document.querySelectorAll('.tier').length === 3")
-        assert await page.run(f"return {SEEN}") == ALL
+        assert await seen(page) == VIEWS
         await page.until(
             "document.querySelector('#actors svg').getBoundingClientRect().width > 300"
         )
+        await page.view("server")
         await page.until("document.querySelector('#timeline').width > 300")
         assert await page.complaints() == []
         await page.leave()
@@ -412,10 +435,11 @@ async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not
         await page.open()
         await page.reads("#status", "Not loaded")
         await page.until(f"{FIGURES}.every(one => one === '–')")
-        assert await page.run(f"return {SEEN}") == ["requests", "models", "chat"]
+        assert await seen(page) == VIEWS | {"server": ["requests"], "actors": []}
         (await manager.lease("small")).release()
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "0")
+        await page.view("actors")
         await page.reads("#actors svg", "ModelStepper")
         assert await page.complaints() == []
         await page.leave()

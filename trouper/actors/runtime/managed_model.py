@@ -138,7 +138,7 @@ async def keep_found(models: list[ManagedModel], scan: Scan, ttl_s: float) -> No
     last = ""
     while True:
         try:
-            _update(models, await scan(), ttl_s)
+            await find_once(models, scan, ttl_s)
             last = ""
         except Exception as error:  # whatever a directory raises, the models that run go on
             text = f"{type(error).__name__}: {error}"
@@ -148,8 +148,8 @@ async def keep_found(models: list[ManagedModel], scan: Scan, ttl_s: float) -> No
         await trio.sleep(RESCAN_S)
 
 
-def _update(models: list[ManagedModel], scanned: Sequence[ScannedModel], ttl_s: float) -> None:
-    found = {each.files.name: each for each in scanned}
+async def find_once(models: list[ManagedModel], scan: Scan, ttl_s: float) -> None:
+    found = {each.files.name: each for each in await scan()}
     taken = {name for model in models if model.files is None for name in model.names}
     known = {model.names[0]: model for model in models if model.files is not None}
     base = models[0].settings

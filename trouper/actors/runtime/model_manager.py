@@ -28,6 +28,7 @@ from trouper.actors.runtime.managed_model import (
     ManagedModel,
     Scan,
     entry_of,
+    find_once,
     keep_found,
     load_problem,
     managed,
@@ -50,6 +51,7 @@ from trouper.actors.runtime.model_table import (
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Lease, ModelEntry, Operation, named
 from trouper.actors.runtime.supervision import innermost
+from trouper.protocol.loading import Loading
 from trouper.protocol.model import Measured
 from trouper.protocol.model_options import ModelOptions
 from trouper.protocol.names import adapters_of, names_of, require_names
@@ -64,6 +66,7 @@ from trouper.protocol.problems import (
     leaves,
 )
 from trouper.protocol.settings import Settings
+from trouper.system.model_download import Fetch, Report
 
 log = logging.getLogger("trouper.models")
 LOOK_S = 1.0  # Time between looks at the progress of a load.
@@ -71,6 +74,17 @@ UNLOAD_S = 5.0
 CRASHED = Problem(
     503, "the model crashed too often", "server_error", "model", "model_failed", retry_after_s=60
 )
+PULLS_NOTHING = Problem(
+    409,
+    "models are downloaded only by a server with --models-from hub-cache; `trouper models pull` "
+    "downloads one for the next start",
+    code="models_not_pulled",
+)
+
+
+def not_servable(name: str) -> Problem:
+    message = f"{name} was downloaded, and cannot be served; `trouper models info {name}` says why"
+    return Problem(422, message, param="model", code="model_unusable")
 
 
 class StartGraph(Protocol):
@@ -313,10 +327,12 @@ async def run_model_manager(
     options: Mapping[str, ModelOptions] | None = None,
     progress: LoadProgress | None = None,
     scan: Scan | None = None,
+    fetch: Fetch | None = None,
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
     """Load the first model, return the manager to the starter, load the others that fit; end when
-    drained. `default_name`: of a model without a name in its settings; `options`: by model name.
+    drained. `default_name`: of a model without a name in its settings; `options`: by model name;
+    `fetch`: downloads a model that `scan` finds.
     Raises `ModelUnusable`, `SettingsInvalid`."""
     require_names([each.model or default_name for each in settings], aliases)
     async with trio.open_nursery() as nursery:
@@ -339,8 +355,19 @@ async def run_model_manager(
         nursery.start_soon(manager.load_what_fits)
         if scan is not None:
             nursery.start_soon(keep_found, manager.models, scan, ttl_s)
+            if fetch is not None:
+                find = partial(find_once, manager.models, scan, ttl_s)
+                manager.control.fetch = _fetched_and_found(fetch, find)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()
+
+
+def _fetched_and_found(fetch: Fetch, find: Callable[[], Awaitable[None]]) -> Fetch:
+    async def fetch_and_find(name: str, report: Report) -> None:
+        await fetch(name, report)
+        await find()
+
+    return fetch_and_find
 
 
 class ManagerControl:
@@ -348,18 +375,37 @@ class ManagerControl:
 
     def __init__(self, manager: ModelManager) -> None:
         self._manager = manager
+        self.fetch: Fetch | None = None
+        self._pulls: dict[str, Operation] = {}
 
     def load(
         self, name: str | None, *, pinned: bool | None = None, ttl_s: float | None = None
     ) -> Operation:
         model = self._manager.find(name)
-        return self._begin(model, lambda: self._load(model, pinned, ttl_s))
+        work = partial(self._load, model, pinned, ttl_s)
+        return self._begin(Operation(model.names[0]), work)
 
     def unload(self, name: str | None, *, force: bool = False, sleep: bool = False) -> Operation:
         model = self._manager.find(name)
-        return self._begin(
-            model, lambda: self._unload(model, "asleep" if sleep else "unloaded", force=force)
-        )
+        work = partial(self._unload, model, "asleep" if sleep else "unloaded", force=force)
+        return self._begin(Operation(model.names[0]), work)
+
+    def pull(self, name: str) -> Operation:
+        if self.fetch is None:
+            raise RequestFailed(PULLS_NOTHING)
+        running = self._pulls.get(name)
+        if running is not None and not running.done.is_set():
+            return running
+        operation = self._pulls[name] = Operation(name)
+        return self._begin(operation, partial(self._pull, operation, self.fetch))
+
+    async def _pull(self, operation: Operation, fetch: Fetch) -> None:
+        def report(done: int, total: int) -> None:
+            operation.progress = Loading(operation.name, "downloading", done, total)
+
+        await fetch(operation.name, report)
+        if all(operation.name not in model.names for model in self._manager.models):
+            raise RequestFailed(not_servable(operation.name))
 
     def pin(self, name: str | None, *, pinned: bool) -> str:
         model = self._manager.find(name)
@@ -406,10 +452,9 @@ class ManagerControl:
         if wait.problem is not None:
             raise insufficient(f"with the adapter {adapter!r} {wait.problem.message}")
 
-    def _begin(self, model: ManagedModel, work: Callable[[], Awaitable[None]]) -> Operation:
+    def _begin(self, operation: Operation, work: Callable[[], Awaitable[None]]) -> Operation:
         if self._manager.draining:
             raise RequestFailed(DRAINING)
-        operation = Operation(model.names[0])
         # The request's context ends with it.
         Context().run(self._manager.nursery.start_soon, _run, operation, work)
         return operation

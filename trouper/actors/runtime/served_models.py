@@ -74,6 +74,8 @@ class Operation:
     name: str
     done: trio.Event = attrs.field(factory=trio.Event)
     problem: Problem | None = None
+    progress: Loading | None = None
+    """Of a download; progress of loading is the entry's."""
 
 
 class ModelControl(Protocol):
@@ -92,6 +94,10 @@ class ModelControl(Protocol):
 
     def pin(self, name: str | None, *, pinned: bool) -> str:
         """Pin or release a model. Returns the name in the API."""
+
+    def pull(self, name: str) -> Operation:
+        """Download a model of the hub, which is then served. Fails with 409 where models of the
+        hub's cache are not."""
 
     async def load_adapter(self, name: str | None, adapter: str, directory: str) -> None:
         """Load a LoRA adapter for good, its model first. Raises `RequestFailed` (507: too large),

@@ -17,6 +17,7 @@ import click
 from rich.filesize import decimal
 
 from trouper.cli.address import url_to
+from trouper.cli.byte_lines import byte_lines
 from trouper.cli.exits import refuse
 from trouper.cli.model_verdicts import with_problems
 from trouper.cli.terminal_text import line_shown, print_listing
@@ -150,7 +151,8 @@ def _shown(name: str, value: Any) -> str:
 
 @models.command("pull")
 @click.argument("model")
-def pull_model(model: str) -> None:
+@click.option("--progress", is_flag=True, hidden=True, help="For a server: bytes, as lines.")
+def pull_model(model: str, progress: bool) -> None:
     """Download a model from the hub into its cache, or the embedded one: the files that `serve
     --model` would fetch."""
     from trouper.engine.loading.checkpoint import inspect
@@ -160,7 +162,8 @@ def pull_model(model: str) -> None:
         require_hub_cache((HUB_CACHE,))
         if isinstance(source_of(model, "MODEL"), Path):
             refuse(f"{model} is no model of the hub; give its id (owner/name)")
-        directory = resolve(model, lambda line: click.echo(line, err=True), flag="MODEL")
+        bar = byte_lines() if progress else None
+        directory = resolve(model, lambda line: click.echo(line, err=True), flag="MODEL", bar=bar)
         found = inspect(directory)
     except (ModelUnusable, SettingsInvalid) as unusable:
         refuse(str(unusable))

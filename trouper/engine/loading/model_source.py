@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import tqdm, validate_repo_id
 
 # From the hub, or ModelScope (MLXLM_USE_MODELSCOPE).
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
@@ -43,9 +43,11 @@ def resolve(
     report: Callable[[str], None],
     watch: LoadWatch = nobody_watches,
     flag: str = "--model",
+    *,
+    bar: type[tqdm] | None = None,
 ) -> Path:
     """Downloads a missing model. `watch` gets the bundled model's progress. `flag`: source of the
-    name. Raises `ModelUnusable`."""
+    name. `bar`: shows the hub's downloads. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {bundled_model.NAME}")
     match source_of(model, flag):
@@ -58,7 +60,7 @@ def resolve(
             return bundled_model.directory(None, report, watch)
         case hub_id:
             report(f"fetching {hub_id} from the model hub, unless it is cached")
-            return _fetch(hub_id)
+            return _fetch(hub_id, bar)
 
 
 def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
@@ -115,9 +117,9 @@ def local(model: str | None) -> Path:
     return directory
 
 
-def _fetch(hub_id: str) -> Path:
+def _fetch(hub_id: str, bar: type[tqdm] | None) -> Path:
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=FILES))
+        return Path(snapshot_download(hub_id, allow_patterns=FILES, tqdm_class=bar))
     except GatedRepoError as error:
         raise ModelUnusable(
             f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN"

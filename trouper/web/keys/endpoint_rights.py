@@ -44,6 +44,7 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
     "/v1/models/sleep": "admin",
     "/v1/models/wake": "admin",
     "/v1/models/pin": "admin",
+    "/v1/models/pull": "admin",
     "/v1/load_lora_adapter": "admin",
     "/v1/unload_lora_adapter": "admin",
     "/v1/chat/completions": "inference",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from hashlib import sha256
+from html import escape
 from importlib.resources import files
 from math import inf
 from typing import Any
@@ -15,6 +16,7 @@ from quart import Response, request
 
 from trouper.actors.runtime.served_models import Models
 from trouper.protocol.record import RequestRecord
+from trouper.protocol.suggested_models import SUGGESTED
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import REPORT
 from trouper.web.http.json_response import as_json
@@ -135,6 +137,14 @@ HEADERS = page_headers("script-src 'self'; style-src 'self'; img-src 'self'; con
 ASSETS = "/live/"
 
 
+def suggestions() -> str:
+    """Return options of models that fit small machines, with the bytes of their weights."""
+    return "".join(
+        f'<option value="{escape(model.name)}">{model.weights_bytes / 1e9:.1f} GB</option>'
+        for model in SUGGESTED
+    )
+
+
 # Page and files are open; the data needs a key. The path of the files names their content: browsers
 # cache them for ever.
 class Site:
@@ -151,6 +161,7 @@ class Site:
             b"".join(name.encode() + data for name, data in sorted(static.items()))
         ).hexdigest()[:16]
         page = page.replace("{files}", f"{ASSETS.strip('/')}/{self._digest}")
+        page = page.replace("{suggested}", suggestions())
         self._page = page.replace("{keyed}", "true" if service.keys.needed else "false").encode()
         self._etag = sha256(self._page).hexdigest()[:16]
 

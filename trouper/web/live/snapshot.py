@@ -192,6 +192,7 @@ def _card(runtime: Runtime) -> dict[str, Any]:
         "queue": settings.max_queue_size,
         "ssd_max_bytes": int(settings.ssd_max_bytes),
         "chats": runtime.tokenizer.has_chat_template,
+        "images": card.images is not None,
         "off": card.capabilities.off,
     }
 

@@ -1,9 +1,9 @@
-"""POST /v1/models/load, unload, sleep, wake and pin. An operation goes on when the client
+"""POST /v1/models/load, unload, sleep, wake, pin and pull. An operation goes on when the client
 leaves."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +12,7 @@ from msgspec import Meta
 from quart import Response
 
 from trouper.actors.runtime.served_models import ModelControl, ModelEntry, Operation
+from trouper.protocol.loading import Loading
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.field_types import Flag, Model
@@ -66,6 +67,11 @@ class SleepRequest(ModelRequest, kw_only=True, frozen=True):
 class PinRequest(Body, kw_only=True, frozen=True):
     model: Model | None = None
     pinned: Flag = True
+
+
+class PullRequest(Body, kw_only=True, frozen=True):
+    model: Annotated[str, Meta(pattern=r"^[\w.-]+/[\w.-]+$", max_length=200)]
+    stream: Flag = False
 
 
 class ModelOperations:
@@ -141,6 +147,22 @@ class ModelOperations:
         name = self._control().pin(self._name(body), pinned=body.pinned)
         return as_json(listed_body(self._service.listed(name)))
 
+    @ENDPOINT(
+        path="/v1/models/pull",
+        operation="pullModel",
+        summary="Download a model of the hub, which is then served",
+        description="Into the hub's cache, by a server with `--models-from hub-cache`. With "
+        "`stream` events of progress in bytes, the last of which is the model or an error.",
+        request=PullRequest,
+        events=EVENTS,
+        also=(409, 422, 503),
+    )
+    async def pull(self) -> Response:
+        body = await self._service.read(PullRequest.parse)
+        operation = self._control().pull(body.model)
+        progress = partial(download_body, operation)
+        return await self._respond(operation, stream=body.stream, progress=progress)
+
     def _control(self) -> ModelControl:
         control = self._service.models.control
         if control is None:
@@ -161,21 +183,29 @@ class ModelOperations:
         operation.done.set()
         return await self._respond(operation, stream=body.stream)
 
-    async def _respond(self, operation: Operation, *, stream: bool) -> Response:
+    async def _respond(
+        self,
+        operation: Operation,
+        *,
+        stream: bool,
+        progress: Callable[[], dict[str, Any]] | None = None,
+    ) -> Response:
         if stream:
-            return as_events(events_of(self._service, operation))
+            return as_events(events_of(self._service, operation, progress))
         await operation.done.wait()
         if operation.problem is not None:
             raise RequestFailed(operation.problem)
         return as_json(listed_body(self._service.listed(operation.name)))
 
 
-async def events_of(service: Service, operation: Operation) -> AsyncIterator[bytes]:
-    """Yield `progress` at each change, then `model` or `error`."""
+async def events_of(
+    service: Service, operation: Operation, progress: Callable[[], dict[str, Any]] | None = None
+) -> AsyncIterator[bytes]:
+    """Yield `progress` at each change, by default of the model's entry, then `model` or `error`."""
     last: dict[str, Any] = {}
     sent_at = trio.current_time()
     while not (last and operation.done.is_set()):
-        body = progress_body(service.listed(operation.name))
+        body = progress() if progress else progress_body(service.listed(operation.name))
         if body != last:
             last = body
             yield named_event("progress", body)
@@ -193,9 +223,17 @@ async def events_of(service: Service, operation: Operation) -> AsyncIterator[byt
 
 
 def progress_body(entry: ModelEntry) -> dict[str, Any]:
+    return _with_amounts({"id": entry.names[0], "state": entry.state}, entry.progress)
+
+
+def download_body(operation: Operation) -> dict[str, Any]:
+    """Format the progress of a model that is not listed yet."""
+    return _with_amounts({"id": operation.name, "state": "unloaded"}, operation.progress)
+
+
+def _with_amounts(body: dict[str, Any], loading: Loading | None) -> dict[str, Any]:
     """Loading progress is in bytes or steps."""
-    body: dict[str, Any] = {"id": entry.names[0], "state": entry.state}
-    if (loading := entry.progress) is None:
+    if loading is None:
         return body
     amounts = {"done": loading.done_bytes, "total": loading.total_bytes, "unit": loading.unit}
     return body | {"stage": loading.stage} | amounts

@@ -1,21 +1,25 @@
 // What is where, and who is told of a snapshot.
 
+import { describeServer } from "./about.js";
 import { Age } from "./age.js";
 import { Chat } from "./chat.js";
 import { byId, make, mark, say } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Figures } from "./figures.js";
-import { clock, count, modelName, plural, span } from "./format.js";
+import { clock, count, modelName, plural } from "./format.js";
 import { History } from "./history.js";
 import * as key from "./key.js";
 import { Kv } from "./kv.js";
 import { Lanes } from "./lanes.js";
 import { Models } from "./models.js";
+import { describeNow } from "./now.js";
 import { Plots } from "./plots.js";
+import { Refused } from "./problem.js";
 import { Requests } from "./requests.js";
 import { Rows } from "./rows.js";
 import { Tiers } from "./tiers.js";
 import { Timeline } from "./timeline.js";
+import { Views } from "./views.js";
 import { Actors } from "./actors.js";
 
 const WORDS = { ok: "Running", draining: "Shutting down", unloading: "Unloading", restarting: "Restarting", stalled: "Stalled", stuck: "Device stuck", failed: "Failed" };
@@ -36,13 +40,22 @@ const known = new Map(); // By model: {history, lanes}.
 const select = byId("model");
 let server = null, chosen = null, latest = null, ended = [], frame = 0, slowlyAt = -Infinity;
 let away = false; // The server, or the way to it.
+let useAlone = null; // Of a key that has the chat alone: (model) => it is used.
+const views = new Views(() => paint(true));
 
 const feed = new Feed({
   snapshot: take,
   recent: (records) => { ended = records; requests.add(records, chosen); },
-  viewer: ({ manages_models: manages }) => models.allow(manages),
+  viewer: ({ manages_models: manages }) => {
+    useAlone = null;
+    views.allow(true);
+    models.allow(manages);
+  },
   away: () => { away = true; tellAway(); },
-  locked: (error) => lock(error instanceof key.WrongKey && !key.get() ? "" : error.message),
+  locked: (error) => {
+    if (error instanceof Refused) chatAlone(error);
+    else lock(error instanceof key.WrongKey && !key.get() ? "" : error.message);
+  },
 });
 
 const age = new Age(() => {
@@ -93,7 +106,6 @@ function list(models) {
 
 function choose(name) {
   chosen = name;
-  chat.use(name);
   requests.show(name);
 }
 
@@ -107,22 +119,29 @@ function paint(all = false) {
 function show(now) {
   frame = 0;
   const model = current(), { history, lanes } = known.get(chosen);
-  if (!model.batch) return showNone();
   const rates = age.old ? NO_RATES : history;
-  timeline.draw(lanes, latest.at);
+  say(byId("now"), away ? "" : describeNow(model, rates));
+  if (!model.batch) return showNone();
   figures.show(model, rates);
-  actors.show(model, rates);
-  const { scheduler: facts, card } = model;
-  say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + waiting(facts));
+  if (views.current === "actors") actors.show(model, rates);
+  if (views.current === "server") showBatch(model, lanes);
   if (now - slowlyAt < SLOWLY_MS) return;
   if (slowlyAt < 0) performance.mark("shown"); // For `just bench-page`.
   slowlyAt = now;
+  if (views.current === "server") showSlowly(model, history, rates);
+  say(byId("about"), describeServer(latest, age.heardAt, model));
+}
+
+function showBatch({ scheduler: facts, card }, lanes) {
+  timeline.draw(lanes, latest.at);
+  say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + waiting(facts));
+}
+
+function showSlowly(model, history, rates) {
   plots.draw(history, rates, Date.now() / 1000);
   kv.show(model);
   tiers.show(model);
   rows.show(model.batch, latest.waits.filter((one) => one.model === model.name), latest.at);
-  about(`${card.architecture}, ${card.dtype} on ${card.device}`, turnedOff(card.off),
-    `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
 }
 
 function waiting({ queued_requests: queued, preempted_sequences: preempted }) {
@@ -132,19 +151,8 @@ function waiting({ queued_requests: queued, preempted_sequences: preempted }) {
 /** A model that is not loaded has no figures; once it is, everything is due. */
 function showNone() {
   figures.blank();
-  about();
+  say(byId("about"), describeServer(latest, age.heardAt));
   slowlyAt = -Infinity;
-}
-
-/** What the self-check has turned off, and why. */
-function turnedOff(off) {
-  const features = Object.entries(off).map(([feature, reason]) => `${feature.replace("_", " ")} (${reason})`);
-  return features.length ? `turned off: ${features.join(", ")}` : "";
-}
-
-function about(device, off, requests) {
-  const said = [`Trouper ${latest.version}`, device, off, `up for ${span(age.heardAt / 1000 - server)}`, requests];
-  say(byId("about"), said.filter(Boolean).join(" · "));
 }
 
 const current = () => latest.models.find((one) => one.name === chosen);
@@ -152,6 +160,7 @@ const current = () => latest.models.find((one) => one.name === chosen);
 /** At once: a frame may come when the server is away again. */
 function tell() {
   const model = current();
+  chat.use(chosen, model.card?.images);
   if (away) tellAway();
   else status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
   mark(byId("main"), "data-loaded", Boolean(model.batch));
@@ -175,14 +184,39 @@ function status(state, words) {
   say(byId("status"), words);
 }
 
+/** A key that may not see what others do has the chat, and nothing of what it may not see. */
+async function chatAlone(refusal) {
+  const listed = await listModels();
+  if (!listed) return lock(refusal.message);
+  useAlone = (name) => chat.use(name, listed.find((one) => one.id === name).input_modalities?.includes("image"));
+  latest = null; // What another key saw here is not this one's.
+  select.dataset.told = "";
+  select.replaceChildren(...listed.map(({ id }) => make("option", { value: id }, modelName(id))));
+  select.disabled = listed.length < 2;
+  useAlone(select.value);
+  status("ok", "Ready");
+}
+
+/** Null where they cannot be had. */
+async function listModels() {
+  try {
+    const response = await fetch("v1/models", { headers: key.headers() });
+    return response.ok ? (await response.json()).data : null;
+  } catch {
+    return null;
+  }
+}
+
 function lock(problem) {
   age.stop();
   models.allow(false);
+  views.allow(false);
   byId("main").hidden = true;
   byId("locked").hidden = false;
   byId("forget").hidden = true;
   say(byId("wrong"), problem);
   status("away", "Locked");
+  say(byId("now"), "");
   byId("key").focus();
 }
 
@@ -201,8 +235,13 @@ byId("unlock").addEventListener("submit", (event) => {
   key.keep(given);
   unlock();
 });
-byId("forget").addEventListener("click", () => { key.forget(); feed.stop(); chat.clear(); lock(""); });
-select.addEventListener("change", () => { choose(select.value); if (latest) tell(); paint(true); });
+byId("forget").addEventListener("click", () => { key.forget(); feed.stop(); chat.leave(); lock(""); });
+select.addEventListener("change", () => {
+  if (useAlone) return useAlone(select.value);
+  choose(select.value);
+  if (latest) tell();
+  paint(true);
+});
 addEventListener("themechange", () => { timeline.recolour(); plots.rebuild(); paint(true); });
 addEventListener("widthchange", () => paint(true));
 if (key.needed && !key.get()) lock("");

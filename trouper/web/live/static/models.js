@@ -1,10 +1,11 @@
 // All models, and what a key with the right to may do with them.
 
-import { make, mark, say } from "./dom.js";
+import { confirm } from "./dialog.js";
+import { byId, make, mark, parts, say } from "./dom.js";
 import { bytes, modelName, percent, plural, span } from "./format.js";
-import { WrongKey, headers } from "./key.js";
-import { problemOf } from "./problem.js";
-import { events } from "./sse.js";
+import { WrongKey } from "./key.js";
+import { operate } from "./operations.js";
+import { Pull } from "./pull.js";
 
 /** What can be done in each state: the last part of the endpoint's path, and the word for it. */
 const ACTIONS = {
@@ -17,7 +18,9 @@ export class Models {
   #section;
   #body;
   #problem;
+  #room = new Room(byId("room"));
   #locked;
+  #pull;
   #manages = false;
   #all = [];
   #rows = new Map(); // By name.
@@ -29,23 +32,23 @@ export class Models {
     this.#body = section.querySelector("tbody");
     this.#problem = section.querySelector("[role=alert]");
     this.#locked = locked;
+    this.#pull = new Pull(byId("pull"), locked);
   }
 
   /** Whether there are buttons. */
   allow(manages) {
     this.#manages = manages;
+    this.#pull.allow(manages);
     this.#draw();
   }
 
   show(models, found) {
     this.#all = [...models, ...found.map((one) => ({ ...one, state: "unloaded" }))];
+    this.#room.show(models);
     this.#draw();
   }
 
   #draw() {
-    const hidden = this.#all.length < 2 && !this.#manages;
-    if (this.#section.hidden !== hidden) this.#section.hidden = hidden;
-    if (hidden) return;
     mark(this.#section, "data-manages", this.#manages);
     for (const model of this.#all) {
       if (!this.#rows.has(model.name)) this.#rows.set(model.name, new Row(model.name));
@@ -62,9 +65,17 @@ export class Models {
     const free = !this.#busy.has(name);
     const actions = (ACTIONS[state] ?? []).filter(([verb]) => !pinned || verb === "load" || verb === "wake");
     return [
-      ...actions.map(([verb, word]) => [word, () => this.#act(verb, name, { stream: true }), null, free]),
+      ...actions.map(([verb, word]) => [word, () => this.#actIfSure(verb, word, name), null, free]),
       ["Pin", () => this.#act("pin", name, { pinned: !pinned }), Boolean(pinned), free],
     ];
+  }
+
+  /** Others may be using a model that is taken out of memory. */
+  async #actIfSure(verb, word, name) {
+    const users = ["unload", "sleep"].includes(verb) ? usersOf(this.#all.find((one) => one.name === name)) : 0;
+    const detail = `${plural(users, "request")} ${users === 1 ? "uses" : "use"} it now, and will be answered first. Until it is loaded again, others have to wait.`;
+    if (users && !(await confirm(`${word} ${modelName(name)}?`, detail, word))) return;
+    await this.#act(verb, name, { stream: true });
   }
 
   async #act(verb, name, more) {
@@ -73,7 +84,7 @@ export class Models {
     say(this.#problem, "");
     let problem = "";
     try {
-      problem = await done(verb, { model: name, ...more });
+      problem = await operate(verb, { model: name, ...more });
     } catch (error) {
       if (error instanceof WrongKey) this.#locked();
       else problem = "the server does not answer";
@@ -84,19 +95,31 @@ export class Models {
   }
 }
 
-/** Waits until it is done, and returns why not; "" if it was. A load may take minutes: events keep the connection open. */
-async function done(verb, body) {
-  const response = await fetch(`v1/models/${verb}`, {
-    method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body),
-  });
-  if (response.status === 401) throw new WrongKey();
-  if (!response.ok) return problemOf(response);
-  if (!body.stream) return "";
-  for await (const { event, data } of events(response.body)) {
-    if (event === "error") return JSON.parse(data).error.message;
-    if (event === "model") return "";
+const usersOf = ({ scheduler, waiting }) => (scheduler ? scheduler.active_sequences + scheduler.queued_requests : 0) + waiting;
+
+/** What models take of the memory that there is. */
+class Room {
+  #place;
+  #shown = "";
+
+  constructor(place) {
+    this.#place = place;
   }
-  throw new Error("the stream has ended before the operation");
+
+  show(models) {
+    const loaded = models.filter((one) => one.memory);
+    const weights = loaded.reduce((sum, one) => sum + one.weights_bytes, 0);
+    const { active_bytes: used, limit_bytes: limit } = loaded[0]?.memory ?? {};
+    const told = JSON.stringify([weights, used, limit]);
+    if (told === this.#shown) return;
+    this.#shown = told;
+    this.#place.hidden = !limit;
+    if (!limit) return;
+    const shares = [["decode", weights], ["cached", used - weights], ["", limit - Math.max(used, weights)]];
+    this.#place.replaceChildren(
+      make("p", { class: "ends" }, make("span", {}, `Loaded models take ${bytes(weights)}`), make("b", {}, `${bytes(used)} of ${bytes(limit)} memory in use`)),
+      make("div", { class: "meter", "aria-hidden": "true" }, ...parts(shares)));
+  }
 }
 
 class Row {
@@ -143,5 +166,5 @@ function stateOf({ state, progress, waiting, problem }) {
 }
 
 function notesOf({ pinned, ttl_s: ttl, fits }) {
-  return [pinned && "pinned", ttl && `sleeps after ${span(ttl)}`, fits === false && "does not fit now"].filter(Boolean).join(", ");
+  return [pinned && "pinned", ttl && `sleeps after ${span(ttl)}`, fits === false && "does not fit now", fits && "fits"].filter(Boolean).join(", ");
 }

@@ -1,0 +1,98 @@
+"""Faults that axe sees in the pages: none, in both themes, on a laptop and on a phone."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from tests.browser.driver import PHONE, Browser
+from tests.browser.npm_packages import AXE
+from tests.browser.page import Page, says, shown, streams
+
+pytestmark = pytest.mark.skipif(bool(AXE.missing), reason=AXE.missing)
+LAPTOP = (1440, 780)
+ANSWER = """# Title
+
+Some *text* with [a link](https://example.org/) and `code`.
+
+```python
+print("a line of code that is much longer than a phone is wide, so that the block scrolls")
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+> quoted
+"""
+RUN = """
+const done = arguments[arguments.length - 1];
+axe.run(document).then(
+  ({ violations, passes }) => done([violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).join(" ")}`), passes.length]),
+  (error) => done([[String(error)], 0]),
+);
+"""
+
+
+async def violations(page: Page) -> list[str]:
+    """Of all rules, good practice as well."""
+    source = (AXE.directory / "axe.min.js").read_text()
+
+    def run() -> list[str]:
+        page.browser.run(source)
+        found, passed = page.browser.driver.execute_async_script(RUN)
+        assert passed > 10, "rules were applied"
+        return list(found)
+
+    return await trio.to_thread.run_sync(run)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [LAPTOP, PHONE])
+async def test_axe_finds_no_fault_in_any_view(
+    browser: Browser, scheme: str, size: tuple[int, int]
+) -> None:
+    browser.resize(*size)
+    browser.prefer(scheme)
+    async with shown(browser, says(ANSWER)) as (page, _):
+        await page.reads("#status", "Running")
+        assert await violations(page) == []
+        await page.type("#prompt", "Show me all of it\n")
+        await page.reads("#messages .told", "token")
+        for view in ("chat", "models", "server", "actors"):
+            await page.view(view)
+            assert await violations(page) == [], view
+        await page.view("chat")
+        await page.click("#messages [aria-label='Edit the message']")
+        await page.click("#chat summary")
+        assert await violations(page) == []
+        if size == PHONE:
+            await page.click("#show-conversations")
+        await page.click("#conversations [aria-label^=Delete]")
+        assert await violations(page) == [], "a question stands above it"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_no_fault_in_a_busy_server_nor_where_a_key_is_needed(
+    browser: Browser, scheme: str
+) -> None:
+    browser.prefer(scheme)
+    async with shown(browser) as (page, served), streams(served, 3):
+        await page.view("server")
+        await page.reads("#figure-running dd", "3")
+        await page.click("#rows summary")
+        await page.until("document.querySelector('#rows table')")
+        assert await violations(page) == []
+    async with shown(browser, api_key=("secret",)) as (page, _):
+        await page.reads("#status", "Locked")
+        assert await violations(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_no_fault_in_docs(browser: Browser, scheme: str) -> None:
+    browser.prefer(scheme)
+    async with shown(browser, at="docs") as (page, _):
+        await page.until("document.querySelector('details .path')")
+        await page.run("document.querySelector('details').open = true")
+        await page.until("document.querySelector('details form')")
+        assert await violations(page) == []
