@@ -167,8 +167,8 @@ def _sections(group: Sequence[Table], remarks: Mapping[str, Mapping[str, str]]) 
         for name, verdict in table.known().items():
             where[name, verdict, remarks[table.path].get(name, "")].append(table.path)
     sets: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row, paths in sorted(where.items()):
-        sets[tuple(paths)].append(row)
+    for row in sorted(where):
+        sets[tuple(where[row])].append(row)
     order = [table.path for table in group]
     for paths in sorted(sets, key=lambda paths: (-len(paths), [*map(order.index, paths)])):
         yield f"{SECTION}{', '.join(paths)}\n\n{_section(sets[paths])}\n"
