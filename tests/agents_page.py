@@ -118,10 +118,10 @@ def in_short(agent: Agent, setup: Setup) -> str:
     paths = [short(file.path).replace(f"{Path.cwd()}/", "") for file in setup.files]
     names = [] if setup.files else list(setup.variables)
     written = ", ".join(f"`{name}`" for name in [*paths, *names, *setup.exports])
-    told = [f"`trouper connect {agent.name}` sets {written}.", *setup.notes]
-    told += [f"No `--write`: {agent.why_no_write}."] if agent.why_no_write else []
-    told += [f"No `--run`: {agent.why_no_run}."] if agent.why_no_run else []
-    return " ".join(told)
+    lines = [f"`trouper connect {agent.name}` sets {written}.", *setup.notes]
+    lines += [f"No `--write`: {agent.why_no_write}."] if agent.why_no_write else []
+    lines += [f"No `--run`: {agent.why_no_run}."] if agent.why_no_run else []
+    return " ".join(lines)
 
 
 def rendered(page: str) -> str:

@@ -74,7 +74,7 @@ class Table:
             for name in properties
         }
 
-    def known(self) -> dict[str, str]:
+    def checked(self) -> dict[str, str]:
         """Return the verdicts, which must have each of the API's parameters."""
         unknown = sorted(set(self.own) - self.verdicts.keys())
         assert not unknown, f"{self.path}: nothing is known of {unknown}"
@@ -164,7 +164,7 @@ def _sections(group: Sequence[Table], remarks: Mapping[str, Mapping[str, str]]) 
     """Yield a section for each set of endpoints that share parameters, the largest set first."""
     where: dict[Row, list[str]] = defaultdict(list)
     for table in group:
-        for name, verdict in table.known().items():
+        for name, verdict in table.checked().items():
             where[name, verdict, remarks[table.path].get(name, "")].append(table.path)
     sets: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in sorted(where):
@@ -193,10 +193,10 @@ def _section(rows: Sequence[Row]) -> str:
 
 
 def _entry(name: str, verdict: str, remark: str) -> str:
-    told = verdict.removeprefix("works").removeprefix(", ")
-    if not told:
+    rule = verdict.removeprefix("works").removeprefix(", ")
+    if not rule:
         return f"- `{name}`: {remark or 'works'}"
-    return f"- `{name}` **{told}:** {remark}" if remark else f"- `{name}` **{told}**"
+    return f"- `{name}` **{rule}:** {remark}" if remark else f"- `{name}` **{rule}**"
 
 
 if __name__ == "__main__":

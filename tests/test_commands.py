@@ -183,8 +183,8 @@ def test_each_block_has_a_language_that_is_known() -> None:
 def test_marks_are_known_and_on_commands() -> None:
     marked = [block for block in BLOCKS if block.run or block.not_run]
     assert {block.name for block in marked if not block.is_command} == set()
-    known = (None, THE_SERVER, THE_PAGES_SERVER)
-    assert {block.name: block.run for block in marked if block.run not in known} == {}
+    marks = (None, THE_SERVER, THE_PAGES_SERVER)
+    assert {block.name: block.run for block in marked if block.run not in marks} == {}
     written = sum(page.read_text("utf-8").count("run: ") for page in PAGES)
     assert len(marked) == written, "a mark stands right above its block"
 

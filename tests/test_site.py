@@ -72,8 +72,8 @@ def test_the_search_finds_what_users_type(site: Path, typed: str, page: str) -> 
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
     texts = {each["location"]: f"{each['title']} {each['text']}".lower() for each in index["docs"]}
     matching = {
-        place
-        for place, text in texts.items()
+        address
+        for address, text in texts.items()
         if all(re.search(rf"\b{word}", text) for word in typed.split())
     }
-    assert page in {place[: len(page)] for place in matching}
+    assert page in {address[: len(page)] for address in matching}

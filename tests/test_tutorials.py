@@ -48,12 +48,12 @@ def test_a_tutorial_works_from_its_first_line_to_its_last(page: Path, tmp_path: 
     environment = environment_of(tmp_path) | {"HOME": str(tmp_path)}
     environment |= {"UV_PYTHON": sys.executable, "UV_PYTHON_DOWNLOADS": "never"}
     blocks = blocks_of(page)
-    [place] = [place for place, block in enumerate(blocks) if block.run == THE_PAGES_SERVER]
-    for block in blocks[:place]:
+    [first] = [i for i, block in enumerate(blocks) if block.run == THE_PAGES_SERVER]
+    for block in blocks[:first]:
         if not block.not_run:
             play(block, environment, None)
-    with serving(blocks[place], environment) as port:
-        for block in blocks[place + 1 :]:
+    with serving(blocks[first], environment) as port:
+        for block in blocks[first + 1 :]:
             if not block.not_run:
                 assert play(block, environment, port).strip(), f"{block.name} said nothing"
 
