@@ -8,7 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.agents.images import ImageRow, rows
-from trouper.cli.agents.agent import ServedModel, first_prompts, instructions
+from trouper.cli.agents.agent import (
+    Agent,
+    ServedModel,
+    Setup,
+    first_prompts,
+    instructions,
+)
+from trouper.cli.agents.config_files import short
 from trouper.cli.commands.connect import AGENTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "agents.md"
@@ -19,6 +26,8 @@ SERVED = ServedModel(
 HOME = Path("/home/you")
 MAX_LINES = 45
 """A screen."""
+IN_FULL = frozenset({"claude", "codex", "generic"})
+"""Clients whose section has all that is printed; the others' say which files, and what to know."""
 
 
 @contextmanager
@@ -47,18 +56,17 @@ def home_of_the_page() -> Iterator[None]:
 TABLE = """\
 ## First prompts
 
-An agent's first request has its instructions and its tools. `just agents` measured its length in
-tokens; the family of models that has the most counts. Answers and files need half as much again.
+Tokens of an agent's first request, by `just agents`, with the family of models that has the most.
+Answers and files need half as much again.
 
-| client | version | measured | families | first prompt | context, at least |
-|---|---|---|---|---|---|
+| client | version | first prompt | context, at least |
+|---|---|---|---|
 """
 
 
 def first_prompts_table() -> str:
     rows = (
-        f"| {AGENTS[name].title} | {first.version} | {first.date} | {first.families} "
-        f"| {first.tokens:,} | {first.needed:,} |\n"
+        f"| {AGENTS[name].title} | {first.version} | {first.tokens:,} | {first.needed:,} |\n"
         for name, first in first_prompts().items()
     )
     return TABLE + "".join(rows)
@@ -67,33 +75,28 @@ def first_prompts_table() -> str:
 PICTURES = """\
 ## Pictures
 
-`just agents-images` lets each client look at a PNG file: by its tool for reading files, which a
-scripted model calls, and in its first prompt. A cell says how the picture was in the request; the
-engine got the pixels of that file each time. "No picture": the client sent a text instead, or has
-no such way without its terminal's page. "Right": answers of the model of `examples/shapes` to the
-picture in the first prompt, where that was tried. That model calls no tools, and was trained on
-short questions: Codex (`-c include_environment_context=false`) and Claude Code (`--bare`) are
-started so that they write little around one. With more text it says that it sees no image.
+`just agents-images` lets each client look at a PNG file: by its tool for reading files, and in its
+first prompt. A cell says how the picture was in the request; the engine got the pixels of that file
+each time. "No picture": the client sent a text instead, or has no such way in the terminal.
 
 In a first prompt a picture is named by `@picture.png` (Claude Code, Qwen Code, pi), `--image`
 (Codex), `--file` (opencode, Kilo Code), `--attachment` (Copilot CLI) or its name alone (aider).
 
-| client | version | run | tool | the tool's result | first prompt | right |
-|---|---|---|---|---|---|---|
+| client | version | tool | the tool's result | first prompt |
+|---|---|---|---|---|
 """
 
 
 def pictures_table() -> str:
     return PICTURES + "".join(
-        f"| {AGENTS[name].title} | {row.version} | {row.date} | {_cells(row)} |\n"
+        f"| {AGENTS[name].title} | {row.version} | {_cells(row)} |\n"
         for name, row in rows().items()
     )
 
 
 def _cells(row: ImageRow) -> str:
     tool, by_tool = (f"`{row.tool}`", row.by_tool or "no picture") if row.tool else ("", "")
-    right = f"{row.right} of {row.shown}" if row.shown else ""
-    return " | ".join((tool, by_tool, row.in_prompt or "no picture", right))
+    return " | ".join((tool, by_tool, row.in_prompt or "no picture"))
 
 
 def sections() -> Iterator[str]:
@@ -101,9 +104,24 @@ def sections() -> Iterator[str]:
     yield first_prompts_table()
     yield pictures_table()
     for agent in AGENTS.values():
-        text = instructions(agent, SERVED, agent.setup(SERVED)).replace(f"{Path.cwd()}/", "")
+        setup = agent.setup(SERVED)
+        text = instructions(agent, SERVED, setup).replace(f"{Path.cwd()}/", "")
         assert text.count("\n") <= MAX_LINES, agent.name
-        yield f"## {agent.title}\n\n`trouper connect {agent.name}` prints:\n\n```\n{text}```\n"
+        if agent.name in IN_FULL:
+            yield f"## {agent.title}\n\n`trouper connect {agent.name}` prints:\n\n```\n{text}```\n"
+        else:
+            yield f"## {agent.title}\n\n{in_short(agent, setup)}\n"
+
+
+def in_short(agent: Agent, setup: Setup) -> str:
+    """Say which command sets a client up, what it changes, and what cannot be."""
+    paths = [short(file.path).replace(f"{Path.cwd()}/", "") for file in setup.files]
+    names = [] if setup.files else list(setup.variables)
+    written = ", ".join(f"`{name}`" for name in [*paths, *names, *setup.exports])
+    lines = [f"`trouper connect {agent.name}` sets {written}.", *setup.notes]
+    lines += [f"No `--write`: {agent.why_no_write}."] if agent.why_no_write else []
+    lines += [f"No `--run`: {agent.why_no_run}."] if agent.why_no_run else []
+    return " ".join(lines)
 
 
 def rendered(page: str) -> str:

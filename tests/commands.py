@@ -4,8 +4,9 @@ running it.
 A comment right above a block says how it is treated:
 
     <!-- run: as the server of all pages -->    it is started once and asked by every block that
-    names its address <!-- not run: REASON -->                    for what needs a Mac, a GPU, root,
-    a hub
+    names its address
+    <!-- run: as the server of this page -->    the same for a tutorial (tests/test_tutorials.py)
+    <!-- not run: REASON -->                    for what needs a Mac, a GPU, root, a hub
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ FENCE = re.compile(
 )
 MARK = re.compile(r"<!-- (?P<how>run|not run): (?P<said>[^\n]+) -->\n *$")
 THE_SERVER = "as the server of all pages"
+THE_PAGES_SERVER = "as the server of this page"
 
 
 @attrs.frozen

@@ -6,7 +6,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from trouper.web.responses import response_request as responses
 
 PAGE = Path(__file__).parent.parent / "docs" / "parameters.md"
 NOT_OF_THE_API = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
-ROW = re.compile(r"\| `(\w+)` \| (.*?) \| ?(.*?) ?\|")
-HEAD = "| parameter | what happens | |\n|---|---|---|\n"
+ROW = re.compile(r"^- `(\w+)`(?::| \*\*.*?:?\*\*)? ?(.*)$", re.MULTILINE)
+SECTION = "\n### POST "
+PAST = {"changes nothing": "Change nothing", "read past": "Are read past"}
 
 
 @attrs.frozen
@@ -72,19 +74,11 @@ class Table:
             for name in properties
         }
 
-    def render(self, remarks: Mapping[str, str]) -> str:
-        verdicts, own = self.verdicts, set(self.own)
-        unknown = sorted(own - verdicts.keys())
+    def checked(self) -> dict[str, str]:
+        """Return the verdicts, which must have each of the API's parameters."""
+        unknown = sorted(set(self.own) - self.verdicts.keys())
         assert not unknown, f"{self.path}: nothing is known of {unknown}"
-
-        def rows(names: list[str]) -> str:
-            return HEAD + "".join(
-                f"| `{name}` | {verdicts[name]} | {remarks.get(name, '')} |\n" for name in names
-            )
-
-        others = sorted(verdicts.keys() - own)
-        tail = f"\nBesides:\n\n{rows(others)}" if others else ""
-        return f"## POST {self.path}\n\n{rows(sorted(own))}{tail}"
+        return self.verdicts
 
 
 def _verdict(schema: dict[str, Any], within: dict[str, Any]) -> str:
@@ -112,14 +106,19 @@ def _refusal(neutral: tuple[Any, ...], skipped: bool) -> str:
     return f"{verdict}, unless {values}" if values else verdict
 
 
-TABLES = (
+GENERATING = (
     Table("/v1/chat/completions", chat_completions.ChatRequest, Chat.create),
     Table("/v1/completions", completions.CompletionRequest, Completions.create),
     Table("/infill", infill.InfillRequest, None),
     Table("/v1/responses", responses.ResponseRequest, Responses.create),
+    Table("/v1/messages", messages.MessagesRequest, None),
+)
+COMPARING = (
     Table("/v1/embeddings", embeddings.EmbeddingRequest, Embeddings.create),
     Table("/v1/rerank", rerank.RerankRequest, None),
     Table("/v1/score", rerank.ScoreRequest, None),
+)
+MANAGING = (
     Table("/v1/batches", BatchRequest, Batches.create),
     Table("/v1/models/load", model_operations.LoadRequest, None),
     Table("/v1/models/wake", model_operations.WakeRequest, None),
@@ -128,32 +127,76 @@ TABLES = (
     Table("/v1/models/pin", model_operations.PinRequest, None),
     Table("/v1/load_lora_adapter", adapter_operations.LoadAdapterRequest, None),
     Table("/v1/unload_lora_adapter", adapter_operations.UnloadAdapterRequest, None),
-    Table("/v1/messages", messages.MessagesRequest, None),
 )
+GROUPS = {
+    "Endpoints that generate": GENERATING,
+    "Vectors and scores": COMPARING,
+    "Batches, models and adapters": MANAGING,
+}
+TABLES = (*GENERATING, *COMPARING, *MANAGING)
+Row = tuple[str, str, str]
+"""A parameter, what happens to it, and the remark."""
 
 
 def remarks_of(page: str) -> dict[str, dict[str, str]]:
     """What was written by hand, by path and parameter."""
-    sections = page.split("\n## POST ")[1:]
-    return {
-        section.split("\n", 1)[0]: {name: remark for name, _, remark in ROW.findall(section)}
-        for section in sections
-    }
+    remarks: dict[str, dict[str, str]] = {table.path: {} for table in TABLES}
+    for section in page.split(SECTION)[1:]:
+        heading, _, text = section.partition("\n")
+        for path in heading.split(", "):
+            remarks[path] |= dict(ROW.findall(text))
+    return remarks
 
 
 def intro_of(page: str) -> str:
-    return page.split("\n## POST ", maxsplit=1)[0].rstrip("\n")
+    return page.split("\n## Endpoints that generate\n", maxsplit=1)[0].rstrip("\n")
 
 
 def rendered(page: str) -> str:
     remarks = remarks_of(page)
-    return "\n\n".join([intro_of(page), *_tables(remarks)])
+    groups = (
+        f"## {title}\n{''.join(_sections(group, remarks))}" for title, group in GROUPS.items()
+    )
+    return "\n\n".join([intro_of(page), *(group.rstrip("\n") for group in groups)]) + "\n"
 
 
-def _tables(remarks: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    for place, table in enumerate(TABLES):
-        text = table.render(remarks.get(table.path, {}))
-        yield text if place == len(TABLES) - 1 else text.rstrip("\n")
+def _sections(group: Sequence[Table], remarks: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Yield a section for each set of endpoints that share parameters, the largest set first."""
+    where: dict[Row, list[str]] = defaultdict(list)
+    for table in group:
+        for name, verdict in table.checked().items():
+            where[name, verdict, remarks[table.path].get(name, "")].append(table.path)
+    sets: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in sorted(where):
+        sets[tuple(where[row])].append(row)
+    order = [table.path for table in group]
+    for paths in sorted(sets, key=lambda paths: (-len(paths), [*map(order.index, paths)])):
+        yield f"{SECTION}{', '.join(paths)}\n\n{_section(sets[paths])}\n"
+
+
+def _section(rows: Sequence[Row]) -> str:
+    """An entry for what needs words, a line for each way of not being read, and other names."""
+    aliases = [row for row in rows if row[1].startswith("is ")]
+    listed = [row for row in rows if row[1] in PAST and not row[2]]
+    entries = [_entry(*row) for row in rows if row not in [*aliases, *listed]]
+    lines = [
+        f"{words}: {', '.join(names)}."
+        for verdict, words in PAST.items()
+        if (names := [f"`{row[0]}`" for row in listed if row[1] == verdict])
+    ]
+    other_names: dict[str, list[str]] = defaultdict(list)
+    for name, verdict, _ in aliases:
+        other_names[verdict.removeprefix("is ")].append(f"`{name}`")
+    others = "; ".join(f"of {meant}: {', '.join(same)}" for meant, same in other_names.items())
+    lines += [f"Other names {others}."] if others else []
+    return "\n\n".join([*(["\n".join(entries)] if entries else []), *lines])
+
+
+def _entry(name: str, verdict: str, remark: str) -> str:
+    rule = verdict.removeprefix("works").removeprefix(", ")
+    if not rule:
+        return f"- `{name}`: {remark or 'works'}"
+    return f"- `{name}` **{rule}:** {remark}" if remark else f"- `{name}` **{rule}**"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,16 @@ import psutil
 import pytest
 import yaml
 
-from tests.commands import COMMANDS, DATA, PAGES, ROOT, THE_SERVER, Block, all_blocks
+from tests.commands import (
+    COMMANDS,
+    DATA,
+    PAGES,
+    ROOT,
+    THE_PAGES_SERVER,
+    THE_SERVER,
+    Block,
+    all_blocks,
+)
 from tests.test_process import free_port
 
 BLOCKS = all_blocks()
@@ -36,10 +45,13 @@ def named(block: Block) -> str:
 
 
 def to_run(language: str) -> list[Block]:
+    """Blocks that stand alone; tests/test_tutorials.py plays tutorials in their order."""
     return [
         block
         for block in BLOCKS
-        if block.language == language and not block.not_run and block.run != THE_SERVER
+        if block.language == language
+        and not (block.run or block.not_run)
+        and not block.page.name.startswith("tutorial-")
     ]
 
 
@@ -51,10 +63,11 @@ QUICK = tuple(block.name for block in to_run("sh") if "just mutants" not in bloc
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """A user's: the packages, no settings and no cache of their own, but the embedded model, which
     was converted once."""
-    home, own = (
-        tmp_path_factory.mktemp("home"),
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"),
-    )
+    return environment_of(tmp_path_factory.mktemp("home"))
+
+
+def environment_of(home: Path) -> dict[str, str]:
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     (own / "trouper" / "models").mkdir(parents=True, exist_ok=True)
     (home / "cache" / "trouper").mkdir(parents=True)
     (home / "cache" / "trouper" / "models").symlink_to(own / "trouper" / "models")
@@ -170,7 +183,8 @@ def test_each_block_has_a_language_that_is_known() -> None:
 def test_marks_are_known_and_on_commands() -> None:
     marked = [block for block in BLOCKS if block.run or block.not_run]
     assert {block.name for block in marked if not block.is_command} == set()
-    assert {block.name: block.run for block in marked if block.run not in (None, THE_SERVER)} == {}
+    marks = (None, THE_SERVER, THE_PAGES_SERVER)
+    assert {block.name: block.run for block in marked if block.run not in marks} == {}
     written = sum(page.read_text("utf-8").count("run: ") for page in PAGES)
     assert len(marked) == written, "a mark stands right above its block"
 

@@ -22,6 +22,16 @@ LAB = ROOT / "packages" / "trouper-lab" / "trouper_lab"
 BASES = (ROOT, PACKAGE, LAB.parent, *(path for path in PACKAGE.iterdir() if path.is_dir()))
 TOP = {"trouper", *(path.name for path in PACKAGE.iterdir() if path.is_dir())}
 ACTORS = DOCS / "actors.md"
+MAX_WORDS = 60_000
+MAX_WORDS_OF_A_PAGE = 2500
+"""Bars of tables count as words."""
+
+
+def test_pages_are_short_enough_to_be_read() -> None:
+    """What is measured stands in benchmarks/RESULTS.md, and each thing once."""
+    words = {page.name: len(page.read_text("utf-8").split()) for page in DOCS.glob("*.md")}
+    assert {page: count for page, count in words.items() if count > MAX_WORDS_OF_A_PAGE} == {}
+    assert sum(words.values()) <= MAX_WORDS
 
 
 def table_below(heading: str) -> list[list[str]]:

@@ -3,6 +3,7 @@ hosts."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -53,3 +54,26 @@ def test_what_pages_include_is_there(site: Path) -> None:
     embedding = (site / "embedding" / "index.html").read_text("utf-8")
     assert "run_summarizer" in embedding
     assert "The client's end of one request." in embedding
+
+
+@pytest.mark.parametrize(
+    ("typed", "page"),
+    [
+        ("gguf", "troubleshooting/"),
+        ("gguf", "coming-from/"),
+        ("ollama", "coming-from/#ollama"),
+        ("slow", "troubleshooting/#answers-are-slow"),
+        ("out of memory", "troubleshooting/#memory-or-disk-fills-up"),
+        ("which model", "choosing-a-model/#which-model-for-how-much-memory"),
+    ],
+)
+def test_the_search_finds_what_users_type(site: Path, typed: str, page: str) -> None:
+    """The index has a section of that page with all words that are typed."""
+    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    texts = {each["location"]: f"{each['title']} {each['text']}".lower() for each in index["docs"]}
+    matching = {
+        address
+        for address, text in texts.items()
+        if all(re.search(rf"\b{word}", text) for word in typed.split())
+    }
+    assert page in {address[: len(page)] for address in matching}

@@ -29,7 +29,7 @@ def full_name(family: str, kind: str) -> str:
     return family + ("_total" if kind == "counter" else "")
 
 
-ROW = re.compile(r"\| `(\S+)` \| (\w+) \| (.*?) \| (.*) \|")
+ROW = re.compile(r"^- `(\S+)` \((\w+)(; only)?;?(.*?)\): (.*)$", re.MULTILINE)
 PROCESS = [
     MetricFamily(
         "counter" if one.type == "counter" else "gauge",
@@ -52,12 +52,19 @@ ABSENT = {
 there is nothing to tell."""
 
 
+def usual_labels(name: str, only: str) -> tuple[str, ...]:
+    """Labels that the page does not repeat."""
+    if only or name.startswith("process_"):
+        return ()
+    return ("model_name", "engine") if name.startswith("vllm:") else ("model_name",)
+
+
 def documented() -> dict[str, tuple[str, tuple[str, ...], str]]:
     rows = ROW.findall((DOCS / "metrics.md").read_text())
     assert len({name for name, *_ in rows}) == len(rows), "each once"
     return {
-        name: (kind, tuple(re.findall(r"`(\w+)`", labels)), said)
-        for name, kind, labels, said in rows
+        name: (kind, (*usual_labels(name, only), *re.findall(r"`(\w+)`", labels)), said)
+        for name, kind, only, labels, said in rows
         if PROCESS or not name.startswith("process_")
     }
 

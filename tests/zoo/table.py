@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.zoo.playing import Play
 from trouper.engine.adaptations.adaptation_registry import adapted
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
-HEAD = "| module | config | rows decode | prompts prefill | drafts | restored from blocks | banks | adapted, or the reason |"
+HEAD = "| rows decode | prompts prefill | drafts, blocks | banks | configs |\n|---|---|---|---|---|"
 
 
 @attrs.frozen
@@ -47,20 +48,18 @@ class Line:
         return module_of(CONFIGS[self.name])
 
     def __str__(self) -> str:
-        rows, prompts = _how(together=self.together), _how(together=self.prefill_together)
-        notes = "; ".join([*self.notes, *_own(self.name)])
-        variant = "" if self.name == self.module else self.name
-        cells = [
-            f"`{self.module}`",
-            variant,
-            rows,
-            prompts,
+        return f"{self.name}: {', '.join(self.ways)}; {'; '.join(self.notes)}"
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The cells by which configs are grouped."""
+        assert self.drafts == self.restores, f"{self.name}: the table has one column for both"
+        return (
+            _how(together=self.together),
+            _how(together=self.prefill_together),
             _yes(self.drafts),
-            _yes(self.restores),
             _yes(self.banks),
-            notes,
-        ]
-        return f"| {' | '.join(cells)} |"
+        )
 
 
 def _how(*, together: bool) -> str:
@@ -100,38 +99,72 @@ def page(lines: Iterable[Line], vlm: str) -> str:
         lines, key=lambda line: (line.module.lower(), line.name != line.module, line.name)
     )
     left_out = "\n".join(f"| `{name}` | {why} |" for name, why in LEFT_OUT.items())
-    table = "\n".join([HEAD, "|" + "---|" * 8, *map(str, ordered)])
     return TEXT.format(
-        figures=figures(ordered), table=table, left_out=left_out, bound=BOUND, vlm=vlm
+        figures=figures(ordered),
+        table=grouped(ordered),
+        notes=noted(ordered),
+        left_out=left_out,
+        bound=BOUND,
+        vlm=vlm,
     )
+
+
+def grouped(lines: Sequence[Line]) -> str:
+    """One row for each way in which configs run, the commonest first."""
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for line in lines:
+        groups[line.ways].append(line.name)
+    rows = (
+        f"| {' | '.join(ways)} | {', '.join(map(_code, groups[ways]))} |"
+        for ways in sorted(groups, key=lambda ways: -len(groups[ways]))
+    )
+    return "\n".join([HEAD, *rows])
+
+
+def noted(lines: Sequence[Line]) -> str:
+    """One row for each adaptation or reason, with the configs that have it."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        for note in [*line.notes, *_own(line.name)]:
+            groups[note].append(line.name)
+    return "\n".join(
+        f"| {note} | {', '.join(map(_code, names))} |" for note, names in groups.items()
+    )
+
+
+def _code(name: str) -> str:
+    """The module as code, what differs from its usual config in words."""
+    module, _, variant = name.partition(" ")
+    return f"`{module}` {variant}".rstrip()
 
 
 TEXT = """# Architectures
 
-How rows of each architecture share the engine. `just zoo` makes this page: it builds a tiny random model of every config in
-`tests/zoo`, plays rows of different lengths on it, and compares the log-probabilities of every next token with mlx-lm's own loop
-over the same tokens in the same pieces.
+How rows of each architecture share the engine. `just zoo` makes this page: it builds a tiny random model of every config in `tests/zoo`, plays
+rows of different lengths on it, and compares the log-probabilities of every next token with mlx-lm's own loop over the same tokens in the same
+pieces.
 
 {figures}
 
-What is played: one row alone; rows of four lengths that prefill in one pass and decode together, with others that join, one of
-them with a single token, and others that leave; rows restored from blocks at a length that no block divides; drafts that are
-right, wrong and right in part. Windows are 16 tokens and prompts pass them. All of it with shapes as a CPU gets them, in one bank and in banks
-of 16 tokens and more, and rounded up as other devices want them.
-
-A difference of {bound} in a log-probability counts as wrong. Measured, right ones differ by at most 3e-4, which is what float32
-makes of another order of sums; wrong ones, which are played without what follows here, by 0.1 and more. Greedy tokens are equal wherever the two best logits are further apart
-than twice the bound.
-
-Some models need something of caches, masks or offsets that others do not. What that is stands in `trouper/engine/adaptations/adaptation_registry.py`;
-a model is recognised by what it is made of. Tests play the same without it, and each must fail then; only the layout of experts with biases matters on CUDA alone.
+What is played: one row alone; rows of four lengths that prefill in one pass, decode together, join and leave; rows restored from blocks; drafts that
+are right, wrong and right in part; with shapes as a CPU gets them, in one bank and in several, and rounded up as other devices want them. A difference
+of {bound} in a log-probability counts as wrong; right ones differ by at most 3e-4.
 
 ## Every module
 
 {table}
 
-"One by one" under *prompts prefill*: recurrent state would take the padding in. Such rows draft: what a draft has added to a state
-is [taken back](speculation.md#recurrent-state).
+A config without further words is the module's usual one. "One by one" under *prompts prefill*: recurrent state would take the padding in. Such rows
+draft: what a draft has added to a state is [taken back](speculation.md#recurrent-state).
+
+## Adapted, and why one by one
+
+Some models need something of caches, masks or offsets that others do not (`trouper/engine/adaptations/adaptation_registry.py`). Tests play the
+same without it, and each must fail then; only the layout of experts with biases matters on CUDA alone.
+
+| what | configs |
+|---|---|
+{notes}
 
 {vlm}
 ## Left out

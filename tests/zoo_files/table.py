@@ -10,29 +10,50 @@ from tests.zoo_files.checking import Outcome
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- families: just zoo-files -->\n", "<!-- end of families -->"
-HEAD = "| family | architecture | calls of tools | reasoning | thinks | context | what is missing |"
+HEAD = "| family | architecture | calls | reasoning | context | notes |"
 WORDS = {
-    "system messages": "system messages become the user's",
+    "system messages": "S",
     "later system": "",
-    "earlier calls": "calls of earlier turns become text",
+    "earlier calls": "T",
     "tool results": "",
+    "an empty user message precedes": "U",
 }
-"""Short forms of what a template's adaptation says, by its begin."""
+"""Letters for what a template's adaptation says, by its begin; the page explains them."""
 
 
 def row(outcome: Outcome) -> str:
-    family = outcome.family
-    config = CONFIGS[family.config]
     cells = (
-        family.name,
-        f"`{family.kind or config['model_type']}`",
-        outcome.tool_parser,
-        outcome.reasoning_parser,
-        outcome.default,
+        outcome.family.name,
+        f"`{_architecture(outcome)}`",
+        _or_nothing(outcome.tool_parser),
+        _reasoning(outcome.reasoning_parser, outcome.default),
         f"{outcome.context:,}",
-        "; ".join(dict.fromkeys(filter(None, map(_short, outcome.missing)))),
+        _notes(outcome),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def in_short(outcome: Outcome) -> str:
+    """A family that has neither calls nor reasoning."""
+    said = [f"`{_architecture(outcome)}`", f"{outcome.context:,}", _notes(outcome)]
+    return f"{outcome.family.name} ({'; '.join(filter(None, said))})"
+
+
+def _architecture(outcome: Outcome) -> str:
+    return outcome.family.kind or str(CONFIGS[outcome.family.config]["model_type"])
+
+
+def _notes(outcome: Outcome) -> str:
+    return ", ".join(dict.fromkeys(filter(None, map(_short, outcome.missing))))
+
+
+def _or_nothing(parser: str) -> str:
+    return "" if parser == "none" else parser
+
+
+def _reasoning(parser: str, default: str) -> str:
+    """The format, and when it thinks."""
+    return f"{parser}, {default}" if _or_nothing(parser) else ""
 
 
 def _short(text: str) -> str:
@@ -40,7 +61,14 @@ def _short(text: str) -> str:
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
-    return "\n".join([HEAD, "|" + "---|" * 7, *map(row, outcomes)])
+    rows, others = [], []
+    for outcome in outcomes:
+        if _or_nothing(outcome.tool_parser) or _or_nothing(outcome.reasoning_parser):
+            rows.append(row(outcome))
+        else:
+            others.append(in_short(outcome))
+    head = [HEAD, "|" + "---|" * 6, *rows]
+    return "\n".join(head) + f"\n\nNeither calls nor reasoning: {', '.join(others)}."
 
 
 def write(outcomes: Iterable[Outcome]) -> None:
