@@ -93,7 +93,13 @@ def test_without_room_for_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         probe,
         "fit",
-        lambda _: probe.Fit(architecture="x", weights_bytes=GB // 2, token_bytes=10**5),
+        lambda _: probe.Fit(
+            architecture="x",
+            weights_bytes=GB // 2,
+            token_bytes=10**5,
+            kind="generator",
+            encodes=False,
+        ),
     )
     found = examined("--model", str(save("llama", tmp_path / "tiny")))
     [(level, message, remedy)] = found["40k tokens"]

@@ -528,7 +528,7 @@ def test_no_child_imports_from_the_working_directory() -> None:
             ):
                 seen += 1
                 assert ast.unparse(node.elts[1]) == "'-P'", f"{path}:{node.lineno}"
-    assert seen == 10
+    assert seen == 11
 
 
 def test_python_m_trouper_imports_nothing_from_there(home: Path) -> None:

@@ -50,6 +50,7 @@ class RecordingClient:
     prompt: tuple[int, ...]
     max_tokens: int
     images: tuple[PromptImage, ...] = ()
+    second_at: int = 0
     thinking: ThinkingLimit | None = None
     breakers: Breakers | None = None
     aborted: bool = False

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 import psutil
@@ -32,7 +33,7 @@ LOSSES = (
 ends."""
 HEARD_S = 5.0
 """Clients have their end by then: --rank-timeout-s is 4 s."""
-STREAM = {"prompt": "hello", "max_tokens": 1900, "stream": True, "ignore_eos": True}
+STREAM: dict[str, Any] = {"prompt": "hello", "max_tokens": 1900, "stream": True, "ignore_eos": True}
 
 
 def ready(port: int) -> bool:

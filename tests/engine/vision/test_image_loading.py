@@ -34,6 +34,7 @@ from trouper.engine.vision.layouts import layout_of
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
+from trouper.engine.vision.vector_sharing import DistantTower
 from trouper.protocol.installing import command_for
 from trouper.protocol.settings import Settings
 
@@ -64,6 +65,7 @@ def test_a_server_loads_the_encoder_with_the_text_model(
     vision = FAMILIES[name]["vision_config"]
     assert loaded.card.encoder_step_bytes == encoder_step_bytes(vision, layout, limit, 4) > 2**26
     assert any(line.startswith("images: an encoder of") for line in said)
+    assert not isinstance(loaded.images.tower, DistantTower)
     both = [loaded.model, loaded.images.tower]
     assert loaded.card.weights_bytes == sum(
         array.nbytes for part in both for _, array in tree_flatten(part.parameters())

@@ -28,6 +28,7 @@ from tests.real.serving import apart
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.step import StepEngine
+from trouper.engine.vision.encoder import EncodeResults
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.media import ItemId, MediaSpan, Pixels
 from trouper.protocol.plans import BlockId, Encode, Load, Plan, Restore, RowId, Store
@@ -127,15 +128,18 @@ def test_an_engine_that_was_warmed_up_with_an_image_answers_as_ever(
 ) -> None:
     model = vision_model(name)
     driver = ImageDriver(engine_of(model))
-    encoded = []
-    collect = driver.engine.collect
-    driver.engine.collect = lambda launched: (  # type: ignore[method-assign]
-        encoded.extend((stepped := collect(launched)).encoded) or stepped
-    )
-    warm_up(driver.engine, VOCABULARY, context=512, images=model.layout)
-    assert len(encoded) == 1
-    assert driver.engine.lengths() == {}
     assert driver.engine._encoder is not None
+    seen = list[Encode]()
+    encode = driver.engine._encoder.encode
+
+    def noted(orders: Sequence[Encode]) -> EncodeResults:
+        seen.extend(orders)
+        return encode(orders)
+
+    driver.engine._encoder.encode = noted  # type: ignore[method-assign]
+    warm_up(driver.engine, VOCABULARY, context=512, images=model.layout)
+    assert len(seen) == 1
+    assert driver.engine.lengths() == {}
     assert driver.engine._encoder.nbytes == 0
     prompt = certain_prompt(model, two_images)
     [row] = driver.play([prompt.request(driver.encode(prompt.spans, prompt.images))])
