@@ -28,7 +28,7 @@ from tests.real.serving import apart
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.step import StepEngine
-from trouper.engine.vision.encoder import EncodeResults
+from trouper.engine.vision.encoder import EncodeResults, ImageEncoder
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.media import ItemId, MediaSpan, Pixels
 from trouper.protocol.plans import BlockId, Encode, Load, Plan, Restore, RowId, Store
@@ -124,22 +124,22 @@ def test_rows_with_images_and_text_share_passes(
 
 @one_of_each_kind
 def test_an_engine_that_was_warmed_up_with_an_image_answers_as_ever(
-    vision_model: Models, name: str
+    vision_model: Models, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = vision_model(name)
     driver = ImageDriver(engine_of(model))
-    assert driver.engine._encoder is not None
     seen = list[Encode]()
-    encode = driver.engine._encoder.encode
+    encode = ImageEncoder.encode
 
-    def noted(orders: Sequence[Encode]) -> EncodeResults:
+    def noted(self: ImageEncoder, orders: Sequence[Encode]) -> EncodeResults:
         seen.extend(orders)
-        return encode(orders)
+        return encode(self, orders)
 
-    driver.engine._encoder.encode = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(ImageEncoder, "encode", noted)
     warm_up(driver.engine, VOCABULARY, context=512, images=model.layout)
     assert len(seen) == 1
     assert driver.engine.lengths() == {}
+    assert driver.engine._encoder is not None
     assert driver.engine._encoder.nbytes == 0
     prompt = certain_prompt(model, two_images)
     [row] = driver.play([prompt.request(driver.encode(prompt.spans, prompt.images))])
