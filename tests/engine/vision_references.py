@@ -122,6 +122,7 @@ GEMMA4: dict[str, Any] = {
     "video_token_id": 254,
     "audio_token_id": 253,
     "audio_config": None,
+    "vocab_size": VOCABULARY,
     "tie_word_embeddings": True,
 }
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -210,6 +211,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eoi_token_index": END,
         "image_token_index": IMAGE,
         "mm_tokens_per_image": 16,
+        "vocab_size": VOCABULARY,
         "text_config": GEMMA_TEXT
         | {
             "model_type": "gemma3_text",
@@ -301,8 +303,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     },
     "gemma4": GEMMA4_PREPROCESSOR,
     "gemma4_small": GEMMA4_PREPROCESSOR,
-    "gemma4_unified": GEMMA4_PREPROCESSOR
-    | {"image_processor_type": "Gemma4UnifiedImageProcessor"},
+    "gemma4_unified": GEMMA4_PREPROCESSOR | {"image_processor_type": "Gemma4UnifiedImageProcessor"},
 }
 SIZES = ((24, 40), (16, 16), (32, 24), (24, 40))
 """(height, width) of each image: 15, 4, 12 and 15 tokens. None needs to be resized."""
@@ -420,7 +421,9 @@ def _published(name: str) -> str:
         return "language_model." + name
     name = name.removeprefix("model.")
     # Of the two, Gemma 3's SigLIP alone has this part of the name.
-    name = re.sub(r"^vision_tower\.(?=embeddings|encoder|post_)", "vision_tower.vision_model.", name)
+    name = re.sub(
+        r"^vision_tower\.(?=embeddings|encoder|post_)", "vision_tower.vision_model.", name
+    )
     return name.replace("language_model.", "language_model.model.", 1)
 
 

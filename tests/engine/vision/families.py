@@ -17,8 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
 from tests.families import save_tokenizer, write_json
-from trouper.engine.adaptations.image_passes import adapt_to_images
-from trouper.engine.loading.image_loading import mrope_sections
+from trouper.engine.loading.image_loading import connect
 from trouper.engine.loading.weights import evaluate, opened
 from trouper.engine.vision.layouts import Layout, layout_of
 from trouper.engine.vision.patches import patches_of
@@ -385,7 +384,7 @@ def load(name: str, directory: Path, seed: int = 0) -> VisionModel:
     model, config = text_model(directory)
     layout = layout_of(config, preprocessor_of(name), TOKEN_IDS)
     tower = load_tower(directory, config, layout)
-    adapt_to_images(model, mrope_sections(config), tower.num_deepstack)
+    connect(model, tower, config)
     return VisionModel(name, directory, model, tower, layout, reference)
 
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.adaptations.image_passes import adapt_to_images, measure_embedding_scale
 from trouper.engine.loading.precision import to_float32
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of
@@ -20,11 +20,9 @@ from trouper.engine.platform import device
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
-from trouper.engine.vision.pixtral_tower import PixtralTower
-from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import patches_at_once
-from trouper.engine.vision.towers import load_tower
+from trouper.engine.vision.towers import AnyTower, load_tower
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.installing import command_for
 from trouper.protocol.model import ModelCard
@@ -36,7 +34,7 @@ NO_ENCODER = "the model is for text alone"
 
 @attrs.frozen(eq=False)
 class LoadedImages:
-    tower: QwenTower | PixtralTower | None = None
+    tower: AnyTower | None = None
     layout: Layout | None = None
     reason: str = NO_ENCODER
     """Why there is none, for a person; "" for an encoder."""
@@ -90,7 +88,7 @@ def load_images(
         if device.is_cpu():
             to_float32(tower)
         mx.eval(tower.parameters())
-        adapt_to_images(candidate.model, mrope_sections(candidate.config), tower.num_deepstack)
+        connect(candidate.model, tower, candidate.config)
         if settings.self_check != "off":
             _check(candidate, layout, tower.num_deepstack, capabilities)
         vision = candidate.config["vision_config"]
@@ -102,6 +100,18 @@ def load_images(
     images = LoadedImages(tower, layout, "", step_bytes)
     report(f"images: an encoder of {tower.num_layers} layers, {images.nbytes / 2**20:.0f} MiB")
     return images
+
+
+def connect(model: nn.Module, tower: AnyTower, config: Mapping[str, Any]) -> None:
+    """Let the text model take the encoder's vectors. Raises `ValueError`."""
+    tower.embedding_scale = measure_embedding_scale(model)
+    # transformers' masks: in Gemma 4 the full layers are causal, in Gemma 3 no layers are.
+    adapt_to_images(
+        model,
+        mrope_sections(config),
+        tower.num_deepstack,
+        reach_in_full_layers=not str(config["model_type"]).startswith("gemma4"),
+    )
 
 
 def _number_bytes(tower: nn.Module) -> int:
