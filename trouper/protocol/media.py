@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Literal, NewType, Protocol
 
@@ -133,6 +134,15 @@ class ImageDecoded:
     code: str = "image_damaged"
     seconds: float = 0.0
     """Time that the decoder took, also in vain."""
+
+
+def chunk_end(spans: Iterable[MediaSpan], start: int, end: int) -> int:
+    """Where a chunk from token `start` to about `end` may end: not inside an atomic span, but at
+    its start, or, of a chunk that begins there or inside, at its end. `spans`: ascending."""
+    for span in spans:
+        if span.atomic and span.start < end < span.end:
+            return span.start if span.start > start else span.end
+    return end
 
 
 def count_positions(spans: tuple[MediaSpan, ...], tokens: int) -> int:
