@@ -312,7 +312,8 @@ def test_switches_of_the_processor_are_followed() -> None:
     ("config", "processor", "reason"),
     [
         ({"model_type": "qwen3_5"}, {}, "config.json has no vision_config"),
-        ({"model_type": "gemma3", "vision_config": {}}, {}, "'gemma3' are not known yet"),
+        ({"model_type": "aya_vision", "vision_config": {}}, {}, "'aya_vision' are not known yet"),
+        ({"model_type": "gemma3n", "vision_config": {}}, {}, "MobileNet-V5, is not known here"),
         (MISTRAL | {"vision_config": {"model_type": "clip"}}, {}, "'mistral3' are not known"),
         (QWEN, {"resample": 2}, "a filter other than bicubic"),
         (QWEN, {"min_pixels": -1}, "min_pixels of the image encoder or processor is no positive"),

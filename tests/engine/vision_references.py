@@ -406,18 +406,22 @@ def read_references() -> dict[str, Any]:
 
 def save_checkpoint(name: str, directory: Path) -> Path:
     """A checkpoint without a tokenizer, with the names of weights of published ones."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_weights(name, read_references()[name]["shapes"], directory)
+    _write(directory / "config.json", CONFIGS[name])
+    _write(directory / "preprocessor_config.json", PREPROCESSORS[name])
+    return directory
+
+
+def save_weights(name: str, shapes: Shapes, directory: Path) -> None:
     from safetensors.numpy import save_file
 
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = draw_weights(name, read_references()[name]["shapes"])
+    weights = draw_weights(name, shapes)
     if name in ("mistral3", "gemma3"):
         weights = {_published(key): value for key, value in weights.items()}
     if name.startswith("gemma"):
         del weights["language_model.lm_head.weight" if name == "gemma3" else "lm_head.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    _write(directory / "config.json", CONFIGS[name])
-    _write(directory / "preprocessor_config.json", PREPROCESSORS[name])
-    return directory
 
 
 def _published(name: str) -> str:
