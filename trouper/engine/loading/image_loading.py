@@ -19,7 +19,7 @@ from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.starting import Candidate
-from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
+from trouper.engine.vision.layouts import Gemma3Layout, Layout, layout_of, read_preprocessor
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import patches_at_once
 from trouper.engine.vision.towers import AnyTower, load_tower
@@ -51,6 +51,14 @@ class LoadedImages:
         if self.layout is None:
             return {}
         return {"images": f"{self.layout.name} pillow {version('pillow')}"}
+
+    @property
+    def image_text(self) -> tuple[str, str]:
+        """See `HubTokenizer`."""
+        if not isinstance(self.layout, Gemma3Layout):
+            return "", ""
+        marker, around = self.layout.marker, self.layout.around
+        return marker, f"{around}{marker}{around}"
 
     def on(self, card: ModelCard) -> ModelCard:
         """The card of the model with this encoder."""

@@ -20,7 +20,7 @@ from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import arithmetic_of, errors, random_texts
 from trouper.engine.self_check.scenarios import ForcedRows
 from trouper.protocol.capabilities import Capabilities
-from trouper.protocol.media import ImageLayout, ImageShape, MediaSpan
+from trouper.protocol.media import ImageLayout, ImageShape, MediaSpan, chunk_end
 from trouper.protocol.plans import RowId
 
 START, BEHIND, DECODED = 5, 9, 3
@@ -76,14 +76,16 @@ class ImageCheck:
         return arithmetic.judged(found, owners), arithmetic.bound(noise)
 
     def _in_company(self, text: list[int], tokens: list[int], span: MediaSpan) -> ForcedRows:
-        """The image's row prefills in two chunks, cut inside the image, and decodes beside text."""
+        """The image's row prefills in two chunks, cut inside the image, or before an image that
+        cannot be cut, and decodes beside text."""
         slots = self._slots()
         rows = ForcedRows(slots, [text, tokens])
         other, row = rows.open(TEXT, IMAGE)
         slots.images.open(row, (span,))
-        first, prompt = START + 2, len(tokens) - DECODED
+        first, prompt = chunk_end((span,), 0, START + 2), len(tokens) - DECODED
         for start, stop, company in ((0, first, 4), (first, prompt, COMPANY - DECODED - 4)):
-            slots.images.show(row, start, stop, [self._vectors(span)])
+            touched = slots.images.touches(row, start, stop)
+            slots.images.show(row, start, stop, [self._vectors(span)] if touched else [])
             rows.step({other: company, row: stop - start})
         rows.step(joining=[other, row])
         for _ in range(DECODED - 1):
