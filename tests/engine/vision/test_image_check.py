@@ -32,7 +32,7 @@ def check_of(model: VisionModel, kv: KvFormat = PLAIN) -> ImageCheck:
     )
 
 
-@pytest.mark.parametrize("name", (*FAMILIES, *GEMMA))
+@pytest.mark.parametrize("name", [*FAMILIES, *GEMMA])
 def test_right_models_pass(vision_model: Models, name: str) -> None:
     assert check_of(vision_model(name)).fault() == ""
 
