@@ -93,7 +93,7 @@ class RowImages:
         """Reach of the next counts[i] tokens of each row; None if none attends to a later one."""
         if not self._spans or self._spans.keys().isdisjoint(rows):
             return None
-        last = lengths[:, None] + np.arange(width, dtype=np.int32)
+        last = (lengths[:, None] + np.arange(width)).astype(np.int32)
         causal = last.copy()
         for own, row, start, stop in zip(
             last, rows, lengths.tolist(), (lengths + counts).tolist(), strict=True

@@ -97,9 +97,10 @@ class Projector(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """(patches, dim) to (tokens, text dim)."""
-        pooled = x.reshape(-1, self._merge**2, x.shape[-1]).mean(axis=1)
-        normed = mx.fast.rms_norm(pooled, 1 + self.mm_soft_emb_norm.weight, self._eps)
-        return normed @ self.mm_input_projection_weight
+        pooled = x.astype(mx.float32).reshape(-1, self._merge**2, x.shape[-1]).mean(axis=1)
+        gains = 1 + self.mm_soft_emb_norm.weight.astype(mx.float32)
+        normed = mx.fast.rms_norm(pooled.astype(x.dtype).astype(mx.float32), gains, self._eps)
+        return normed.astype(x.dtype) @ self.mm_input_projection_weight
 
 
 class SiglipTower(nn.Module):
