@@ -71,8 +71,8 @@ def prompt_of(*contents: Part) -> tuple[tuple[int, ...], tuple[PromptImage, ...]
     for content in contents:
         if content and content[0] in ("image", "atomic"):
             kind, number, tokens = content
-            place = len(prompt), int(tokens)
-            images.append(image(int(number), *place, atomic=kind == "atomic"))
+            where = len(prompt), int(tokens)
+            images.append(image(int(number), *where, atomic=kind == "atomic"))
             prompt += images[-1].span.tokens
         else:
             prompt += tuple(int(token) for token in content)

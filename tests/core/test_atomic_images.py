@@ -20,7 +20,7 @@ from trouper.protocol.health import CacheStats
 from trouper.protocol.plans import Plan
 from trouper.protocol.settings import Settings
 
-WHOLE: Part = ("atomic", 1, 40)
+UNCUT: Part = ("atomic", 1, 40)
 
 
 def chunks_of(seen: CoreWorld) -> list[list[int]]:
@@ -32,18 +32,18 @@ def chunks_of(seen: CoreWorld) -> list[list[int]]:
     return [[chunk.tokens for chunk in plan.prefill] for plan in made if plan.prefill]
 
 
-def test_an_image_is_prefilled_whole_whatever_the_budget() -> None:
+def test_an_image_is_prefilled_in_one_chunk_whatever_the_budget() -> None:
     small = seeing(prefill_step_size=4)
-    ask(small, TEXT, WHOLE, TEXT)
+    ask(small, TEXT, UNCUT, TEXT)
     assert chunks_of(small) == [[4], [4], [3], [40], [4], [4], [3]]
 
 
-def test_an_image_is_prefilled_whole_beside_rows_that_decode() -> None:
-    beside = seeing()
-    ask(beside, TEXT, max_tokens=60)
-    run(beside, 3)
-    ask(beside, TEXT, WHOLE, TEXT)
-    assert any(tokens >= 40 for step in chunks_of(beside) for tokens in step)
+def test_an_image_is_prefilled_in_one_chunk_while_others_decode() -> None:
+    busy = seeing()
+    ask(busy, TEXT, max_tokens=60)
+    run(busy, 3)
+    ask(busy, TEXT, UNCUT, TEXT)
+    assert any(tokens >= 40 for step in chunks_of(busy) for tokens in step)
 
 
 def test_one_image_a_step_exceeds_the_budget() -> None:
@@ -58,16 +58,16 @@ def test_one_image_a_step_exceeds_the_budget() -> None:
 def test_a_row_goes_on_inside_an_image_that_the_cache_has_in_part() -> None:
     """What was computed of it was computed with all of it."""
     shared = seeing(block_size=4)
-    ask(shared, TEXT[:8], WHOLE, TEXT)
+    ask(shared, TEXT[:8], UNCUT, TEXT)
     serve(shared)
     tree = shared.core._cache.tree
-    chain = shared.core._cache.chain(cached_tokens(*prompt_of(TEXT[:8], WHOLE, TEXT)), "")
-    match = tree.match(chain, len(chain) - 1, at_snapshot=False)
-    assert match.tokens > 48
-    found = shared.core._cache.look(chain, [prompt_of(TEXT[:8], WHOLE)[1][0].span])
-    part = shared.core._cache.cut(chain, found, 6 * tree.sizes.block_bytes(4))
+    chain = shared.core._cache.chain(cached_tokens(*prompt_of(TEXT[:8], UNCUT, TEXT)), "")
+    reached = tree.match(chain, len(chain) - 1, at_snapshot=False)
+    assert reached.tokens > 48
+    reused = shared.core._cache.look(chain, [prompt_of(TEXT[:8], UNCUT)[1][0].span])
+    part = shared.core._cache.cut(chain, reused, 6 * tree.sizes.block_bytes(4))
     assert part.tokens == 24
-    again = ask(shared, TEXT[:8], WHOLE, TEXT, cache_salt="other")
+    again = ask(shared, TEXT[:8], UNCUT, TEXT, cache_salt="other")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrefixCache, "look", lambda *_: part)
         run(shared, 1)
@@ -78,9 +78,9 @@ def test_a_row_goes_on_inside_an_image_that_the_cache_has_in_part() -> None:
 
 
 def test_snapshots_are_taken_at_the_images_start() -> None:
-    prompt, images = prompt_of(TEXT, WHOLE, TEXT, TEXT, TEXT)
+    prompt, images = prompt_of(TEXT, UNCUT, TEXT, TEXT, TEXT)
     seen = seeing(kv=UNCUTTABLE, snapshot_tokens=16, prefill_step_size=2048)
-    ask(seen, TEXT, WHOLE, TEXT, TEXT, TEXT)
+    ask(seen, TEXT, UNCUT, TEXT, TEXT, TEXT)
     run(seen, 1)
     [row] = seen.core._batch.rows.values()
     span = images[0].span
@@ -92,18 +92,18 @@ def test_snapshots_are_taken_at_the_images_start() -> None:
 
 def test_a_wait_ends_at_the_images_start() -> None:
     """Two images begin alike, as few bits of a digest may."""
-    whole = image_identity.identity_tokens
+    right = image_identity.identity_tokens
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_identity, "identity_tokens", lambda *of: whole(*of) | 0x7FFFFFFF)
+        patch.setattr(image_identity, "identity_tokens", lambda *of: right(*of) | 0x7FFFFFFF)
         cache = PrefixCache.of(card(), "fa4e", Settings(block_size=4), CacheStats())
         first, second = (prompt_of(TEXT, ("atomic", 1, tokens), TEXT) for tokens in (40, 30))
         chains = [cache.chain(cached_tokens(*each), "") for each in (first, second)]
     _, images = first
     row = Standing(chains[0])
     cache._live.attach(row, chains[0].root)  # type: ignore[arg-type]
-    found = cache.look(chains[1], [images[0].span])
-    assert found.primary is row  # type: ignore[comparison-overlap]
-    assert found.until == images[0].span.start == len(TEXT)
+    reused = cache.look(chains[1], [images[0].span])
+    assert reused.primary is row  # type: ignore[comparison-overlap]
+    assert reused.until == images[0].span.start == len(TEXT)
 
 
 class Standing(Sequence):

@@ -92,8 +92,8 @@ class Row:
         )
 
     def chunk(self, tokens: int) -> Chunk:
-        wanted = min(tokens, len(self.request.prompt) - self.prefilled)
-        taken = self.request.end_of(self.prefilled, wanted) - self.prefilled
+        count = min(tokens, len(self.request.prompt) - self.prefilled)
+        taken = self.request.end_of(self.prefilled, count) - self.prefilled
         self.prefilled += taken
         if self.prefilled == len(self.request.prompt):
             self.planned = 1

@@ -514,16 +514,16 @@ def _gemma4_pixels(name: str, images: Sequence[int]) -> dict[str, Any]:
     """Patches and places, filled up as transformers' image processor does."""
     import torch
 
-    most = 70 if name == "gemma4_unified" else 70 * (FACTOR // PATCH) ** 2
-    pixels, places = list[Array](), list[NDArray[np.int64]]()
+    limit = 70 if name == "gemma4_unified" else 70 * (FACTOR // PATCH) ** 2
+    pixels, positions = list[Array](), list[NDArray[np.int64]]()
     for number in images:
         patches, at = gemma4_patches(name, number)
-        missing = [(0, most - len(patches)), (0, 0)]
+        missing = [(0, limit - len(patches)), (0, 0)]
         pixels.append(np.pad(patches, missing))
-        places.append(np.pad(at, missing, constant_values=-1))
+        positions.append(np.pad(at, missing, constant_values=-1))
     return {
         "pixel_values": torch.from_numpy(np.stack(pixels)),
-        "image_position_ids": torch.from_numpy(np.stack(places)),
+        "image_position_ids": torch.from_numpy(np.stack(positions)),
     }
 
 

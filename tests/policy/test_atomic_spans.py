@@ -52,7 +52,7 @@ class Row:
     spans: Sequence[MediaSpan]
     computed: int
 
-    def whole_chunk(self, tokens: int) -> int:
+    def uncut_chunk(self, tokens: int) -> int:
         return chunk_end(self.spans, self.computed, self.computed + tokens) - self.computed
 
 
@@ -67,8 +67,8 @@ def test_one_row_a_step_exceeds_its_share(drawn: list[tuple[int, int, int]]) -> 
     rows = {RowId(at): Row((span(20, 40),), computed) for at, (computed, _, _) in enumerate(drawn)}
     chunks = [Chunk(RowId(at), tokens) for at, (_, tokens, _) in enumerate(drawn)]
     ended = end_outside_images(chunks, rows)  # type: ignore[arg-type]
-    wanted = {chunk.row: chunk.tokens for chunk in chunks}
-    exceeding = [chunk.row for chunk in ended if chunk.tokens > wanted[chunk.row]]
+    planned = {chunk.row: chunk.tokens for chunk in chunks}
+    exceeding = [chunk.row for chunk in ended if chunk.tokens > planned[chunk.row]]
     assert len(exceeding) <= 1
     assert ended, "each step makes progress"
     for chunk in ended:
@@ -77,5 +77,5 @@ def test_one_row_a_step_exceeds_its_share(drawn: list[tuple[int, int, int]]) -> 
         end = row.computed + chunk.tokens
         assert not 20 < end < 60
     # Those that wait stand at the image's start, or in it, behind an older row that does.
-    waiting = wanted.keys() - {chunk.row for chunk in ended}
+    waiting = planned.keys() - {chunk.row for chunk in ended}
     assert all(20 <= rows[row].computed < 60 and row > exceeding[0] for row in waiting)

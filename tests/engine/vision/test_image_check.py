@@ -75,7 +75,7 @@ def test_vectors_in_another_row_are_found(
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma4_unified"])
-def test_an_image_that_sees_the_text_behind_it_is_found(
+def test_an_image_that_sees_the_text_behind_it_is_refused(
     vision_model: Models, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reach = RowImages.reach
@@ -89,7 +89,7 @@ def test_an_image_that_sees_the_text_behind_it_is_found(
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma4_unified"])
-def test_an_image_that_is_causal_in_company_is_found(
+def test_an_image_that_is_causal_in_company_is_refused(
     vision_model: Models, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reach = RowImages.reach

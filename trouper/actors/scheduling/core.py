@@ -538,7 +538,7 @@ def end_outside_images(
     share, the first; others wait at the span's start."""
     ended, exceeded = list[Chunk](), False
     for chunk in chunks:
-        tokens = rows[chunk.row].whole_chunk(chunk.tokens)
+        tokens = rows[chunk.row].uncut_chunk(chunk.tokens)
         if tokens > chunk.tokens:
             if exceeded:
                 continue

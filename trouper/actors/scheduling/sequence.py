@@ -374,7 +374,7 @@ class Sequence:
         at = self.num_computed_tokens
         self.images_left = [left for left in self.images_left if left.span.end > at]
 
-    def whole_chunk(self, tokens: int) -> int:
+    def uncut_chunk(self, tokens: int) -> int:
         """Tokens of a chunk of about `tokens` tokens that ends in no atomic span."""
         at = self.num_computed_tokens
         return chunk_end((left.span for left in self.images_left), at, at + tokens) - at

@@ -306,8 +306,8 @@ class Gemma4Layout:
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         """Fill the largest of the trained bounds. Raises `ValueError`."""
-        most = min(_bound_tokens(detail, max_tokens), self.soft_tokens)
-        bounds = [tokens for tokens in SOFT_TOKENS if tokens <= most]
+        limit = min(_bound_tokens(detail, max_tokens), self.soft_tokens)
+        bounds = [tokens for tokens in SOFT_TOKENS if tokens <= limit]
         if not bounds:
             raise ValueError("the limit of tokens has no room for an image")
         rows, columns = self._grid(size, bounds[-1])
