@@ -36,6 +36,7 @@ from trouper.protocol.media import (
     count_positions,
     digest_image,
 )
+from trouper.storage.model_files import IMAGE_FAMILIES, takes_images
 
 ALL_TOKENS = 10**9
 SIZES = 10_000 if PLAYED else 300
@@ -209,6 +210,20 @@ def test_a_limit_lets_gemma_4_take_the_next_lower_of_its_bounds() -> None:
     assert layout.shape(size, "low", 4096) == layout.shape(size, "auto", 140)
     with pytest.raises(ValueError, match="no room for an image"):
         layout.shape(size, "auto", 69)
+
+
+@pytest.mark.parametrize("kind", IMAGE_FAMILIES)
+def test_lists_of_models_have_families_that_have_a_layout(kind: str) -> None:
+    vision = {"model_type": "pixtral"}
+    config = {**GEMMA3, **GEMMA4, "model_type": kind, "vision_config": vision}
+    assert takes_images(config)
+    assert layout_of(config, {}, TOKEN_IDS).num_pieces(ImageShape((896, 896), (1, 16, 16))) > 0
+    assert not takes_images(config | {"model_type": "gemma3n"})
+
+
+def test_an_image_by_another_filter_is_another_image() -> None:
+    bicubic, bilinear = (ImageShape((896, 896), (1, 16, 16), number) for number in (3, 2))
+    assert digest_image("gemma3", bicubic, b"file") != digest_image("gemma3", bilinear, b"file")
 
 
 def test_gemma_3_has_one_size() -> None:
