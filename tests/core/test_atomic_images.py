@@ -100,9 +100,9 @@ def test_a_wait_ends_at_the_images_start() -> None:
         chains = [cache.chain(cached_tokens(*each), "") for each in (first, second)]
     _, images = first
     row = Standing(chains[0])
-    cache._live.attach(row, chains[0].root)  # type: ignore[arg-type]
+    cache._live.attach(row, chains[0].root)
     reused = cache.look(chains[1], [images[0].span])
-    assert reused.primary is row  # type: ignore[comparison-overlap]
+    assert reused.primary is row
     assert reused.until == images[0].span.start == len(TEXT)
 
 
@@ -110,8 +110,8 @@ class Standing(Sequence):
     """A row that has computed nothing yet."""
 
     id = 1  # type: ignore[assignment]
-    num_computed_tokens = 0  # type: ignore[assignment]
-    num_prefill_tokens = 60  # type: ignore[assignment]
+    num_computed_tokens = 0
+    num_prefill_tokens = 60
     node = None
 
     def __init__(self, chain: object) -> None:
