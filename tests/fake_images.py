@@ -27,6 +27,7 @@ class FakeLayout:
 
     name: str = "fake-1"
     marker: str = MARKER_TEXT
+    atomic: bool = False
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         rows, columns = -(-size.height // SIDE), -(-size.width // SIDE)
@@ -48,7 +49,7 @@ class FakeLayout:
         _, rows, columns = shape.grid
         tokens = (*(PIXELS,) * columns, ROW_END) * rows
         runs = tuple((row * (columns + 1), columns) for row in range(rows))
-        return MediaSpan(start, tokens, runs, digest, shape, len(tokens))
+        return MediaSpan(start, tokens, runs, digest, shape, len(tokens), atomic=self.atomic)
 
 
 class ImageTokenizer(ByteTokenizer):

@@ -18,7 +18,7 @@ from trouper.actors.scheduling.image_identity import identity_tokens
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import FollowedGrammar, Grammar
 from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
-from trouper.protocol.media import ItemId, MediaSpan
+from trouper.protocol.media import ItemId, MediaSpan, chunk_end
 from trouper.protocol.model import (
     AdapterCard,
     AdapterPlan,
@@ -557,6 +557,7 @@ class FakeEngine:
         row = self.rows[chunk.row]
         assert chunk.tokens > 0
         begin, end = len(row.kv), len(row.kv) + chunk.tokens
+        assert chunk_end(row.media, begin, end) == end, "a chunk ends inside an atomic span"
         row.kv += self._computed(row, begin, end, chunk)
         assert len(row.kv) <= len(row.prompt), "more prefill than prompt"
         assert tuple(row.kv) == row.right_kv[: len(row.kv)], "the vectors of another image"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+import attrs
+
 from trouper.protocol.media import (
     Detail,
     ImageShape,
@@ -48,17 +50,18 @@ class FakeLayout:
         )
 
 
-def image(number: int, start: int, tokens: int) -> PromptImage:
+def image(number: int, start: int, tokens: int, *, atomic: bool = False) -> PromptImage:
     """The image of this number, as one row of so many tokens."""
     data = f"image {number}".encode()
     shape = ImageShape((PATCH, PATCH * tokens), (1, 1, tokens))
     digest = hashlib.sha256(data).digest()
     source = ImageSource(data, f"messages.0.content.{number}")
-    return PromptImage(FakeLayout().span(start, shape, digest), source)
+    span = FakeLayout().span(start, shape, digest)
+    return PromptImage(attrs.evolve(span, atomic=atomic), source)
 
 
 Part = tuple[int, ...] | tuple[str, int, int]
-"""Tokens of a text, or ("image", number, tokens)."""
+"""Tokens of a text, or ("image", number, tokens), or ("atomic", number, tokens)."""
 
 
 def prompt_of(*contents: Part) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
@@ -66,9 +69,10 @@ def prompt_of(*contents: Part) -> tuple[tuple[int, ...], tuple[PromptImage, ...]
     prompt: tuple[int, ...] = ()
     images: list[PromptImage] = []
     for content in contents:
-        if content and content[0] == "image":
-            _, number, tokens = content
-            images.append(image(int(number), len(prompt), int(tokens)))
+        if content and content[0] in ("image", "atomic"):
+            kind, number, tokens = content
+            where = len(prompt), int(tokens)
+            images.append(image(int(number), *where, atomic=kind == "atomic"))
             prompt += images[-1].span.tokens
         else:
             prompt += tuple(int(token) for token in content)

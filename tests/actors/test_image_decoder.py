@@ -33,6 +33,7 @@ from trouper.actors.runtime.decoding_script import (
 )
 from trouper.protocol.installing import command_for
 from trouper.protocol.media import (
+    BILINEAR,
     DecodeImage,
     ImageDecoded,
     ImageFormat,
@@ -111,6 +112,19 @@ async def test_an_image_is_decoded_and_resized(format: ImageFormat) -> None:
     assert answer.fault == ""
     assert answer.seconds > 0
     assert (array_of(answer.pixels) == expected(opened(data), 56, 84)).all()
+
+
+async def test_pixels_are_those_of_gemma_3s_processor_of_transformers() -> None:
+    module = importlib.import_module("transformers.models.gemma3.image_processing_pil_gemma3")
+    size = {"height": 56, "width": 56}
+    processor = module.Gemma3ImageProcessorPil(size=size, do_normalize=False, do_rescale=False)
+    image = picture(211, 133)
+    theirs = processor(images=image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
+    shape = ImageShape((56, 56), (1, 1, 1), BILINEAR)
+    async with decoding() as bench:
+        ordered = order(encoded(image, "png"), 56, 56)
+        answer = await bench.tell(attrs.evolve(ordered, shape=shape))
+    assert (array_of(answer.pixels) == theirs).all()
 
 
 async def test_pixels_are_those_of_qwens_processor_of_transformers() -> None:

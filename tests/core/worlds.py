@@ -41,6 +41,9 @@ STEPS = 30
 MOST_STEPS = 3000
 """A world that is not idle after so many steps never will be."""
 
+KINDS = ("image", "image", "atomic")
+"""Of images, by number."""
+
 
 @attrs.define(eq=False)
 class RecordingClient:
@@ -280,9 +283,10 @@ class CoreWorld:
         """The text with one or two images of a few in it, at places that other prompts have,
         too."""
         number, tokens = self.dice.randrange(3), self.dice.choice((2, 6, 12))
-        contents: list[Part] = [text[:5], ("image", number, tokens), text[5:10]]
+        contents: list[Part] = [text[:5], (KINDS[number], number, tokens), text[5:10]]
         if self.dice.random() < 0.4:
-            contents += [("image", self.dice.randrange(3), 6), text[10:14]]
+            number = self.dice.randrange(3)
+            contents += [(KINDS[number], number, 6), text[10:14]]
         return prompt_of(*contents)
 
     def images_arrive(self) -> None:

@@ -60,6 +60,10 @@ class Request:
     output_tokens: int = 0
     """The end of `prompt` that the row has sampled before; it resumes."""
 
+    def end_of(self, start: int, tokens: int) -> int:
+        """Where a chunk of about so many tokens ends."""
+        return start + tokens
+
 
 @attrs.define
 class Row:
@@ -88,7 +92,8 @@ class Row:
         )
 
     def chunk(self, tokens: int) -> Chunk:
-        taken = min(tokens, len(self.request.prompt) - self.prefilled)
+        count = min(tokens, len(self.request.prompt) - self.prefilled)
+        taken = self.request.end_of(self.prefilled, count) - self.prefilled
         self.prefilled += taken
         if self.prefilled == len(self.request.prompt):
             self.planned = 1

@@ -19,6 +19,7 @@ from tests.long_tests import PLAYED
 from trouper.engine.vision.layouts import (
     CLIP_MEAN,
     CLIP_STD,
+    SOFT_TOKENS,
     Layout,
     PatchRules,
     PixtralLayout,
@@ -27,6 +28,7 @@ from trouper.engine.vision.layouts import (
     read_preprocessor,
 )
 from trouper.protocol.media import (
+    BILINEAR,
     Detail,
     ImageLayout,
     ImageShape,
@@ -34,6 +36,7 @@ from trouper.protocol.media import (
     count_positions,
     digest_image,
 )
+from trouper.storage.model_files import IMAGE_FAMILIES, takes_images
 
 ALL_TOKENS = 10**9
 SIZES = 10_000 if PLAYED else 300
@@ -165,6 +168,111 @@ def test_sizes_are_those_of_mlx_vlm() -> None:
         assert qwen().num_tokens(shape) == processor.num_image_tokens(height, width)
         resized = pixtrals.get_resize_output_image_size((height, width), 1540, 28)
         assert shape_of(mistral(), height, width).resized == resized or min(resized) < 28
+
+
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3",
+    "vision_config": {"image_size": 896, "patch_size": 14, "num_hidden_layers": 27},
+    "boi_token_index": 255_999,
+    "eoi_token_index": 256_000,
+    "image_token_index": 262_144,
+    "mm_tokens_per_image": 256,
+}
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4",
+    "vision_config": {"patch_size": 16, "pooling_kernel_size": 3, "num_hidden_layers": 27},
+    "text_config": {"use_bidirectional_attention": "vision"},
+    "boi_token_id": 255_999,
+    "eoi_token_id": 258_882,
+    "image_token_id": 258_880,
+}
+
+
+@pytest.mark.parametrize("soft_tokens", SOFT_TOKENS)
+def test_gemma_4s_sizes_are_those_of_transformers(soft_tokens: int) -> None:
+    layout = layout_of(GEMMA4, {"max_soft_tokens": soft_tokens}, {})
+    resize = transformers("gemma4.image_processing_pil_gemma4").get_aspect_ratio_preserving_size
+    for height, width in sizes(SIZES):
+        resized = resize(height, width, 16, soft_tokens * 9, 3)
+        shape = shape_of(layout, height, width)
+        assert shape.resized == resized, (height, width)
+        assert shape.grid == (1, resized[0] // 48, resized[1] // 48)
+
+
+def test_a_limit_lets_gemma_4_take_the_next_lower_of_its_bounds() -> None:
+    layout = layout_of(GEMMA4, {"max_soft_tokens": 1120}, {})
+    size = ImageSize(1000, 800, "png")
+    counts = {
+        limit: layout.num_tokens(layout.shape(size, "auto", limit)) - 2
+        for limit in (4096, 1119, 280, 100)
+    }
+    assert counts == {4096: 1073, 1119: 546, 280: 252, 100: 63}
+    assert layout.shape(size, "low", 4096) == layout.shape(size, "auto", 140)
+    with pytest.raises(ValueError, match="no room for an image"):
+        layout.shape(size, "auto", 69)
+
+
+@pytest.mark.parametrize("kind", IMAGE_FAMILIES)
+def test_lists_of_models_have_families_that_have_a_layout(kind: str) -> None:
+    vision = {"model_type": "pixtral"}
+    config = {**GEMMA3, **GEMMA4, "model_type": kind, "vision_config": vision}
+    assert takes_images(config)
+    assert layout_of(config, {}, TOKEN_IDS).num_pieces(ImageShape((896, 896), (1, 16, 16))) > 0
+    assert not takes_images(config | {"model_type": "gemma3n"})
+
+
+def test_an_image_by_another_filter_is_another_image() -> None:
+    bicubic, bilinear = (ImageShape((896, 896), (1, 16, 16), number) for number in (3, 2))
+    assert digest_image("gemma3", bicubic, b"file") != digest_image("gemma3", bilinear, b"file")
+
+
+def test_gemma_3_has_one_size() -> None:
+    layout = layout_of(GEMMA3, {"size": {"height": 896, "width": 896}}, {})
+    for height, width in sizes(100):
+        shape = shape_of(layout, height, width)
+        assert shape == ImageShape((896, 896), (1, 16, 16), BILINEAR)
+    assert layout.num_tokens(shape) == 258
+    span = layout.span(7, shape, b"d")
+    assert span.tokens == (255_999, *(262_144,) * 256, 256_000)
+    assert (span.embedded, span.atomic) == (((1, 256),), True)
+    with pytest.raises(ValueError, match="no room for an image"):
+        shape_of(layout, 10, 10, 255)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention", "atomic"),
+    [("gemma4", None, False), ("gemma4", "vision", True), ("gemma4_unified", "vision", True)],
+)
+def test_the_smallest_gemma_4_reads_images_in_order(
+    kind: str, attention: str | None, atomic: bool
+) -> None:
+    text = {"text_config": {"use_bidirectional_attention": attention}}
+    layout = layout_of(GEMMA4 | text | {"model_type": kind}, {}, {})
+    assert layout.span(0, shape_of(layout, 100, 100), b"d").atomic == atomic
+    assert layout.num_pieces(shape_of(layout, 100, 100)) == (28 if kind == "gemma4" else 1)
+
+
+def test_a_unified_model_whose_config_is_silent_has_atomic_images() -> None:
+    layout = layout_of(GEMMA4 | {"model_type": "gemma4_unified", "text_config": {}}, {}, {})
+    assert layout.span(0, shape_of(layout, 100, 100), b"d").atomic
+
+
+@pytest.mark.parametrize(
+    ("config", "processor", "reason"),
+    [
+        (GEMMA3, {"do_pan_and_scan": True}, "cuts long images in parts"),
+        (GEMMA3, {"resample": 0}, "a filter other than bilinear and bicubic"),
+        (GEMMA3, {"size": {"height": 224}}, "make no grid"),
+        (GEMMA3 | {"mm_tokens_per_image": 100}, {}, "make no grid"),
+        (GEMMA4 | {"text_config": {"use_bidirectional_attention": "all"}}, {}, "'all' is not"),
+    ],
+    ids=str,
+)
+def test_a_gemma_without_a_layout_says_why(
+    config: dict[str, Any], processor: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        layout_of(config, processor, {})
 
 
 def test_known_sizes() -> None:
@@ -312,7 +420,8 @@ def test_switches_of_the_processor_are_followed() -> None:
     ("config", "processor", "reason"),
     [
         ({"model_type": "qwen3_5"}, {}, "config.json has no vision_config"),
-        ({"model_type": "gemma3", "vision_config": {}}, {}, "'gemma3' are not known yet"),
+        ({"model_type": "aya_vision", "vision_config": {}}, {}, "'aya_vision' are not known yet"),
+        ({"model_type": "gemma3n", "vision_config": {}}, {}, "MobileNet-V5, is not known here"),
         (MISTRAL | {"vision_config": {"model_type": "clip"}}, {}, "'mistral3' are not known"),
         (QWEN, {"resample": 2}, "a filter other than bicubic"),
         (QWEN, {"min_pixels": -1}, "min_pixels of the image encoder or processor is no positive"),

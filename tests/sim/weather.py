@@ -66,6 +66,8 @@ class ImageWeather:
     crash: float
     """The actor itself crashes."""
     image_cache: int | None
+    atomic: bool = False
+    """Tokens of an image attend to later ones."""
 
     @classmethod
     def draw(cls, chance: Random) -> ImageWeather | None:
@@ -78,6 +80,7 @@ class ImageWeather:
             faults=tuple((pick((0, 0, 0.1)), code) for code in IMAGE_FAULTS),
             crash=pick((0, 0, 0, 0.05, 0.5)),
             image_cache=pick((None, 0, 200)),
+            atomic=pick((False, True)),
         )
 
 
@@ -174,7 +177,8 @@ class SimEngine(FakeEngine):
         model = await super().load()
         if self._weather.images is None:
             return model
-        return attrs.evolve(model, card=attrs.evolve(model.card, images=FakeLayout()))
+        layout = FakeLayout(atomic=self._weather.images.atomic)
+        return attrs.evolve(model, card=attrs.evolve(model.card, images=layout))
 
     def key_of(self, admit: Admit, prompt: Tokens) -> int:
         return key_of(prompt, admit.media)

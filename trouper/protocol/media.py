@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Literal, NewType, Protocol
 
@@ -11,6 +12,8 @@ ItemId = NewType("ItemId", int)
 """Id of an image that the engine encodes or has encoded; never reused."""
 Detail = Literal["auto", "low", "high"]
 """OpenAI's `detail`: a bound on the tokens of an image."""
+BILINEAR, BICUBIC = 2, 3
+"""Pillow's numbers of filters."""
 ImageFormat = Literal["png", "jpeg", "webp", "gif", "bmp", "avif"]
 
 
@@ -36,11 +39,12 @@ class ImageSize:
 
 @attrs.frozen
 class ImageShape:
-    """Shape of an image for one model. `resized`: (height, width) in pixels. `grid`: (frames, rows,
-    columns) of embedded tokens."""
+    """Shape of an image for one model. `resized`: (height, width) in pixels, by the filter
+    `resample`. `grid`: (frames, rows, columns) of embedded tokens."""
 
     resized: tuple[int, int]
     grid: tuple[int, int, int]
+    resample: int = BICUBIC
 
 
 # The span's tokens are ordinary ids of the family's vocabulary; the engine puts the encoder's
@@ -62,6 +66,8 @@ class MediaSpan:
     extent: int
     """Positions by which the tokens behind the span advance; the number of tokens, except with
     M-RoPE."""
+    atomic: bool = False
+    """Whether embedded tokens attend to later ones of their run: then no chunk ends in the span."""
 
     @property
     def end(self) -> int:
@@ -130,6 +136,15 @@ class ImageDecoded:
     """Time that the decoder took, also in vain."""
 
 
+def chunk_end(spans: Iterable[MediaSpan], start: int, end: int) -> int:
+    """Where a chunk from token `start` to about `end` may end: not inside an atomic span, but at
+    its start, or, of a chunk that begins there or inside, at its end. `spans`: ascending."""
+    for span in spans:
+        if span.atomic and span.start < end < span.end:
+            return span.start if span.start > start else span.end
+    return end
+
+
 def count_positions(spans: tuple[MediaSpan, ...], tokens: int) -> int:
     """Position of the token at index `tokens`, which lies in no span."""
     return tokens + sum(span.extent - len(span.tokens) for span in spans if span.end <= tokens)
@@ -138,6 +153,7 @@ def count_positions(spans: tuple[MediaSpan, ...], tokens: int) -> int:
 def digest_image(layout: str, shape: ImageShape, data: bytes) -> bytes:
     """SHA-256 of a layout's name, a shape and a file's bytes. Decoded pixels would cost a
     decode."""
-    digest = sha256(f"{layout}\0{shape.resized}\0{shape.grid}\0".encode())
+    how = "" if shape.resample == BICUBIC else f"{shape.resample}\0"
+    digest = sha256(f"{layout}\0{shape.resized}\0{shape.grid}\0{how}".encode())
     digest.update(data)
     return digest.digest()

@@ -48,7 +48,15 @@ DTYPES = {
     "U32": "quantized",
 }
 # Model types whose images are known; those that begin with qwen3_5 are others.
-IMAGE_FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "mistral3", "pixtral")
+IMAGE_FAMILIES = (
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "mistral3",
+    "pixtral",
+    "gemma3",
+    "gemma4",
+    "gemma4_unified",
+)
 
 
 @attrs.frozen(kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from tests.engine.driver import Driver, Request, Row
-from trouper.protocol.media import ItemId, MediaSpan, Pixels
+from trouper.protocol.media import ItemId, MediaSpan, Pixels, chunk_end
 from trouper.protocol.plans import Admit, Chunk, Encode, Plan, Stepped
 
 
@@ -16,6 +16,9 @@ class ImageRequest(Request):
     media: tuple[MediaSpan, ...] = ()
     items: tuple[ItemId, ...] = ()
     """Encoded images of `media`."""
+
+    def end_of(self, start: int, tokens: int) -> int:
+        return chunk_end(self.media, start, start + tokens)
 
 
 class ImageDriver(Driver):

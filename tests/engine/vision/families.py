@@ -16,15 +16,20 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
+from tests.engine import vision_references
 from tests.families import save_tokenizer, write_json
-from trouper.engine.adaptations.image_passes import adapt_to_images
-from trouper.engine.loading.image_loading import mrope_sections
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.kv.rows import rows_for
+from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.loading.image_loading import connect
 from trouper.engine.loading.weights import evaluate, opened
+from trouper.engine.vision.encoder import Encoding
 from trouper.engine.vision.layouts import Layout, layout_of
 from trouper.engine.vision.patches import patches_of
 from trouper.engine.vision.tower import Tower
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.media import ImageSize, MediaSpan, Pixels
+from trouper.protocol.plans import RowId
 
 VOCABULARY = 512
 IMAGE, START, END, BREAK = 500, 501, 502, 503
@@ -188,6 +193,23 @@ FAMILIES: dict[str, Config] = {
         "vision_feature_layer": -1,
     },
 }
+GEMMA: dict[str, Config] = {
+    name: {
+        **config,
+        "vocab_size": VOCABULARY,
+        "text_config": {
+            **config["text_config"],
+            **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+        },
+        **dict.fromkeys(("image_token_id", "image_token_index"), IMAGE),
+        **dict.fromkeys(("boi_token_id", "boi_token_index"), START),
+        **dict.fromkeys(("eoi_token_id", "eoi_token_index"), END),
+    }
+    for name, config in vision_references.CONFIGS.items()
+    if name.startswith("gemma")
+}
+"""Their reference is their own pass over a whole prompt, which is that of transformers
+(`test_vision_references.py`). mlx-vlm 0.7.10 has other masks for images."""
 PREPROCESSOR: Config = {
     "size": {"shortest_edge": 64, "longest_edge": 64},
     "image_mean": [0.5, 0.4, 0.3],
@@ -208,9 +230,24 @@ TEMPLATE = (
     "{{% if add_generation_prompt %}}assistant: {{% endif %}}"
 )
 TOKEN_IDS = {"<|image_pad|>": IMAGE, "[IMG]": IMAGE, "[IMG_BREAK]": BREAK, "[IMG_END]": END}
+GEMMA3_NAMES = {
+    IMAGE: "<image_soft_token>",
+    START: "<start_of_image>",
+    END: "<end_of_image>",
+}
+GEMMA4_NAMES = {IMAGE: "<|image|>", START: "<|image>", END: "<image|>"}
+CHAT_NAMES: dict[str, tuple[dict[int, str], str]] = {
+    "qwen": (QWEN_NAMES, QWEN_MARKER),
+    "gemma3": (GEMMA3_NAMES, "<start_of_image>"),
+    "gemma4": (GEMMA4_NAMES, "<|image|>"),
+    "": (PIXTRAL_NAMES, "[IMG]"),
+}
+"""Names of tokens, and what templates write for an image, by the beginning of a family's name."""
 
 
 def preprocessor_of(name: str) -> Config:
+    if name in GEMMA:
+        return vision_references.PREPROCESSORS[name]
     return {**PREPROCESSOR, "size": QWEN_SIZE} if name.startswith("qwen") else PREPROCESSOR
 
 
@@ -223,7 +260,7 @@ class VisionModel:
     model: nn.Module
     tower: Tower
     layout: Layout
-    reference: nn.Module
+    reference: nn.Module | None
 
     def prompt(
         self, texts_and_images: Sequence[Sequence[int] | Pixels]
@@ -263,6 +300,7 @@ class VisionModel:
             )
         elif images:
             pixels, options["image_sizes"] = self._batch(images)
+        assert self.reference is not None
         out = self.reference(mx.array([tokens]), pixels, mask=None, **options)
         return np.array(out.logits[0].astype(mx.float32))
 
@@ -289,6 +327,59 @@ class VisionModel:
         return mx.array(batch), [(image.height, image.width) for image in images]
 
 
+@attrs.frozen(eq=False)
+class GemmaModel(VisionModel):
+    def prompt(
+        self, texts_and_images: Sequence[Sequence[int] | Pixels]
+    ) -> tuple[list[int], tuple[MediaSpan, ...], list[Pixels]]:
+        """Images are repeated, or cut, to a size of the layout."""
+        tokens, spans, images = list[int](), list[MediaSpan](), list[Pixels]()
+        for part in texts_and_images:
+            if not isinstance(part, Pixels):
+                tokens += part
+                continue
+            images.append(self._of_its_size(part))
+            spans.append(self._span(len(tokens), images[-1], len(spans)))
+            tokens += spans[-1].tokens
+        return tokens, tuple(spans), images
+
+    def logits(self, tokens: Sequence[int], images: Sequence[Pixels]) -> Numbers:
+        """(tokens, vocabulary), in one pass of a row alone."""
+        rows, _ = rows_for(self.model, PLAIN)
+        assert isinstance(rows, SlotRows)
+        row, starts = RowId(0), [at for at, token in enumerate(tokens) if token == START]
+        rows.open(row, len(tokens))
+        spans = [self._span(*pair, number=0) for pair in zip(starts, images, strict=True)]
+        rows.images.open(row, tuple(spans))
+        encodings = [Encoding(self.tower, image) for image in images]
+        vectors = [encoding.advance(999) for encoding in encodings]
+        rows.images.show(row, 0, len(tokens), [each for each in vectors if each is not None])
+        return np.array(rows.score(row, list(tokens)))
+
+    def _of_its_size(self, image: Pixels) -> Pixels:
+        shape = self.layout.shape(ImageSize(image.width, image.height, "png"), "auto", 4096)
+        height, width = shape.resized
+        rgb = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
+        rows, columns = np.arange(height) % image.height, np.arange(width) % image.width
+        return Pixels(height, width, rgb[rows][:, columns].tobytes())
+
+    def _span(self, start: int, image: Pixels, number: int) -> MediaSpan:
+        shape = self.layout.shape(ImageSize(image.width, image.height, "png"), "auto", 4096)
+        return self.layout.span(start, shape, bytes([number]) * 32)
+
+
+def save_gemma(name: str, directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    shapes = dict(vision_references.read_references()[name]["shapes"])
+    for name_of_table in ("embed_tokens", "embed_tokens_per_layer"):
+        key = f"model.language_model.{name_of_table}.weight"
+        if key in shapes:
+            shapes[key] = [VOCABULARY, *shapes[key][1:]]
+    vision_references.save_weights(name, shapes, directory)
+    write_json(directory / "config.json", GEMMA[name])
+    write_json(directory / "preprocessor_config.json", preprocessor_of(name))
+
+
 def save(name: str, directory: Path, seed: int = 0, *, quantized: str = "") -> nn.Module:
     """Write the checkpoint, and return mlx-vlm's model of it. `quantized`: name of the quantized
     part; "" for none."""
@@ -308,13 +399,14 @@ def save(name: str, directory: Path, seed: int = 0, *, quantized: str = "") -> n
 
 def checkpoint(name: str, directory: Path) -> Path:
     """With a tokenizer that knows the family's tokens, and a template that writes them."""
-    save(name, directory)
+    if name in GEMMA:
+        save_gemma(name, directory)
+    else:
+        save(name, directory)
     save_tokenizer(directory)
     path = directory / "tokenizer.json"
     content = json.loads(path.read_text())
-    names, marker = (
-        (QWEN_NAMES, QWEN_MARKER) if name.startswith("qwen") else (PIXTRAL_NAMES, "[IMG]")
-    )
+    names, marker = next(each for begin, each in CHAT_NAMES.items() if name.startswith(begin))
     for token, text in names.items():
         piece = next(piece for piece, i in content["model"]["vocab"].items() if i == token)
         content["added_tokens"].append(_special(token, text))
@@ -381,12 +473,17 @@ def _mend_activations(tower: nn.Module) -> None:
 
 
 def load(name: str, directory: Path, seed: int = 0) -> VisionModel:
-    reference = save(name, directory, seed)
+    if name in GEMMA:
+        save_gemma(name, directory)
+        reference = None
+    else:
+        reference = save(name, directory, seed)
     model, config = text_model(directory)
     layout = layout_of(config, preprocessor_of(name), TOKEN_IDS)
     tower = load_tower(directory, config, layout)
-    adapt_to_images(model, mrope_sections(config), tower.num_deepstack)
-    return VisionModel(name, directory, model, tower, layout, reference)
+    connect(model, tower, config)
+    kind = GemmaModel if name in GEMMA else VisionModel
+    return kind(name, directory, model, tower, layout, reference)
 
 
 def text_model(directory: Path) -> tuple[nn.Module, Config]:

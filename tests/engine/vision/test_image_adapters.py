@@ -44,6 +44,7 @@ def answer_with(model: VisionModel, adapter: Path, tokens: list[int], images: An
     """By mlx-vlm, with the adapter added to its weights."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     weights = load_file(adapter / "adapter_model.safetensors")
+    assert model.reference is not None
     modules = dict(model.reference.named_modules())
     kept = {}
     for path in layers_of(model.model):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import attrs
 import numpy as np
 import pytest
 
-from tests.engine.vision.families import FAMILIES, VOCABULARY, Models, VisionModel
+from tests.engine.vision.families import FAMILIES, GEMMA, VOCABULARY, Models, VisionModel
 from trouper.engine.kv import row_images
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.row_images import RowImages, positions_of
 from trouper.engine.passes.media_pass import MediaPass
+from trouper.engine.passes.region import Reach
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.protocol.capabilities import EVERYTHING
+from trouper.protocol.plans import RowId
 
 
 def check_of(model: VisionModel, kv: KvFormat = PLAIN) -> ImageCheck:
@@ -31,7 +36,7 @@ def fault_of(model: VisionModel, kv: KvFormat = PLAIN) -> str:
     return check_of(model, kv).off().get("images", "")
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *GEMMA])
 def test_right_models_pass(vision_model: Models, name: str) -> None:
     assert check_of(vision_model(name)).off() == {}
 
@@ -71,6 +76,35 @@ def test_vectors_in_another_row_are_found(
 
     monkeypatch.setattr(MediaPass, "put", misplaced)
     assert "rows with images differ" in fault_of(vision_model(name))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma4_unified"])
+def test_an_image_that_sees_the_text_behind_it_is_refused(
+    vision_model: Models, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach = RowImages.reach
+
+    def farther(self: RowImages, *arguments: Any) -> Reach | None:
+        right = reach(self, *arguments)
+        return None if right is None else attrs.evolve(right, last=right.last + 2)
+
+    monkeypatch.setattr(RowImages, "reach", farther)
+    assert "rows with images differ" in fault_of(vision_model(name))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "gemma4_unified"])
+def test_an_image_that_is_causal_in_company_is_refused(
+    vision_model: Models, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reach = RowImages.reach
+
+    def alone(self: RowImages, rows: Sequence[RowId], *arguments: Any) -> Reach | None:
+        return reach(self, rows, *arguments) if len(rows) == 1 else None
+
+    monkeypatch.setattr(RowImages, "reach", alone)
+    off = check_of(vision_model(name)).off()
+    assert list(off) == ["images_together"]
+    assert "rows with images differ" in off["images_together"]
 
 
 def test_code_that_fails_is_found(vision_model: Models, monkeypatch: pytest.MonkeyPatch) -> None:

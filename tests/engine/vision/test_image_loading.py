@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 
 from tests.engine.vision.families import (
     FAMILIES,
+    GEMMA,
+    START,
     TOKEN_IDS,
     Models,
     checkpoint,
@@ -39,6 +41,7 @@ from trouper.protocol.installing import command_for
 from trouper.protocol.settings import Settings
 
 PICTURE = picture(16, 24, 1)
+PICTURES = {name: picture(32, 32, 1) if name == "gemma3" else picture(56, 80, 1) for name in GEMMA}
 
 
 def served(directory: Path, said: list[str] | None = None) -> EvaluatedModel:
@@ -74,6 +77,31 @@ def test_a_server_loads_the_encoder_with_the_text_model(
     vectors = encode(loaded.images.tower, PICTURE).embeddings
     assert np.array_equal(np.array(vectors), np.array(expected))
     assert StepEngine(loaded.model, 512, tower=loaded.images.tower)._encoder is not None
+
+
+@pytest.mark.parametrize("name", GEMMA)
+def test_gemmas_load_with_their_encoder(vision_model: Models, name: str, tmp_path: Path) -> None:
+    loaded = load(Settings(model=str(checkpoint(name, tmp_path / name))), lambda _line: None)
+    layout = attrs.evolve(vision_model(name).layout, piece_patches=patches_at_once())
+    assert loaded.images.tower is not None
+    assert not isinstance(loaded.images.tower, DistantTower)
+    assert (loaded.card.images, loaded.card.no_images) == (layout, "")
+    assert loaded.card.encoder_step_bytes > (0 if name == "gemma4_unified" else 2**26)
+    assert loaded.images.tower is not None
+    expected = encode(vision_model(name).tower, PICTURES[name]).embeddings
+    vectors = encode(loaded.images.tower, PICTURES[name]).embeddings
+    assert np.array_equal(np.array(vectors), np.array(expected))
+    assert loaded.images.tower.embedding_scale == 8.0
+
+
+def test_gemma_3_has_blank_lines_around_an_image(tmp_path: Path) -> None:
+    """As its processor writes them. A client's text is no marker."""
+    loaded = served(checkpoint("gemma3", tmp_path / "gemma3"))
+    content = [{"type": "text", "text": "a <start_of_image> "}, {"type": "image"}]
+    rendered = loaded.tokenizer.render_chat([{"role": "user", "content": content}], {})
+    assert rendered is not None
+    assert rendered.count("\n\n<start_of_image>\n\n") == 1
+    assert loaded.tokenizer.encode(rendered, special=False).count(START) == 1
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3"])

@@ -8,7 +8,15 @@ import attrs
 import numpy as np
 import pytest
 
-from tests.engine.vision.families import FAMILIES, Models, Numbers, VisionModel, picture, text
+from tests.engine.vision.families import (
+    FAMILIES,
+    GEMMA,
+    Models,
+    Numbers,
+    VisionModel,
+    picture,
+    text,
+)
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.row_images import RowImages
 from trouper.engine.kv.rows import rows_for
@@ -120,7 +128,7 @@ def test_rows_and_columns_that_change_places_are_heard(vision_model: Models, nam
     assert attrs.evolve(case, spans=tuple(turned)).error() > AUDIBLE
 
 
-@every_family
+@pytest.mark.parametrize("name", [*FAMILIES, *GEMMA])
 @pytest.mark.parametrize("patches", [0, 3, 5])
 def test_slices_do_not_change_the_vectors(
     vision_model: Models, name: str, patches: int, monkeypatch: pytest.MonkeyPatch
@@ -130,11 +138,12 @@ def test_slices_do_not_change_the_vectors(
         pytest.skip("a GPU runs whole layers")
     monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: patches)
     model = vision_model(name)
-    whole = encode(model.tower, PICTURES[0], pieces=999)
-    sliced = encode(model.tower, PICTURES[0], pieces=1)
+    _, _, [pixels] = model.prompt([PICTURES[0]])
+    whole = encode(model.tower, pixels, pieces=999)
+    sliced = encode(model.tower, pixels, pieces=1)
     if patches:
         monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: 0)
-        layers = encode(model.tower, PICTURES[0])
+        layers = encode(model.tower, pixels)
         for one, other in zip(whole.arrays(), layers.arrays(), strict=True):
             np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-5)
     for one, other in zip(whole.arrays(), sliced.arrays(), strict=True):

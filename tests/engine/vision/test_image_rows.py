@@ -16,6 +16,7 @@ from tests.engine.oracle import Foretelling
 from tests.engine.vision.driver import ImageDriver, ImageRequest
 from tests.engine.vision.families import (
     FAMILIES,
+    GEMMA,
     VOCABULARY,
     Models,
     VisionModel,
@@ -30,13 +31,15 @@ from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.vision.encoder import EncodeResults, ImageEncoder
 from trouper.engine.warm_up import warm_up
-from trouper.protocol.media import ItemId, MediaSpan, Pixels
+from trouper.protocol.media import ItemId, MediaSpan, Pixels, chunk_end
 from trouper.protocol.plans import BlockId, Encode, Load, Plan, Restore, RowId, Store
 
 TOKENS = 6
 CLOSE = 1e-4
 SMALL_BANKS = attrs.evolve(EXACT, first_bank=8, shared_tokens=32)
-one_of_each_kind = pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3"])
+one_of_each_kind = pytest.mark.parametrize(
+    "name", ["qwen3_vl", "qwen3_5", "mistral3", "gemma3", "gemma4"]
+)
 
 
 @attrs.frozen(eq=False)
@@ -96,10 +99,12 @@ def engine_of(
 @pytest.mark.parametrize(
     ("name", "shapes"),
     [
-        *((name, EXACT) for name in FAMILIES),
+        *((name, EXACT) for name in (*FAMILIES, *GEMMA)),
         ("qwen3_vl", SMALL_BANKS),
         ("qwen3_vl", ROUNDED),
         ("mistral3", SMALL_BANKS),
+        ("gemma3", SMALL_BANKS),
+        ("gemma3", ROUNDED),
     ],
 )
 def test_rows_with_images_and_text_share_passes(
@@ -146,17 +151,23 @@ def test_an_engine_that_was_warmed_up_with_an_image_answers_as_ever(
     assert row.tokens == prompt.answer
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3", "pixtral"])
+@pytest.mark.parametrize(
+    "name", ["qwen3_vl", "qwen3_5", "mistral3", "pixtral", "gemma3", "gemma4", "gemma4_unified"]
+)
 def test_a_row_is_restored_at_every_token(vision_model: Models, name: str) -> None:
-    """From a block, a live row, and bytes in another engine."""
+    """From a block, a live row, and bytes in another engine; at every token at which a chunk may
+    end."""
     model = vision_model(name)
     prompt = certain_prompt(model, two_images)
     driver, other = ImageDriver(engine_of(model)), ImageDriver(engine_of(model))
     items, others = (each.encode(prompt.spans, prompt.images) for each in (driver, other))
-    live = name != "qwen3_5"  # A live row's recurrent state is behind all its tokens.
+    # A live row's recurrent state, or ring, is behind all its tokens.
+    live = name != "qwen3_5" and name not in GEMMA
     for tokens in range(1, len(prompt.tokens)):
+        if chunk_end(prompt.spans, 0, tokens) != tokens:
+            continue
         block = BlockId(2 * tokens)
-        snapshot = BlockId(2 * tokens + 1) if name == "qwen3_5" else None
+        snapshot = None if live else BlockId(2 * tokens + 1)
         blocks = (block,) if snapshot is None else (block, snapshot)
         row, step = RowId(driver._next), driver._step
         stored = Store(row, 0, (tokens,), (block,), snapshot)
@@ -215,7 +226,7 @@ def test_a_row_resumes_behind_its_answer(vision_model: Models, name: str) -> Non
     assert row.tokens == prompt.answer[3:]
 
 
-@one_of_each_kind
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3", "gemma4_small"])
 def test_a_prompt_may_end_inside_an_image(vision_model: Models, name: str) -> None:
     model = vision_model(name)
     prompt = certain_prompt(model, one_image)

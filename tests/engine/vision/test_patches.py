@@ -74,6 +74,7 @@ def test_positions(vision_model: Models, seed: int) -> None:
         mixed.append(picture(8 * random.randint(1, 7), 8 * random.randint(1, 7), index))
     tokens, spans, images = model.prompt([*mixed, text(5, seed)])
     grid = [[1, image.height // 4, image.width // 4] for image in images]
+    assert model.reference is not None
     language: Any = model.reference.language_model
     expected, delta = language.get_rope_index(mx.array([tokens]), mx.array(grid))
     positions = positions_of(spans, 0, len(tokens))

@@ -8,13 +8,16 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from tests.engine.vision.families import FAMILIES, TOKEN_IDS, picture
+from tests.engine.vision.families import FAMILIES, GEMMA, TOKEN_IDS, picture
 from trouper.engine.vision.encoder import Encoding
+from trouper.engine.vision.gemma4_tower import Gemma4Tower, Gemma4UnifiedTower
 from trouper.engine.vision.layouts import Layout, layout_of
 from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen_tower import QwenTower
+from trouper.engine.vision.siglip_tower import SiglipTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import Heads, Rotation
+from trouper.protocol.media import ImageSize
 
 SIDE = 96
 """Pixels; 576 patches of 4 x 4."""
@@ -26,17 +29,32 @@ WIDE = {
         "intermediate_size": 360,
         "num_hidden_layers": 2,
     },
+    "gemma3": {"hidden_size": 96, "intermediate_size": 360, "num_hidden_layers": 2},
+    "gemma4_small": {
+        "hidden_size": 96,
+        "head_dim": 48,
+        "intermediate_size": 360,
+        "num_hidden_layers": 2,
+    },
+    "gemma4_unified": {"mm_embed_dim": 96},
+}
+TOWERS = {
+    "qwen3_vl": QwenTower,
+    "mistral3": PixtralTower,
+    "gemma3": SiglipTower,
+    "gemma4_small": Gemma4Tower,
+    "gemma4_unified": Gemma4UnifiedTower,
 }
 
 
 def encoder(name: str) -> tuple[Any, Layout, dict[str, Any]]:
     """A tower, its layout and its config."""
-    vision = FAMILIES[name]["vision_config"] | WIDE[name] | {"image_size": SIDE}
-    config = FAMILIES[name] | {"vision_config": vision}
+    of_family = (FAMILIES | GEMMA)[name]
+    vision = of_family["vision_config"] | WIDE[name] | {"image_size": SIDE}
+    config = of_family | {"vision_config": vision, "mm_tokens_per_image": (SIDE // 8) ** 2}
     size = {"shortest_edge": 64, "longest_edge": SIDE**2 if name == "qwen3_vl" else SIDE}
-    layout = layout_of(config, {"size": size}, TOKEN_IDS)
-    made = QwenTower if name == "qwen3_vl" else PixtralTower
-    return made(config, layout.patches), layout, vision
+    layout = layout_of(config, {"size": size, "max_soft_tokens": 140}, TOKEN_IDS)
+    return TOWERS[name](config, layout.patches), layout, vision
 
 
 @pytest.mark.parametrize("pieces", [1, 999])
@@ -52,7 +70,8 @@ def test_the_formula_covers_the_peak(
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    encoding = Encoding(tower, picture(SIDE, SIDE, 1))
+    height, width = layout.shape(ImageSize(SIDE, SIDE, "png"), "high", 4096).resized
+    encoding = Encoding(tower, picture(height, width, 1))
     while encoding.advance(pieces) is None:
         pass
     peak = mx.get_peak_memory() - before

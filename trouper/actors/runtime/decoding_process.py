@@ -58,7 +58,7 @@ class DecodingProcess:
         data = order.source.data
         header = read_header(data)
         height, width = order.shape.resized
-        stored = (header.orientation, header.width, header.height)
+        stored = (header.orientation, order.shape.resample, header.width, header.height)
         format_index = FORMATS.index(header.format.upper())
         head = ORDER.pack(format_index, *stored, *order.shape.resized, len(data))
         process = self._process or await self._start()

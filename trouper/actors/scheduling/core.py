@@ -18,7 +18,7 @@ A suspect is a sequence that ran in a step that crashed the engine (`crash_attri
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
 import attrs
@@ -409,7 +409,7 @@ class Core:
         """Share the step's prefill tokens between rows of one kind of work: answers, scores or
         embeddings, which run different passes, in turns. Each chosen row gets at least one token,
         and at most `next_chunk`: up to the prompt's end, a snapshot, or an image without
-        vectors."""
+        vectors. An atomic span is never split, whatever the budget says."""
         if not ready:
             return ()
         work = self._prefill_budget.turn({sequence.work for sequence in ready})
@@ -426,8 +426,9 @@ class Core:
         chunks = self._shares.share_prefill(remaining, self._batch.rows, budget, max_tokens)
         if self._chunk_step > 1:
             chunks = tuple(map(self._round, chunks))
-        limited = sum(chunk.tokens for chunk in chunks) < requested
         rows = self._batch.rows
+        chunks = end_outside_images(chunks, rows)
+        limited = sum(chunk.tokens for chunk in chunks) < requested
         chunks = tuple(_with_images(chunk, rows[chunk.row]) for chunk in chunks)
         end = max(rows[chunk.row].num_computed_tokens + chunk.tokens for chunk in chunks)
         self._prefill_budget.plan(work, limited=limited, end=end)
@@ -528,6 +529,22 @@ def _first_that_needs(orders: Iterable[Encode], rows: Iterable[Sequence]) -> Seq
     """The oldest row that an image is encoded for."""
     items = [order.item for order in orders]
     return next((row for row in rows if row.needs_image(items)), None) if items else None
+
+
+def end_outside_images(
+    chunks: Iterable[Chunk], rows: Mapping[RowId, Sequence]
+) -> tuple[Chunk, ...]:
+    """Let chunks end before or behind atomic spans. One row a step may get more for that than its
+    share, the first; others wait at the span's start."""
+    ended, exceeded = list[Chunk](), False
+    for chunk in chunks:
+        tokens = rows[chunk.row].uncut_chunk(chunk.tokens)
+        if tokens > chunk.tokens:
+            if exceeded:
+                continue
+            exceeded = True
+        ended.append(attrs.evolve(chunk, tokens=tokens))
+    return tuple(ended)
 
 
 def _with_images(chunk: Chunk, sequence: Sequence) -> Chunk:

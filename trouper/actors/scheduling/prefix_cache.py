@@ -24,7 +24,7 @@ from trouper.actors.scheduling.tree_node import Chain, Node
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
-from trouper.protocol.media import MediaSpan
+from trouper.protocol.media import MediaSpan, chunk_end
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Load, Restore, Store
 from trouper.protocol.requests import CacheScope
@@ -45,6 +45,7 @@ def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval:
     turns = [turn for turn in row.turns if turn <= end]
     likely = {*turns[-TURNS_KEPT:], *range(interval, end, interval)}
     boundaries = {last.end + shared, *turns[:1], *(at for at in likely if at <= end - APART_TOKENS)}
+    boundaries = {chunk_end(row.spans, 0, at) for at in boundaries}
     return [*sorted(at for at in boundaries if first <= at < end), end]
 
 
@@ -149,10 +150,10 @@ class PrefixCache:
         resident, missing = self._in_memory(match)
         live = self._extend(chain, spans, match.last, resident.tokens)
         found = Found(resident, live.tokens, live.source)
-        if live.primary is not None:
-            found = attrs.evolve(
-                found, primary=live.primary, until=live.until, gain=live.until - live.tokens
-            )
+        # The primary pauses there, and no chunk ends inside an atomic span.
+        until = chunk_end(spans, 0, live.until)
+        if live.primary is not None and until > live.tokens:
+            found = attrs.evolve(found, primary=live.primary, until=until, gain=until - live.tokens)
         if not missing or match.tokens <= found.tokens:
             return found
         return attrs.evolve(found, missing=missing, missing_tokens=match.tokens - found.tokens)

@@ -18,7 +18,7 @@ from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.tree_node import Chain, Node
 from trouper.protocol.kv import NO_USAGE, KvUsage
-from trouper.protocol.media import ItemId, MediaSpan
+from trouper.protocol.media import ItemId, MediaSpan, chunk_end
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import NO_ROW, RowId
 from trouper.protocol.problems import Problem
@@ -373,6 +373,11 @@ class Sequence:
     def drop_passed_images(self) -> None:
         at = self.num_computed_tokens
         self.images_left = [left for left in self.images_left if left.span.end > at]
+
+    def uncut_chunk(self, tokens: int) -> int:
+        """Tokens of a chunk of about `tokens` tokens that ends in no atomic span."""
+        at = self.num_computed_tokens
+        return chunk_end((left.span for left in self.images_left), at, at + tokens) - at
 
     def add_boundary(self, num_tokens: int) -> None:
         if num_tokens not in self.boundaries:

@@ -41,6 +41,9 @@ class Adapted:
     """Why rows cannot share a pass, or ""."""
     mrope: bool = False
     """Whether images have positions on three axes (`image_passes.py`)."""
+    reach_in_full_layers: bool = True
+    """Whether tokens of an image attend to later ones also in layers without a window, if they
+    do in others."""
     names: list[str] = attrs.field(factory=list)
 
     @contextmanager

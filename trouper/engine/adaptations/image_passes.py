@@ -16,7 +16,7 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.row_offsets import CurrentPass
 from trouper.engine.passes.media_pass import MediaPass
-from trouper.workarounds.mlx_call_hooks import extend_module
+from trouper.workarounds.mlx_call_hooks import extend_module, hook_calls
 
 
 class MediaEmbedding(nn.Module):
@@ -28,6 +28,20 @@ class MediaEmbedding(nn.Module):
         embedded: mx.array = super().__call__(tokens)
         media = _media(self.current_pass)
         return embedded if media is None else media.put(embedded)
+
+
+class PerLayerEmbedding(nn.Module):
+    """An embedding of tokens for each layer, in which tokens of images are padding."""
+
+    current_pass: CurrentPass
+    pad_token: int
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        media = _media(self.current_pass)
+        if media is not None:
+            tokens = media.put_token(tokens, self.pad_token)
+        embedded: mx.array = super().__call__(tokens)
+        return embedded
 
 
 class DeepstackLayer(nn.Module):
@@ -88,10 +102,18 @@ class MropeSections:
         return axes
 
 
-def adapt_to_images(model: nn.Module, sections: Sequence[int] = (), deepstack: int = 0) -> None:
+def adapt_to_images(
+    model: nn.Module,
+    sections: Sequence[int] = (),
+    deepstack: int = 0,
+    *,
+    reach_in_full_layers: bool = True,
+) -> None:
     """Let the model's passes take images. `sections`: of M-RoPE, if the model has it. `deepstack`:
-    number of layers that get vectors. Raises `ValueError` for a model of another structure."""
+    number of layers that get vectors. `reach_in_full_layers`: see `Adapted`. Raises `ValueError`
+    for a model of another structure."""
     adaptations, body = adapted(model), _body(model)
+    adaptations.reach_in_full_layers = reach_in_full_layers
     if sections:
         ropes = [part.rope for _, part in body.named_modules() if "rope" in part]
         _require_mrope(ropes, sections)
@@ -102,9 +124,37 @@ def adapt_to_images(model: nn.Module, sections: Sequence[int] = (), deepstack: i
         adaptations.mrope = True
     extend_module(body.embed_tokens, MediaEmbedding)
     body.embed_tokens.current_pass = adaptations.current
+    per_layer = body.get("embed_tokens_per_layer")
+    if per_layer is not None:
+        extend_module(per_layer, PerLayerEmbedding)
+        per_layer.current_pass = adaptations.current
+        per_layer.pad_token = body.config.pad_token_id or 0
     for index, layer in enumerate(body.layers[:deepstack]):
         extend_module(layer, DeepstackLayer)
         layer.current_pass, layer.deepstack_index = adaptations.current, index
+
+
+def padding_of(model: nn.Module) -> int | None:
+    """The token whose embedding for each layer images have; None without such embeddings."""
+    layer_inputs = (m for _, m in model.named_modules() if isinstance(m, PerLayerEmbedding))
+    return next((module.pad_token for module in layer_inputs), None)
+
+
+def measure_embedding_scale(model: nn.Module) -> float:
+    """Return the factor from the embedding of a token to the first layer's input: Gemma's models
+    multiply behind `embed_tokens`."""
+    body = _body(model)
+    inputs = list[mx.array]()
+
+    def keep(kind: Any, layer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        inputs.append(args[0])
+        return kind.__call__(layer, *args, **options)
+
+    tokens = mx.array([[1]])
+    with hook_calls(body.layers[:1], keep):
+        model(tokens)
+    embedded, given = body.embed_tokens(tokens).astype(mx.float32), inputs[0].astype(mx.float32)
+    return float(((embedded * given).sum() / (embedded * embedded).sum()).item())
 
 
 def embedding_of(model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from trouper.engine.kv.banks import Bank
 from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.kv.slot_cache import BankCaches
 from trouper.engine.passes.pass_shapes import Shapes
-from trouper.engine.passes.region import Ints, Region
+from trouper.engine.passes.region import Ints, Reach, Region
 from trouper.protocol.plans import RowId
 
 OWN: Callable[[SlotBuffers], Sequence[Any]] = attrgetter("caches")
@@ -60,13 +60,22 @@ def regions_of(
     *,
     singly: bool = False,
     deltas: Ints | None = None,
+    reach: Reach | None = None,
 ) -> list[Region]:
     """Regions of each segment, and of all rows if there are several. lengths, counts, deltas: (n,),
     see `Region`."""
 
     def region(start: int, rows: slice) -> Region:
-        own = None if deltas is None else deltas[rows]
-        return Region(start, lengths[rows], counts[rows], width, shapes, singly=singly, deltas=own)
+        return Region(
+            start,
+            lengths[rows],
+            counts[rows],
+            width,
+            shapes,
+            singly=singly,
+            deltas=None if deltas is None else deltas[rows],
+            reach=None if reach is None else attrs.evolve(reach, last=reach.last[rows]),
+        )
 
     regions = [region(segment.start, segment.range) for segment in segments]
     return regions if len(segments) == 1 else [*regions, region(0, slice(None))]

@@ -142,11 +142,12 @@ class RingSlots(SlotCache):
         if self._fits:
             query, last = self.region.clamped_positions[:, :, None], self.region.last[:, None, None]
             position = last - (last - index) % self.ring
-            return (position >= first(query)) & (position <= query)
+            return (position >= first(query)) & (position <= self.region.last_keys(query))
         query, last = self.region.positions[:, :, None], self.region.offset[:, None, None] - 1
         position = last - (last - index) % self.ring
         key = self.region.positions[:, None, :]
-        before, new = position >= first(query), (key <= query) & (key >= first(query))
+        last_keys = self.region.last_keys(query)
+        before, new = position >= first(query), (key <= last_keys) & (key >= first(query))
         return mx.concatenate([before, new], axis=-1)
 
     def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:

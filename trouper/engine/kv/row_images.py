@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.passes.media_pass import EncodedImage, MediaPass
-from trouper.engine.passes.region import Ints
+from trouper.engine.passes.region import Ints, Reach
 from trouper.protocol.media import MediaSpan, count_positions
 from trouper.protocol.plans import RowId
 
@@ -21,9 +21,11 @@ AXES = 3
 
 @attrs.define(eq=False)
 class RowImages:
-    """The images of present rows. `mrope`: positions have three axes."""
+    """The images of present rows. `mrope`: positions have three axes. `reach_in_full_layers`:
+    tokens of atomic spans attend to later ones also in layers without a window."""
 
     mrope: bool
+    reach_in_full_layers: bool = True
     _spans: dict[RowId, tuple[MediaSpan, ...]] = attrs.field(factory=dict)
     _shown: dict[RowId, dict[int, EncodedImage]] = attrs.field(factory=dict)
     """By start of the span; of this step's chunks."""
@@ -86,6 +88,29 @@ class RowImages:
             tuple(mx.concatenate(list(terms)) for terms in deepstack),
             self._positions(rows, lengths, width) if self.mrope else None,
         )
+
+    def reach(self, rows: Sequence[RowId], lengths: Ints, counts: Ints, width: int) -> Reach | None:
+        """Reach of the next counts[i] tokens of each row; None if none attends to a later one."""
+        if not self._spans or self._spans.keys().isdisjoint(rows):
+            return None
+        last = (lengths[:, None] + np.arange(width)).astype(np.int32)
+        causal = last.copy()
+        for own, row, start, stop in zip(
+            last, rows, lengths.tolist(), (lengths + counts).tolist(), strict=True
+        ):
+            for first, end in self._atomic_runs(row, start, stop):
+                own[max(first, start) - start : end - start] = end - 1
+        return None if (last == causal).all() else Reach(last, self.reach_in_full_layers)
+
+    def _atomic_runs(self, row: RowId, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield beginnings and ends of runs whose tokens attend to each other. Raises
+        `AssertionError` for a chunk that ends inside."""
+        for span in self._touched(row, start, stop):
+            for offset, length in span.embedded if span.atomic else ():
+                first, end = span.start + offset, span.start + offset + length
+                if first < stop and start < end:
+                    assert end <= stop, "a chunk ends inside an image that attends to its end"
+                    yield first, end
 
     def _touched(self, row: RowId, start: int, stop: int) -> Iterator[MediaSpan]:
         for span in self._spans.get(row, ()):

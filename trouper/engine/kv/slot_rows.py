@@ -73,7 +73,7 @@ class SlotRows:
         self._prefill_together = capabilities.allows("prefill_together")
         self._images_together = capabilities.allows("images_together")
         self._adapted, self._adapters = adapted(model), AdapterRows(model)
-        self.images = RowImages(self._adapted.mrope)
+        self.images = RowImages(self._adapted.mrope, self._adapted.reach_in_full_layers)
         drafters = [drafter for drafter in (draft, head) if drafter is not None]
         layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
@@ -241,7 +241,14 @@ class SlotRows:
         rows, lengths = rows_of(segments), lengths_of(segments)
         deltas = self.images.deltas(rows, lengths)
         regions = regions_of(
-            segments, lengths, counts, width, self._shapes, singly=singly, deltas=deltas
+            segments,
+            lengths,
+            counts,
+            width,
+            self._shapes,
+            singly=singly,
+            deltas=deltas,
+            reach=self.images.reach(rows, lengths, counts, width),
         )
         regions[-1].adapters = self._adapters.of(rows, gathered=regions[0].by_length)
         regions[-1].media = self.images.of_pass(rows, lengths, counts, width)

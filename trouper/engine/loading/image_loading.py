@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.adaptations.image_passes import adapt_to_images, measure_embedding_scale
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.loading.precision import to_float32
 from trouper.engine.loading.tokenizer import HubTokenizer
@@ -21,12 +21,10 @@ from trouper.engine.platform import device
 from trouper.engine.self_check.encoder_check import encoder_fault
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.starting import Candidate
-from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
-from trouper.engine.vision.pixtral_tower import PixtralTower
-from trouper.engine.vision.qwen_tower import QwenTower
+from trouper.engine.vision.layouts import Gemma3Layout, Layout, layout_of, read_preprocessor
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import Tower, patches_at_once
-from trouper.engine.vision.towers import load_tower
+from trouper.engine.vision.towers import AnyTower, load_tower
 from trouper.engine.vision.vector_sharing import DistantTower
 from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.installing import command_for
@@ -41,7 +39,7 @@ NO_ENCODER = "the model is for text alone"
 class LoadedImages:
     """Only rank 0 has an encoder and a layout."""
 
-    tower: QwenTower | PixtralTower | DistantTower | None = None
+    tower: AnyTower | DistantTower | None = None
     layout: Layout | None = None
     reason: str = NO_ENCODER
     """Why there is none, for a person; "" for an encoder."""
@@ -60,6 +58,14 @@ class LoadedImages:
         if self.layout is None:
             return {}
         return {"images": f"{self.layout.name} pillow {version('pillow')}"}
+
+    @property
+    def image_text(self) -> tuple[str, str]:
+        """See `HubTokenizer`."""
+        if not isinstance(self.layout, Gemma3Layout):
+            return "", ""
+        marker, around = self.layout.marker, self.layout.around
+        return marker, f"{around}{marker}{around}"
 
     def on(self, card: ModelCard) -> ModelCard:
         """The card of the model with this encoder."""
@@ -92,9 +98,7 @@ def load_images(
     try:
         images, layout = _loaded(candidate, tokenizer, capabilities, settings, group)
         assert images.tower is not None
-        adapt_to_images(
-            candidate.model, mrope_sections(candidate.config), images.tower.num_deepstack
-        )
+        connect(candidate.model, images.tower, candidate.config)
         off: Mapping[Feature, str] = {}
         if settings.self_check != "off":
             off = _check(candidate, images.tower, layout, capabilities, group)
@@ -164,6 +168,19 @@ def reason_anywhere(group: RankGroup, reason: str) -> str:
         if has_reason:
             return reason or f"rank {rank} says why in its log"
     return ""
+
+
+def connect(model: nn.Module, tower: AnyTower | DistantTower, config: Mapping[str, Any]) -> None:
+    """Let the text model take the encoder's vectors. Raises `ValueError`."""
+    if not isinstance(tower, DistantTower):
+        tower.embedding_scale = measure_embedding_scale(model)
+    # transformers' masks: in Gemma 4 the full layers are causal, in Gemma 3 no layers are.
+    adapt_to_images(
+        model,
+        mrope_sections(config),
+        tower.num_deepstack,
+        reach_in_full_layers=not str(config["model_type"]).startswith("gemma4"),
+    )
 
 
 def _number_bytes(tower: nn.Module) -> int:

@@ -122,6 +122,7 @@ def load(
     require_applied(model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     images = load_images(candidate, hub_tokenizer, capabilities, settings, report, group=group)
+    hub_tokenizer = attrs.evolve(hub_tokenizer, image_text=images.image_text)
     embedder = embedder_of(model, directory, report, found.config)
     card = images.on(_card(settings, found, candidate, capabilities, drafters))
     card = attrs.evolve(

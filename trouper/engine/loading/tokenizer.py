@@ -86,6 +86,8 @@ class HubTokenizer:
     """None: special tokens in the texts of messages stay special tokens."""
     lowers: bool = False
     """Whether texts are put into lower case first."""
+    image_text: tuple[str, str] = ("", "")
+    """The template's marker of an image, and what the family's processor makes of it."""
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -166,7 +168,9 @@ class HubTokenizer:
     ) -> str | None:
         if type(inner_tokenizer(self._wrapped)).apply_chat_template is not TEMPLATE:
             return None
-        return str(self._templated(messages, {**kwargs, "tokenize": False}, self.controls))
+        rendered = str(self._templated(messages, {**kwargs, "tokenize": False}, self.controls))
+        # A marker in a client's text is broken up.
+        return rendered.replace(*self.image_text) if self.image_text[0] else rendered
 
     def _templated(
         self,

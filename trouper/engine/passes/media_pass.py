@@ -47,6 +47,12 @@ class MediaPass:
         flat[self.columns] = self.embeddings.astype(flat.dtype)
         return flat.reshape(embedded.shape)
 
+    def put_token(self, tokens: mx.array, token: int) -> mx.array:
+        """Return the tokens (n, width) with `token` in the places of the vectors."""
+        flat = mx.array(tokens.reshape(-1))
+        flat[self.columns] = token
+        return flat.reshape(tokens.shape)
+
     def add_deepstack(self, hidden: mx.array, layer: int) -> mx.array:
         """Return the hidden states (n, width, dim) after `layer`, with its vectors added."""
         if layer >= len(self.deepstack):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import attrs
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,24 @@ Name = str | tuple[int, int, int]
 """Name of an array: one of `PROPERTIES`, `ADAPTERS`, or arguments of `flat_indices`."""
 
 
+@attrs.frozen(eq=False)
+class Reach:
+    """Tokens of images that attend to later ones (`MediaSpan.atomic`)."""
+
+    last: Ints
+    """(n, width): position of the last key to which each token attends; its own, except in
+    images."""
+    in_full_layers: bool
+    """Whether layers without a window have it, too."""
+
+
 class Region:
     """Slots [start, stop) in a pass of `width` tokens a row. Each bank has a region; several have
     one more, of all rows, whose `start` and `stop` are no slots."""
 
     media: MediaPass | None = None
     """Images, in the region of all rows. None: the pass has none."""
+    reach: Reach | None = None
     adapters: RowAdapters | None = None
     """Adapters, in the region of all rows. None: no row has one."""
 
@@ -40,11 +53,13 @@ class Region:
         *,
         singly: bool = False,
         deltas: Ints | None = None,
+        reach: Reach | None = None,
     ) -> None:
         """lengths: (n,) tokens in KV before the pass. counts: (n,) own tokens of each row. deltas:
-        (n,) positions beyond the tokens in KV, behind images with M-RoPE; None: none. singly: the
-        tokens are drafts, each computed as if fed alone."""
-        self.singly = singly
+        (n,) positions beyond the tokens in KV, behind images with M-RoPE; None: none. reach: of
+        tokens that attend to later ones; None: none do. singly: the tokens are drafts, each
+        computed as if fed alone."""
+        self.singly, self.reach = singly, reach
         self._rope_offsets = lengths if deltas is None else lengths + deltas
         self.start, self.stop, self.width = start, start + len(lengths), width
         # On the host, to spare waits. Tokens that are not a row's own are padding on the right,
@@ -58,13 +73,16 @@ class Region:
         spares_no_shape = width == 1 or not shapes.rounded or not lengths[0]
         mask_is_too_large = width * self.longest > shapes.mask_elements
         self.causal = self.level and (spares_no_shape or mask_is_too_large)
+        if reach is not None and reach.in_full_layers:
+            self.causal = False
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
         # Attention gets gapless copies of keys and values: the device prepares each length and
         # stride.
         self.copied = self.level and shapes.copied(width, self.keys)
         # Attention gets whole buffers without a mask (`decode_attention.py`).
         fills_first_slots = not start and (width == 1 or singly)
-        self.by_length = fills_first_slots and shapes.by_length(len(lengths), self.longest, width)
+        by_length = shapes.by_length(len(lengths), self.longest, width)
+        self.by_length = fills_first_slots and reach is None and by_length
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property
@@ -95,11 +113,18 @@ class Region:
         """(n,) int32: position of each row's last token after the pass, or of the first padding."""
         return mx.array((self.lengths + np.maximum(self.counts, 1) - 1).astype(np.int32))
 
+    def last_keys(self, queries: mx.array, *, full_layer: bool = False) -> mx.array:
+        """(n, width, 1) int32: position of the last key to which each query attends. `queries`:
+        their positions, of the same shape. `full_layer`: the layer has no window."""
+        if self.reach is None or (full_layer and not self.reach.in_full_layers):
+            return queries
+        return mx.array(self.reach.last)[:, :, None]
+
     def mask(self, window: int | None = None) -> mx.array:
         """(n, width, keys) bool: True where a query attends to a key, at most `window` - 1
         positions before."""
         query, key = self.positions[:, :, None], mx.arange(self.keys, dtype=mx.int32)
-        mask = key <= query
+        mask = key <= self.last_keys(query, full_layer=window is None)
         return mask if window is None else mask & (key > query - window)
 
     def flat_indices(self, heads: int, tokens: int, ring: int = 0) -> mx.array:

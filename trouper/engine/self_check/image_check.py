@@ -16,7 +16,7 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.adaptations.adaptation_registry import adapted
-from trouper.engine.adaptations.image_passes import embedding_of
+from trouper.engine.adaptations.image_passes import embedding_of, padding_of
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.slot_rows import SlotRows
@@ -27,7 +27,7 @@ from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import Arithmetic, arithmetic_of, errors, random_texts
 from trouper.engine.self_check.scenarios import SLACK, ForcedRows
 from trouper.protocol.capabilities import Capabilities, Feature
-from trouper.protocol.media import ImageLayout, ImageShape, MediaSpan
+from trouper.protocol.media import ImageLayout, ImageShape, MediaSpan, chunk_end
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 
 SEED = 3
@@ -83,13 +83,17 @@ class ImageCheck:
 
     def stand_ins(self) -> str:
         """Images of one token, whose vectors are a token's, are that token."""
-        text = self.texts[TEXT].tokens
-        spans = tuple(self._stand_in(index) for index in STAND_INS)
+        text = list(self.texts[TEXT].tokens)
+        padding = padding_of(self.model)
+        if padding is not None:
+            for index in STAND_INS:
+                text[index] = padding
+        spans = tuple(self._stand_in(index, text[index]) for index in STAND_INS)
         vectors = embedding_of(self.model)(mx.array(text))
         zeros = (mx.zeros_like(vectors[:1]),) * self.deepstack
         images = tuple(EncodedImage(vectors[index : index + 1], zeros) for index in STAND_INS)
         logits = self._in_slots(Illustrated(text, spans, images), (4, len(text) - 4))
-        return self._judged(logits, self.references[TEXT], [TEXT] * len(text))
+        return self._judged(logits, self._reference(Illustrated(text)), [TEXT] * len(text))
 
     def vectors_matter(self) -> str:
         """Each image's vectors, and those of each deepstack layer, change the logits."""
@@ -245,13 +249,15 @@ class ImageCheck:
         embeddings, *deepstack = mx.split(embedding_of(self.model)(drawn), 1 + self.deepstack)
         return shape, EncodedImage(embeddings, tuple(deepstack))
 
-    def _stand_in(self, index: int) -> MediaSpan:
-        text = self.texts[TEXT].tokens
+    @staticmethod
+    def _stand_in(index: int, token: int) -> MediaSpan:
         shape = ImageShape((1, 1), (1, 1, 1))
-        return MediaSpan(index, (text[index],), ((0, 1),), bytes(32), shape, extent=1)
+        return MediaSpan(index, (token,), ((0, 1),), bytes(32), shape, extent=1)
 
     def _inside(self, text: int, image: int) -> int:
-        return self.texts[text].spans[image].start + 2
+        """A cut inside an image, or before one that cannot be cut."""
+        spans = self.texts[text].spans
+        return chunk_end(spans, 0, spans[image].start + 2)
 
     def _end(self, text: int, image: int) -> int:
         return self.texts[text].spans[image].end
@@ -264,7 +270,8 @@ class ImageCheck:
         return [self._reference(shown) for shown in self.texts]
 
     def _reference(self, shown: Illustrated) -> mx.array:
-        if self.kv.bits:  # The model's own caches are not quantized.
+        # The model's own caches are not quantized, and mlx-lm's masks know no images.
+        if self.kv.bits or any(span.atomic for span in shown.spans):
             return self._in_slots(shown, (len(shown.tokens),))
         count, current = len(shown.tokens), adapted(self.model).current
         region = Region(0, np.zeros(1, np.int32), np.array([count], np.int32), count)

@@ -17,11 +17,19 @@ FUSED_DIMS = (64, 80, 128)
 MAX_SCORE_BYTES = 2**26
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, patches: slice) -> mx.array:
-    """Attention of some patches to all: (1, heads, n, dim) each, scaled by dim ** -0.5. Waits for
-    the device if it goes in parts."""
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    patches: slice,
+    *,
+    scale: float | None = None,
+) -> mx.array:
+    """Attention of some patches to all: (1, heads, n, dim) each. `scale`: of scores; None:
+    dim ** -0.5. Waits for the device if it goes in parts."""
     queries = queries[:, :, patches]
-    dim, scale = queries.shape[-1], queries.shape[-1] ** -0.5
+    dim = queries.shape[-1]
+    scale = dim**-0.5 if scale is None else scale
     size = _queries_at_once(queries, keys.shape[2])
     if not device.is_cpu():
         queries, keys, values = (_padded(part) for part in (queries, keys, values))

@@ -72,7 +72,7 @@ class Encoding:
         assert self.embedded is not None
         size = self.pixels.height, self.pixels.width
         vectors = self.tower.project(self.embedded[0], size)
-        image = EncodedImage(vectors, tuple(self.deepstack))
+        image = EncodedImage(vectors / self.tower.embedding_scale, tuple(self.deepstack))
         mx.eval(image.arrays())
         return image
 

@@ -1,7 +1,8 @@
-"""Image layouts of three families: sizes, tokens and spans. Pure integers; no pixels, no MLX.
+"""Image layouts of families: sizes, tokens and spans. Pure integers; no pixels, no MLX.
 
-Rules: Qwen-VL's `smart_resize` (transformers/models/qwen2_vl/image_processing_qwen2_vl.py) and
-Pixtral's longest edge (transformers/models/pixtral/image_processing_pixtral.py).
+Rules, of transformers/models: Qwen-VL's `smart_resize` (qwen2_vl/image_processing_qwen2_vl.py),
+Pixtral's longest edge (pixtral/image_processing_pixtral.py), Gemma 3's square
+(gemma3/processing_gemma3.py) and Gemma 4's budgets (gemma4/image_processing_pil_gemma4.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from typing import Any
 
 import attrs
 
-from trouper.protocol.media import Detail, ImageShape, ImageSize, MediaSpan
+from trouper.protocol.media import (
+    BICUBIC,
+    BILINEAR,
+    Detail,
+    ImageShape,
+    ImageSize,
+    MediaSpan,
+)
 from trouper.storage.checkpoint_files import read_json, section
 
 LOW_DETAIL_TOKENS = 256
@@ -23,8 +31,6 @@ VERSION = 1
 """Of these rules. Part of each digest."""
 MAX_RATIO = 200
 """Of Qwen-VL's longer side to the shorter one."""
-BICUBIC = 3
-"""Pillow's number of the filter of all three families."""
 HALVES = (0.5, 0.5, 0.5)
 """Qwen3-VL's mean and deviation of each color."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -213,9 +219,130 @@ class PixtralLayout:
         )
 
 
+# -- Gemma 3, Gemma 4 ----------------------------------------------------------------------------
+
+SOFT_TOKENS = (70, 140, 280, 560, 1120)
+"""Bounds on the tokens of an image for which Gemma 4 was trained."""
+
+
+def _gemma_span(
+    start: int, tokens: tuple[int, ...], shape: ImageShape, digest: bytes, *, atomic: bool
+) -> MediaSpan:
+    """`tokens`: with a mark at each end."""
+    return MediaSpan(
+        start=start,
+        tokens=tokens,
+        embedded=((1, len(tokens) - 2),),
+        digest=digest,
+        shape=shape,
+        extent=len(tokens),
+        atomic=atomic,
+    )
+
+
+@attrs.frozen(kw_only=True)
+class Gemma3Layout:
+    """`side`: pixels of the square to which every image is resized. Crops of long images ("pan and
+    scan") are off, as in the published processors."""
+
+    patches: PatchRules
+    encoder_layers: int
+    piece_patches: int = 0
+    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
+    image_token: int
+    start_token: int
+    end_token: int
+    side: int
+    resample: int = BILINEAR
+    marker: str = "<start_of_image>"
+    around: str = "\n\n"
+    """Text that the processor writes before and behind the marker."""
+
+    @property
+    def name(self) -> str:
+        return _name_layout("gemma3", self.patches)
+
+    def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:  # noqa: ARG002
+        """Raises `ValueError`."""
+        rows = self.side // self.patches.token_size
+        if rows**2 > _bound_tokens(detail, max_tokens):
+            raise ValueError("the limit of tokens has no room for an image")
+        return ImageShape((self.side, self.side), (1, rows, rows), self.resample)
+
+    def num_tokens(self, shape: ImageShape) -> int:
+        _, rows, columns = shape.grid
+        return rows * columns + 2
+
+    def num_pieces(self, shape: ImageShape) -> int:
+        # One more for the patches before the first layer.
+        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
+
+    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
+        _, rows, columns = shape.grid
+        tokens = (self.start_token, *(self.image_token,) * (rows * columns), self.end_token)
+        return _gemma_span(start, tokens, shape, digest, atomic=True)
+
+
+@attrs.frozen(kw_only=True)
+class Gemma4Layout:
+    """`soft_tokens`: the checkpoint's bound on the tokens of an image, without marks. `atomic`:
+    whether tokens of an image attend to later ones; the smallest models' do not."""
+
+    patches: PatchRules
+    encoder_layers: int
+    piece_patches: int = 0
+    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
+    image_token: int
+    start_token: int
+    end_token: int
+    soft_tokens: int
+    atomic: bool
+    resample: int = BICUBIC
+    marker: str = "<|image|>"
+
+    @property
+    def name(self) -> str:
+        return _name_layout("gemma4", self.patches)
+
+    def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
+        """Fill the largest of the trained bounds. Raises `ValueError`."""
+        limit = min(_bound_tokens(detail, max_tokens), self.soft_tokens)
+        bounds = [tokens for tokens in SOFT_TOKENS if tokens <= limit]
+        if not bounds:
+            raise ValueError("the limit of tokens has no room for an image")
+        rows, columns = self._grid(size, bounds[-1])
+        side = self.patches.token_size
+        return ImageShape((rows * side, columns * side), (1, rows, columns), self.resample)
+
+    def _grid(self, size: ImageSize, tokens: int) -> tuple[int, int]:
+        """Rows and columns as `get_aspect_ratio_preserving_size` computes them. Roundings are the
+        same."""
+        height, width, side = size.height, size.width, self.patches.token_size
+        factor = math.sqrt(tokens * side**2 / (height * width))
+        rows, columns = math.floor(factor * height / side), math.floor(factor * width / side)
+        if not rows:
+            return 1, min(width // height, tokens)
+        if not columns:
+            return min(height // width, tokens), 1
+        return rows, columns
+
+    def num_tokens(self, shape: ImageShape) -> int:
+        _, rows, columns = shape.grid
+        return rows * columns + 2
+
+    def num_pieces(self, shape: ImageShape) -> int:
+        # One more for the patches before the first layer.
+        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
+
+    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
+        _, rows, columns = shape.grid
+        tokens = (self.start_token, *(self.image_token,) * (rows * columns), self.end_token)
+        return _gemma_span(start, tokens, shape, digest, atomic=self.atomic)
+
+
 # -- from a checkpoint ---------------------------------------------------------------------------
 
-Layout = QwenLayout | PixtralLayout
+Layout = QwenLayout | PixtralLayout | Gemma3Layout | Gemma4Layout
 
 
 def read_preprocessor(directory: Path) -> Mapping[str, Any]:
@@ -238,9 +365,15 @@ def layout_of(
     Raises `ValueError` with a reason for a person if the model takes no images here."""
     if "vision_config" not in config:
         raise ValueError("config.json has no vision_config")
+    kind = str(config.get("model_type", ""))
+    if kind == "gemma3":
+        return _gemma3_layout(config, preprocessor, token_ids)
+    if kind in ("gemma4", "gemma4_unified"):
+        return _gemma4_layout(config, preprocessor, token_ids)
+    if kind == "gemma3n":
+        raise ValueError("its image encoder, MobileNet-V5, is not known here")
     if preprocessor.get("resample", BICUBIC) != BICUBIC:
         raise ValueError("its image processor has a filter other than bicubic")
-    kind = str(config.get("model_type", ""))
     if kind in ("qwen3_vl", "qwen3_vl_moe") or kind.startswith("qwen3_5"):
         return _qwen_layout(config, preprocessor, token_ids)
     encoder = section(config, "vision_config").get("model_type", "pixtral")
@@ -291,6 +424,72 @@ def _pixtral_layout(
         end_token=_token(config, (), "[IMG_END]", token_ids),
         longest_edge=_count(section(preprocessor, "size"), "longest_edge", edge),
     )
+
+
+def _gemma3_layout(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
+) -> Gemma3Layout:
+    vision, size = section(config, "vision_config"), section(preprocessor, "size")
+    if preprocessor.get("do_pan_and_scan"):
+        raise ValueError("its image processor cuts long images in parts (do_pan_and_scan)")
+    image_side, patch_size = _count(vision, "image_size", 896), _count(vision, "patch_size", 14)
+    # `avg_pool` of the projector makes squares of patches.
+    rows = math.isqrt(_count(config, "mm_tokens_per_image", 256))
+    merge_size = image_side // patch_size // rows
+    if rows * merge_size * patch_size != image_side or size.get("height", image_side) != image_side:
+        raise ValueError("its image_size, patch_size and mm_tokens_per_image make no grid")
+    return Gemma3Layout(
+        patches=_read_rules(
+            preprocessor, mean=HALVES, std=HALVES, patch_size=patch_size, merge_size=merge_size
+        ),
+        encoder_layers=_count(vision, "num_hidden_layers", 27),
+        image_token=_token(
+            config, ("image_token_index", "image_token_id"), "<image_soft_token>", token_ids
+        ),
+        start_token=_token(
+            config, ("boi_token_index", "boi_token_id"), "<start_of_image>", token_ids
+        ),
+        end_token=_token(config, ("eoi_token_index", "eoi_token_id"), "<end_of_image>", token_ids),
+        side=image_side,
+        resample=_filter(preprocessor, BILINEAR),
+    )
+
+
+def _gemma4_layout(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
+) -> Gemma4Layout:
+    vision, text = section(config, "vision_config"), section(config, "text_config")
+    is_unified = config["model_type"] == "gemma4_unified"
+    attention = text.get("use_bidirectional_attention", "vision" if is_unified else None)
+    if attention not in (None, "vision"):
+        raise ValueError(f"use_bidirectional_attention {attention!r} is not known here")
+    # The unified model has no layers of an encoder.
+    layers = 0 if is_unified else _count(vision, "num_hidden_layers", 16)
+    rules = _read_rules(
+        preprocessor,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+        patch_size=_count(vision, "patch_size", 16),
+        merge_size=_count(vision, "pooling_kernel_size", 3),
+    )
+    return Gemma4Layout(
+        patches=rules,
+        encoder_layers=layers,
+        image_token=_token(config, ("image_token_id",), "<|image|>", token_ids),
+        start_token=_token(config, ("boi_token_id",), "<|image>", token_ids),
+        end_token=_token(config, ("eoi_token_id",), "<image|>", token_ids),
+        soft_tokens=_count(preprocessor, "max_soft_tokens", 280),
+        atomic=attention == "vision",
+        resample=_filter(preprocessor, BICUBIC),
+    )
+
+
+def _filter(preprocessor: Mapping[str, Any], default: int) -> int:
+    """Pillow's number. Raises `ValueError`."""
+    value = preprocessor.get("resample", default)
+    if value not in (BILINEAR, BICUBIC):
+        raise ValueError("its image processor has a filter other than bilinear and bicubic")
+    return int(value)
 
 
 def _read_rules(

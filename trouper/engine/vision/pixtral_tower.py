@@ -118,6 +118,7 @@ class Projector(nn.Module):
 class PixtralTower(nn.Module):
     """Implements `tower.Tower`."""
 
+    embedding_scale = 1.0
     patch_weight = "patch_conv.weight"
     num_deepstack = 0
 

@@ -107,6 +107,7 @@ class Merger(nn.Module):
 class QwenTower(nn.Module):
     """Implements `tower.Tower`."""
 
+    embedding_scale = 1.0
     patch_weight = "patch_embed.proj.weight"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:

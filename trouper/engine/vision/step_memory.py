@@ -18,6 +18,8 @@ HIDDEN_VECTORS, INNER_VECTORS = 20, 3
 size for each patch of a piece."""
 PIXEL_COPIES = 4
 """Of the input in float32 while it becomes patches."""
+UNIFIED_COPIES = 12
+"""Of the input of an encoder without layers, which normalises the pixels of each token."""
 
 
 def encoder_step_bytes(
@@ -30,6 +32,8 @@ def encoder_step_bytes(
     patches = (height // rules.patch_size) * (width // rules.patch_size)
     piece_patches = min(patches, layout.piece_patches or patches)
     inputs = CHANNELS * rules.patch_size**2 * rules.temporal_patch_size
+    if not layout.encoder_layers:
+        return FLOAT32 * UNIFIED_COPIES * patches * inputs
     hidden = patches * HIDDEN_VECTORS * vision["hidden_size"]
     inner = piece_patches * INNER_VECTORS * vision["intermediate_size"]
     layer_bytes = FLOAT32 * hidden + number_bytes * inner + MAX_SCORE_BYTES

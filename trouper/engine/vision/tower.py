@@ -12,8 +12,8 @@ from trouper.engine.platform import device
 from trouper.protocol.media import Pixels
 
 Weights = dict[str, mx.array]
-Rotation = tuple[mx.array, mx.array]
-"""Cosines and sines (patches, dim of a head / 2) float32."""
+Rotation = tuple[mx.array, ...]
+"""Cosines and sines (patches, dim of a head / 2) float32; () without rotary positions."""
 Heads = tuple[mx.array, mx.array, mx.array]
 """Queries, keys and values (1, heads, patches, dim of a head)."""
 ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
@@ -38,6 +38,8 @@ class Tower(Protocol):
 
     patch_weight: str
     """Name of the matrix over patches, a convolution in checkpoints."""
+    embedding_scale: float
+    """Factor that the text model gives its embeddings, by which vectors are divided."""
 
     @property
     def num_layers(self) -> int:

@@ -12,29 +12,46 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
+from trouper.engine.vision.gemma4_tower import Gemma4Tower, Gemma4UnifiedTower
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.patches import CHANNELS
 from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen_tower import QwenTower
+from trouper.engine.vision.siglip_tower import SiglipTower
 from trouper.engine.vision.tower import Weights
+
+AnyTower = QwenTower | PixtralTower | SiglipTower | Gemma4Tower | Gemma4UnifiedTower
+Names = tuple[tuple[re.Pattern[str], str], ...]
 
 QWEN_NAMES = ((re.compile(r"^(?:model\.)?(?:language_model\.)?(?:visual|vision_tower)\."), ""),)
 PIXTRAL_NAMES = (
     (re.compile(r"^(?:model\.)?(?:vision_tower|vision_encoder)\.(?:vision_model\.)?"), ""),
     (re.compile(r"^(?:model\.)?(?:multi_modal_projector|vision_projection)\."), "projector."),
 )
+GEMMA4_NAMES = (
+    (re.compile(r"^(?:model\.)?vision_tower\."), ""),
+    (re.compile(r"^(?:model\.)?embed_vision\."), "projector."),
+)
+UNIFIED_NAMES = (
+    (
+        re.compile(r"^(?:model\.)?embed_vision\.(?:multimodal_embedder\.|(?=embedding_proj))"),
+        "projector.",
+    ),
+    (re.compile(r"^(?:model\.)?(?:embed_vision|vision_embedder)\."), ""),
+)
 """Names of an encoder's weights in checkpoints of transformers and of mlx-vlm, and ours."""
 DERIVED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq)$")
 """Some checkpoints store what follows from the config."""
+UNCLIPPED = re.compile(r"\.(?:input|output)_(?:min|max)$")
+"""Bounds of Gemma 4's layers, which checkpoints may store, but not use."""
 
 
-def load_tower(
-    directory: Path, config: Mapping[str, Any], layout: Layout
-) -> QwenTower | PixtralTower:
+def load_tower(directory: Path, config: Mapping[str, Any], layout: Layout) -> AnyTower:
     """Load the encoder lazily, as it is stored. Raises `ValueError` if weights and config
     do not make one."""
     tower, names = _empty(config, layout)
-    weights = _flat_patches(_weights(directory, names), tower.patch_weight, layout)
+    unused = None if config["vision_config"].get("use_clipped_linears") else UNCLIPPED
+    weights = _flat_patches(_weights(directory, names, unused), tower.patch_weight, layout)
     _quantize(tower, weights)
     _require_all(tower, weights)
     tower.load_weights(list(weights.items()))
@@ -42,26 +59,34 @@ def load_tower(
     return tower
 
 
-def _empty(
-    config: Mapping[str, Any], layout: Layout
-) -> tuple[QwenTower | PixtralTower, tuple[tuple[re.Pattern[str], str], ...]]:
+def _empty(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Names]:
+    kind, rules = str(config["model_type"]), layout.patches
     try:
-        if str(config["model_type"]).startswith("qwen3"):
-            return QwenTower(config, layout.patches), QWEN_NAMES
-        return PixtralTower(config, layout.patches), PIXTRAL_NAMES
+        if kind.startswith("qwen3"):
+            return QwenTower(config, rules), QWEN_NAMES
+        if kind == "gemma3":
+            return SiglipTower(config, rules), PIXTRAL_NAMES
+        if kind == "gemma4":
+            return Gemma4Tower(config, rules), GEMMA4_NAMES
+        if kind == "gemma4_unified":
+            return Gemma4UnifiedTower(config, rules), UNIFIED_NAMES
+        return PixtralTower(config, rules), PIXTRAL_NAMES
     except (KeyError, TypeError) as error:
         raise ValueError(f"its vision_config makes no encoder: {error}") from error
 
 
-def _weights(directory: Path, names: tuple[tuple[re.Pattern[str], str], ...]) -> Weights:
+def _weights(directory: Path, names: Names, unused: re.Pattern[str] | None) -> Weights:
     """The encoder's weights by our names; lazy."""
     weights: Weights = {}
     for path in sorted(directory.glob("model*.safetensors")):
         tensors: Any = mx.load(str(path))
         for name, weight in tensors.items():
+            if DERIVED.search(name) or (unused is not None and unused.search(name)):
+                continue
             for pattern, prefix in names:
-                if pattern.match(name) and not DERIVED.search(name):
+                if pattern.match(name):
                     weights[pattern.sub(prefix, name, count=1)] = weight
+                    break
     return weights
 
 
