@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -20,7 +21,7 @@ from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
 from trouper.engine.self_check.encoder_check import encoder_fault
 from trouper.engine.self_check.image_check import ImageCheck
-from trouper.engine.self_check.starting import Candidate
+from trouper.engine.self_check.starting import Candidate, check_images
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen_tower import QwenTower
@@ -97,7 +98,8 @@ def load_images(
         )
         off: Mapping[Feature, str] = {}
         if settings.self_check != "off":
-            off = _check(candidate, images.tower, layout, capabilities, group)
+            check = partial(_check, candidate, images.tower, layout, capabilities, group)
+            off = check_images(candidate, settings, group, check)
     except ValueError as error:
         report(f"the model takes no images: {error}")
         return LoadedImages(reason=str(error))
