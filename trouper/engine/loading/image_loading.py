@@ -98,7 +98,8 @@ def load_images(
         )
         off: Mapping[Feature, str] = {}
         if settings.self_check != "off":
-            check = partial(_check, candidate, images.tower, layout, capabilities, group)
+            of_model = partial(_check, candidate, images.tower, layout)
+            check = partial(of_model, capabilities=capabilities, group=group)
             off = check_images(candidate, settings, group, check)
     except ValueError as error:
         report(f"the model takes no images: {error}")
@@ -178,6 +179,7 @@ def _check(
     candidate: Candidate,
     tower: Tower | DistantTower,
     layout: Layout,
+    *,
     capabilities: Capabilities,
     group: RankGroup,
 ) -> Mapping[Feature, str]:
