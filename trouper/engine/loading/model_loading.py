@@ -154,7 +154,7 @@ def load(
 
 
 def _load_encoder(
-    found: checkpoint.Checkpoint,
+    target: checkpoint.Checkpoint,
     hub_tokenizer: HubTokenizer,
     settings: Settings,
     report: Callable[[str], None],
@@ -163,15 +163,15 @@ def _load_encoder(
     group: RankGroup,
 ) -> EvaluatedModel:
     """Load a model of `trouper.engine.encoders`. Raises `ModelUnusable`."""
-    _require_encoder_settings(found, settings, group)
-    model, config = _prepared(found.directory, settings, report, ALONE)
-    name = settings.model or found.directory.name
-    evaluate(model, found.directory, stage(watch, name, "loading the weights"))
-    candidate = candidate_of(model, config, found, settings)
+    _require_encoder_settings(target, settings, group)
+    model, config = _prepared(target.directory, settings, report, ALONE)
+    name = settings.model or target.directory.name
+    evaluate(model, target.directory, stage(watch, name, "loading the weights"))
+    candidate = candidate_of(model, config, target, settings)
     _require_vocabulary(hub_tokenizer, candidate, report)
-    embedder = encoder_embedder(model, found.directory, report)
+    embedder = encoder_embedder(model, target.directory, report)
     drafters, images = Drafters(None, LoadedHead()), LoadedImages()
-    card = _card(settings, found, candidate, Capabilities(batch=ENCODES), drafters)
+    card = _card(settings, target, candidate, Capabilities(batch=ENCODES), drafters)
     card = attrs.evolve(
         card,
         context_length=min(card.context_length, context_length(config)),
@@ -184,7 +184,7 @@ def _load_encoder(
         model=model,
         card=card,
         tokenizer=hub_tokenizer,
-        directory=found.directory,
+        directory=target.directory,
         config=config,
         kv=candidate.kv,
         drafters=drafters,
@@ -194,7 +194,7 @@ def _load_encoder(
 
 
 def _require_encoder_settings(
-    found: checkpoint.Checkpoint, settings: Settings, group: RankGroup
+    target: checkpoint.Checkpoint, settings: Settings, group: RankGroup
 ) -> None:
     """Raises `ModelUnusable`."""
     unusable = {
@@ -205,7 +205,7 @@ def _require_encoder_settings(
     for name, given in unusable.items():
         if given:
             raise ModelUnusable(
-                f"{found.directory} is an encoder, with which {name} cannot be used"
+                f"{target.directory} is an encoder, with which {name} cannot be used"
             )
 
 
