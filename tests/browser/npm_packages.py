@@ -87,11 +87,11 @@ AXE = NpmPackage(
 
 
 def main() -> None:
-    wanted = [package for package in (OPENAI, AXE) if package.missing]
-    if wanted and shutil.which("npm") is None:
+    missing = [package for package in (OPENAI, AXE) if package.missing]
+    if missing and shutil.which("npm") is None:
         sys.stdout.write("no npm here: tests of openai's client and of axe are skipped\n")
         return
-    for package in wanted:
+    for package in missing:
         try:
             package.fetch()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
