@@ -22,9 +22,10 @@ workers := env("TROUPER_TEST_WORKERS", "3")
 _default:
     @just --list --unsorted
 
-# Packages into .venv; quiet unless it takes a while
+# Packages into .venv; at a terminal with uv's own progress
 _setup *groups: _python
-    @uv sync --frozen --quiet --inexact --extra lab {{ extras }} {{ groups }}
+    @[ -e .venv ] || echo "just: installing what uv.lock lists into .venv, once" >&2
+    @[ -t 2 ] || quiet=--quiet; uv sync --frozen ${quiet:-} --inexact --extra lab {{ extras }} {{ groups }}
 
 # One line for a machine whose Pythons are all too old or too new; a UV_PYTHON that is wrong, uv itself explains in one
 _python:
