@@ -233,8 +233,10 @@ def test_a_file_that_is_named_must_be_there() -> None:
     outcome = serve("--config", "none.toml")
     assert (outcome.exit_code, outcome.stderr) == (
         USAGE_ERROR,
-        "trouper: --config none.toml: No such file or directory; "
-        "`trouper serve --print-config` prints one to begin with\n",
+        (
+            "trouper: --config none.toml: No such file or directory; "
+            "`trouper serve --print-config` prints one to begin with\n"
+        ),
     )
 
 
