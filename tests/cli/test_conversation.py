@@ -216,7 +216,7 @@ def test_a_long_file_is_not_shown_again_when_it_is_taken_back(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "reason"),
     [
         (None, "No such file"),
         (b"\xff\xfe", "is no text"),
@@ -225,11 +225,11 @@ def test_a_long_file_is_not_shown_again_when_it_is_taken_back(tmp_path: Path) ->
     ids=("absent", "binary", "large"),
 )
 def test_a_file_that_cannot_be_put_there_is_refused(
-    content: bytes | None, said: str, tmp_path: Path
+    content: bytes | None, reason: str, tmp_path: Path
 ) -> None:
     path, conversation = tmp_path / "file", Conversation()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(CommandRefused, match=said):
+    with pytest.raises(CommandRefused, match=reason):
         follow(conversation, f"/file {path}")
     assert not conversation.attached
