@@ -464,3 +464,17 @@ async def test_clients_hear_that_a_model_reads_images(agent: str, line: str, hom
         assert line in said(await connect(agent, url=served.base_url))
     async with serving() as served:
         assert line not in said(await connect(agent, url=served.base_url))
+
+
+async def test_open_webui_chats_with_what_generates_and_indexes_files_by_the_embedder(
+    home: Path,
+) -> None:
+    embedder = {"id": "bge", "max_model_len": 512, "kind": "embedder"}
+    generator = {"id": "chatty", "max_model_len": CONTEXT, "kind": "generator"}
+    bodies = {"chatty": json.dumps(generator), "health": '{"status": "ok"}'}
+    for listed, indexes in (([embedder, generator], True), ([generator], False)):
+        async with saying(models=json.dumps({"data": listed}), **bodies) as url:
+            shown = said(await connect("open-webui", url=url))
+        assert "DEFAULT_MODELS=chatty" in shown
+        assert ("RAG_EMBEDDING_MODEL=bge" in shown) == indexes
+        assert (f"RAG_OPENAI_API_BASE_URL={url}/v1" in shown) == indexes
