@@ -47,6 +47,7 @@ from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 from trouper.system import heap
 from trouper.workarounds import mlx_reference_blas
+from trouper.workarounds.openblas_threads import BlasThreads
 
 IDLE = "idle engine thread"
 
@@ -191,6 +192,8 @@ class MlxEngine:
 
     async def load(self) -> LoadedModel:
         """Load the model, and compile kernels if necessary. Raises `ModelUnusable`."""
+        # The self-check's products, too, leave cores to other programs.
+        BlasThreads(mlx_reference_blas.load_fast()).begin(0)
         self._loaded = await self._on_thread(
             lambda: load(self._settings, log.info, self._watch, self._group)
         )

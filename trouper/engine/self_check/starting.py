@@ -110,7 +110,7 @@ def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:
     )
 
 
-STAGE = "checking what it does right"
+STAGE = "self-check, once for each model"
 REMEDY = "--self-check off serves it all the same"
 
 
