@@ -67,10 +67,10 @@ class NpmPackage:
             digest = hashlib.sha512(archive.read_bytes()).digest()
             if b64encode(digest).decode() != self.sha512:
                 raise ValueError(f"{archive.name} is not what it was")
-            (whole := Path(scratch) / "whole").mkdir()
+            (unpacked := Path(scratch) / "unpacked").mkdir()
             # The module tarfile has no safe way before 3.11.4.
-            subprocess.run(["tar", "-xzf", archive, "-C", whole], check=True)
-            whole.rename(self.directory.parent)
+            subprocess.run(["tar", "-xzf", archive, "-C", unpacked], check=True)
+            unpacked.rename(self.directory.parent)
 
 
 OPENAI = NpmPackage(

@@ -51,8 +51,8 @@ def test_it_is_mlx_s_attention(heads: int, name: str) -> None:
 def test_16_bits_lose_no_more_than_a_fused_kernel_s() -> None:
     """Scores of 16 bits would lose a hundredth."""
     queries, keys, values = inputs(6, mx.bfloat16)
-    whole = [part.astype(mx.float32) for part in (queries, keys, values)]
-    exact = attend(whole[0], whole[1], whole[2], 3.0, "causal")
+    wide = [array.astype(mx.float32) for array in (queries, keys, values)]
+    exact = attend(wide[0], wide[1], wide[2], 3.0, "causal")
     ours = attend(queries, keys, values, 3.0, "causal")
     assert ours.dtype == mx.bfloat16
     assert float(mx.abs(ours - exact).max()) < 0.02

@@ -139,12 +139,12 @@ def test_slices_do_not_change_the_vectors(
     monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: patches)
     model = vision_model(name)
     _, _, [pixels] = model.prompt([PICTURES[0]])
-    whole = encode(model.tower, pixels, pieces=999)
+    at_once = encode(model.tower, pixels, pieces=999)
     sliced = encode(model.tower, pixels, pieces=1)
     if patches:
         monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: 0)
         layers = encode(model.tower, pixels)
-        for one, other in zip(whole.arrays(), layers.arrays(), strict=True):
+        for one, other in zip(at_once.arrays(), layers.arrays(), strict=True):
             np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-5)
-    for one, other in zip(whole.arrays(), sliced.arrays(), strict=True):
+    for one, other in zip(at_once.arrays(), sliced.arrays(), strict=True):
         assert np.array_equal(np.array(one), np.array(other))

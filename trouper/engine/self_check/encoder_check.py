@@ -46,7 +46,7 @@ def _encoded(tower: Tower, pixels: Pixels, piece_patches: int) -> EncodedImage:
     return image
 
 
-def _difference(expected: mx.array, found: mx.array) -> float:
+def _difference(expected: mx.array, computed: mx.array) -> float:
     wide = expected.astype(mx.float32)
-    difference = mx.square(found.astype(mx.float32) - wide).mean()
+    difference = mx.square(computed.astype(mx.float32) - wide).mean()
     return float(mx.sqrt(difference / mx.maximum(mx.square(wide).mean(), 1e-12)).item())  # type: ignore[arg-type]

@@ -64,13 +64,13 @@ class ImageCheck:
 
     def off(self) -> dict[Feature, str]:
         """Return the reason of each feature that is wrong. Without "images" none is tried."""
-        found: dict[Feature, str] = {}
+        reasons: dict[Feature, str] = {}
         for feature, needed, scenario in SCENARIOS:
-            wrong = "images" in found or feature in found
+            wrong = "images" in reasons or feature in reasons
             if not wrong and self.capabilities.allows(needed):
                 reason = self.agree(self._fault(scenario))
-                found.update({feature: reason} if reason else {})
-        return found
+                reasons.update({feature: reason} if reason else {})
+        return reasons
 
     def _fault(self, scenario: Callable[[ImageCheck], str]) -> str:
         try:
