@@ -34,13 +34,24 @@ class ImageSize:
     format: ImageFormat
 
 
+BICUBIC = 3
+
+
 @attrs.frozen
 class ImageShape:
-    """Shape of an image for one model. `resized`: (height, width) in pixels. `grid`: (frames, rows,
-    columns) of embedded tokens."""
+    """Shape of an image for one model. Sizes are (height, width) in pixels."""
 
     resized: tuple[int, int]
     grid: tuple[int, int, int]
+    """(frames, rows, columns) of embedded tokens; with tiles, of one tile."""
+    tiles: tuple[int, int] = (1, 1)
+    """(rows, columns) of the equal parts that `resized` is cut into."""
+    scaled: tuple[int, int] | None = None
+    """Upper left part of `resized` that the image fills, before black; None: all of it."""
+    overview: tuple[int, int] | None = None
+    """Size of the whole image once more, behind the tiles."""
+    resample: int = BICUBIC
+    """Pillow's number of the filter."""
 
 
 # The span's tokens are ordinary ids of the family's vocabulary; the engine puts the encoder's
@@ -85,6 +96,8 @@ class Pixels:
     height: int
     width: int
     rgb: bytes = attrs.field(repr=False)
+    overview: Pixels | None = None
+    """The whole image once more, if the rest is cut into tiles."""
 
 
 class ImageLayout(Protocol):
@@ -139,5 +152,7 @@ def digest_image(layout: str, shape: ImageShape, data: bytes) -> bytes:
     """SHA-256 of a layout's name, a shape and a file's bytes. Decoded pixels would cost a
     decode."""
     digest = sha256(f"{layout}\0{shape.resized}\0{shape.grid}\0".encode())
+    if shape.tiles != (1, 1) or shape.scaled is not None:
+        digest.update(f"{shape.tiles}\0{shape.scaled}\0{shape.overview}\0".encode())
     digest.update(data)
     return digest.digest()

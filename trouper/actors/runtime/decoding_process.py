@@ -24,7 +24,7 @@ from trouper.actors.runtime.decoding_script import (
 )
 from trouper.actors.runtime.image_headers import SENDABLE, ImageRefused, read_header
 from trouper.protocol.installing import command_for
-from trouper.protocol.media import DecodeImage, Pixels
+from trouper.protocol.media import DecodeImage, ImageShape, Pixels
 from trouper.protocol.problems import is_shortage
 
 log = logging.getLogger("trouper.images")
@@ -33,6 +33,7 @@ START_S = 60.0
 WAIT_S = 30.0
 """For one image. The script limits CPU time (CPU_S)."""
 END_S = 1.0
+CHANNELS = 3
 UNAVAILABLE = "image_decoder_unavailable"
 """Code of every fault that is the server's own (503)."""
 REFUSALS = {
@@ -55,19 +56,25 @@ class DecodingProcess:
 
     async def decode(self, order: DecodeImage) -> Pixels:
         """Raises `ImageRefused`."""
-        data = order.source.data
+        data, shape = order.source.data, order.shape
         header = read_header(data)
-        height, width = order.shape.resized
-        stored = (header.orientation, header.width, header.height)
-        format_index = FORMATS.index(header.format.upper())
-        head = ORDER.pack(format_index, *stored, *order.shape.resized, len(data))
+        sizes = (*shape.resized, *(shape.scaled or shape.resized), *(shape.overview or (0, 0)))
+        head = ORDER.pack(
+            FORMATS.index(header.format.upper()),
+            header.orientation,
+            shape.resample,
+            header.width,
+            header.height,
+            *sizes,
+            len(data),
+        )
         process = self._process or await self._start()
         try:
             with trio.fail_after(self._wait_s):
-                pixels = await _exchange(process, head, data, height * width * 3)
+                pixels = await _exchange(process, head, data, _count_bytes(shape))
         except (trio.TooSlowError, trio.BrokenResourceError, EOFError) as error:
             raise await self._explain(error) from None
-        return Pixels(height, width, pixels)
+        return _pixels_of(shape, pixels)
 
     async def _start(self) -> trio.Process:
         """Raises `ImageRefused`."""
@@ -124,6 +131,19 @@ class DecodingProcess:
             await process.stdin.aclose()
             await process.stdout.aclose()
             await process.wait()
+
+
+def _count_bytes(shape: ImageShape) -> int:
+    sizes = [shape.resized, shape.overview or (0, 0)]
+    return sum(CHANNELS * height * width for height, width in sizes)
+
+
+def _pixels_of(shape: ImageShape, rgb: bytes) -> Pixels:
+    height, width = shape.resized
+    if shape.overview is None:
+        return Pixels(height, width, rgb)
+    length = CHANNELS * height * width
+    return Pixels(height, width, rgb[:length], Pixels(*shape.overview, rgb[length:]))
 
 
 def _refuse_start(error: Exception) -> ImageRefused:

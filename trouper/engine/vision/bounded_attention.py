@@ -18,8 +18,8 @@ MAX_SCORE_BYTES = 2**26
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, patches: slice) -> mx.array:
-    """Attention of some patches to all: (1, heads, n, dim) each, scaled by dim ** -0.5. Waits for
-    the device if it goes in parts."""
+    """Attention of some patches to all: (groups, heads, n, dim) each, scaled by dim ** -0.5. Waits
+    for the device if it goes in parts."""
     queries = queries[:, :, patches]
     dim, scale = queries.shape[-1], queries.shape[-1] ** -0.5
     size = _queries_at_once(queries, keys.shape[2])
@@ -35,11 +35,11 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, patches: slice) 
 
 
 def _queries_at_once(queries: mx.array, patches: int) -> int:
-    _, heads, _, dim = queries.shape
+    groups, heads, _, dim = queries.shape
     fused = not device.is_cpu() and queries.dtype != mx.float32 and dim <= FUSED_DIMS[-1]
     if fused:
         return patches
-    return max(1, MAX_SCORE_BYTES // (4 * heads * patches))
+    return max(1, MAX_SCORE_BYTES // (4 * groups * heads * patches))
 
 
 def _padded(part: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""Image layouts of three families: sizes, tokens and spans. Pure integers; no pixels, no MLX.
+"""Image layouts: sizes, tokens and spans. Pure integers; no pixels, no MLX.
 
 Rules: Qwen-VL's `smart_resize` (transformers/models/qwen2_vl/image_processing_qwen2_vl.py) and
 Pixtral's longest edge (transformers/models/pixtral/image_processing_pixtral.py).
@@ -8,65 +8,39 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
-from hashlib import sha256
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from trouper.protocol.media import Detail, ImageShape, ImageSize, MediaSpan
+from trouper.engine.vision.navit_layout import NavitLayout, navit_layout
+from trouper.engine.vision.patch_rules import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALVES,
+    PatchRules,
+    bound_tokens,
+    count_of,
+    fit_grid,
+    name_layout,
+    read_rules,
+    token_of,
+)
+from trouper.engine.vision.tile_layouts import (
+    TileLayout,
+    idefics_layout,
+    lfm_layout,
+    llama_layout,
+)
+from trouper.protocol.media import BICUBIC, Detail, ImageShape, ImageSize, MediaSpan
 from trouper.storage.checkpoint_files import read_json, section
 
-LOW_DETAIL_TOKENS = 256
-VERSION = 1
-"""Of these rules. Part of each digest."""
 MAX_RATIO = 200
 """Of Qwen-VL's longer side to the shorter one."""
-BICUBIC = 3
-"""Pillow's number of the filter of all three families."""
-HALVES = (0.5, 0.5, 0.5)
-"""Qwen3-VL's mean and deviation of each color."""
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-@attrs.frozen
-class PatchRules:
-    """How pixels become the encoder's input: (rgb * `rescale` - `mean`) / `std`, cut into patches
-    of `patch_size` pixels, `merge_size` x `merge_size` of which make one embedded token.
-    `temporal_patch_size`: number of times that an image is repeated as frames."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    rescale: float
-    patch_size: int
-    merge_size: int
-    temporal_patch_size: int = 1
-
-    @property
-    def token_size(self) -> int:
-        """Side in pixels of the square of one embedded token."""
-        return self.patch_size * self.merge_size
-
-    def count_pieces(self, shape: ImageShape, piece_patches: int) -> int:
-        height, width = shape.resized
-        patches = (height // self.patch_size) * (width // self.patch_size)
-        return -(-patches // (piece_patches or patches))
-
-
-def _name_layout(family: str, rules: PatchRules) -> str:
-    """Other means or patches make other vectors of the same file."""
-    parameters = sha256(repr(rules).encode()).hexdigest()
-    return f"{family}-{VERSION}-{parameters[:16]}"
-
-
-def _bound_tokens(detail: Detail, max_tokens: int) -> int:
-    """`high` has no right beyond the operator's bound, and `auto` is `high`."""
-    return min(max_tokens, LOW_DETAIL_TOKENS) if detail == "low" else max_tokens
-
-
-# -- Qwen3-VL, Qwen3.5 ---------------------------------------------------------------------------
+# -- Qwen2-VL to Qwen3.5 ---------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -85,13 +59,13 @@ class QwenLayout:
 
     @property
     def name(self) -> str:
-        return _name_layout("qwen-vl", self.patches)
+        return name_layout("qwen-vl", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         """Raises `ValueError`."""
         if max(size.height, size.width) > MAX_RATIO * min(size.height, size.width):
             raise ValueError(f"one side is more than {MAX_RATIO} times as long as the other")
-        side, tokens = self.patches.token_size, _bound_tokens(detail, max_tokens)
+        side, tokens = self.patches.token_size, bound_tokens(detail, max_tokens)
         if tokens < 1:
             raise ValueError("the limit of tokens has no room for an image")
         max_pixels = min(self.max_pixels, tokens * side**2)
@@ -99,7 +73,7 @@ class QwenLayout:
         rows, columns = height // side, width // side
         if rows * columns > tokens:
             # Rounding up of a short side or to `min_pixels` went beyond the limit.
-            rows, columns = _fit_grid(size, tokens)
+            rows, columns = fit_grid(size, tokens)
         return ImageShape((rows * side, columns * side), (1, rows, columns))
 
     def _resize(self, size: ImageSize, max_pixels: int) -> tuple[int, int]:
@@ -137,15 +111,6 @@ class QwenLayout:
         )
 
 
-def _fit_grid(size: ImageSize, tokens: int) -> tuple[int, int]:
-    """Rows and columns of at most so many tokens, near the image's ratio."""
-    if size.height > size.width:
-        columns = max(1, math.floor(math.sqrt(tokens * size.width / size.height)))
-        return tokens // columns, columns
-    rows = max(1, math.floor(math.sqrt(tokens * size.height / size.width)))
-    return rows, tokens // rows
-
-
 # -- Mistral 3, Pixtral --------------------------------------------------------------------------
 
 
@@ -165,11 +130,11 @@ class PixtralLayout:
 
     @property
     def name(self) -> str:
-        return _name_layout("pixtral", self.patches)
+        return name_layout("pixtral", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         """Raises `ValueError`."""
-        tokens = _bound_tokens(detail, max_tokens)
+        tokens = bound_tokens(detail, max_tokens)
         # The number of tokens never falls as the edge grows.
         edge = bisect_right(
             range(1, self.longest_edge + 1),
@@ -215,7 +180,17 @@ class PixtralLayout:
 
 # -- from a checkpoint ---------------------------------------------------------------------------
 
-Layout = QwenLayout | PixtralLayout
+Layout = QwenLayout | PixtralLayout | NavitLayout | TileLayout
+OTHER_LAYOUTS: Mapping[str, Callable[..., Layout]] = {
+    "kimi_vl": navit_layout,
+    "kimi_k25": navit_layout,
+    "idefics3": idefics_layout,
+    "smolvlm": idefics_layout,
+    "lfm2_vl": lfm_layout,
+    "lfm2-vl": lfm_layout,
+    "llama4": llama_layout,
+}
+"""By `model_type`; of files of their own."""
 
 
 def read_preprocessor(directory: Path) -> Mapping[str, Any]:
@@ -238,10 +213,12 @@ def layout_of(
     Raises `ValueError` with a reason for a person if the model takes no images here."""
     if "vision_config" not in config:
         raise ValueError("config.json has no vision_config")
+    kind = str(config.get("model_type", ""))
+    if kind in OTHER_LAYOUTS:
+        return OTHER_LAYOUTS[kind](config, preprocessor, token_ids)
     if preprocessor.get("resample", BICUBIC) != BICUBIC:
         raise ValueError("its image processor has a filter other than bicubic")
-    kind = str(config.get("model_type", ""))
-    if kind in ("qwen3_vl", "qwen3_vl_moe") or kind.startswith("qwen3_5"):
+    if kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe") or kind.startswith("qwen3_5"):
         return _qwen_layout(config, preprocessor, token_ids)
     encoder = section(config, "vision_config").get("model_type", "pixtral")
     if kind in ("mistral3", "pixtral") and encoder == "pixtral":
@@ -253,20 +230,22 @@ def _qwen_layout(
     config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
 ) -> QwenLayout:
     vision, size = section(config, "vision_config"), section(preprocessor, "size")
-    rules = _read_rules(
+    is_second = str(config["model_type"]).startswith("qwen2")
+    shortest, longest = (56**2, 28**2 * 16_384) if is_second else (65_536, 2**24)
+    rules = read_rules(
         preprocessor,
-        mean=HALVES,
-        std=HALVES,
-        patch_size=_count(vision, "patch_size", 16),
-        merge_size=_count(vision, "spatial_merge_size", 2),
-        temporal_patch_size=_count(vision, "temporal_patch_size", 2),
+        mean=CLIP_MEAN if is_second else HALVES,
+        std=CLIP_STD if is_second else HALVES,
+        patch_size=count_of(vision, "patch_size", 14 if is_second else 16),
+        merge_size=count_of(vision, "spatial_merge_size", 2),
+        temporal_patch_size=count_of(vision, "temporal_patch_size", 2),
     )
     return QwenLayout(
         patches=rules,
-        encoder_layers=_count(vision, "depth", 27),
-        image_token=_token(config, ("image_token_id",), "<|image_pad|>", token_ids),
-        min_pixels=_count(preprocessor, "min_pixels", _count(size, "shortest_edge", 65_536)),
-        max_pixels=_count(preprocessor, "max_pixels", _count(size, "longest_edge", 2**24)),
+        encoder_layers=count_of(vision, "depth", 32 if is_second else 27),
+        image_token=token_of(config, ("image_token_id",), "<|image_pad|>", token_ids),
+        min_pixels=count_of(preprocessor, "min_pixels", count_of(size, "shortest_edge", shortest)),
+        max_pixels=count_of(preprocessor, "max_pixels", count_of(size, "longest_edge", longest)),
     )
 
 
@@ -274,84 +253,20 @@ def _pixtral_layout(
     config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
 ) -> PixtralLayout:
     vision, is_mistral = section(config, "vision_config"), config["model_type"] == "mistral3"
-    rules = _read_rules(
+    rules = read_rules(
         preprocessor,
         mean=CLIP_MEAN,
         std=CLIP_STD,
-        patch_size=_count(vision, "patch_size", 14 if is_mistral else 16),
-        merge_size=_count(config, "spatial_merge_size", 2) if is_mistral else 1,
+        patch_size=count_of(vision, "patch_size", 14 if is_mistral else 16),
+        merge_size=count_of(config, "spatial_merge_size", 2) if is_mistral else 1,
     )
-    edge = _count(vision, "image_size", 1540 if is_mistral else 1024)
+    edge = count_of(vision, "image_size", 1540 if is_mistral else 1024)
     image_keys = ("image_token_index", "image_token_id")
     return PixtralLayout(
         patches=rules,
-        encoder_layers=_count(vision, "num_hidden_layers", 24),
-        image_token=_token(config, image_keys, "[IMG]", token_ids),
-        break_token=_token(config, (), "[IMG_BREAK]", token_ids),
-        end_token=_token(config, (), "[IMG_END]", token_ids),
-        longest_edge=_count(section(preprocessor, "size"), "longest_edge", edge),
+        encoder_layers=count_of(vision, "num_hidden_layers", 24),
+        image_token=token_of(config, image_keys, "[IMG]", token_ids),
+        break_token=token_of(config, (), "[IMG_BREAK]", token_ids),
+        end_token=token_of(config, (), "[IMG_END]", token_ids),
+        longest_edge=count_of(section(preprocessor, "size"), "longest_edge", edge),
     )
-
-
-def _read_rules(
-    preprocessor: Mapping[str, Any],
-    *,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    patch_size: int,
-    merge_size: int,
-    temporal_patch_size: int = 1,
-) -> PatchRules:
-    """Sizes of patches are those of config.json, for which the encoder's weights are made."""
-    rescale = _numbers(preprocessor, "rescale_factor", (1 / 255,), 1)[0]
-    mean = _numbers(preprocessor, "image_mean", mean, 3)
-    std = _numbers(preprocessor, "image_std", std, 3)
-    if not preprocessor.get("do_rescale", True):
-        rescale = 1.0
-    if not preprocessor.get("do_normalize", True):
-        mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    if not all(std):
-        raise ValueError("image_std of the image processor has a zero")
-    return PatchRules(
-        mean=mean,
-        std=std,
-        rescale=rescale,
-        patch_size=patch_size,
-        merge_size=merge_size,
-        temporal_patch_size=temporal_patch_size,
-    )
-
-
-def _count(parameters: Mapping[str, Any], key: str, default: int) -> int:
-    """Raises `ValueError`."""
-    value = parameters.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-        raise ValueError(f"{key} of the image encoder or processor is no positive integer")
-    return value
-
-
-def _numbers(
-    parameters: Mapping[str, Any], key: str, default: tuple[float, ...], length: int
-) -> tuple[float, ...]:
-    """Raises `ValueError`."""
-    value = parameters.get(key)
-    if value is None:
-        return default
-    values = value if isinstance(value, list) else [value] * length
-    are_numbers = all(isinstance(each, int | float) and math.isfinite(each) for each in values)
-    if len(values) != length or not are_numbers:
-        raise ValueError(f"{key} of the image processor is not made of {length} numbers")
-    return tuple(float(each) for each in values)
-
-
-def _token(
-    config: Mapping[str, Any], keys: tuple[str, ...], text: str, token_ids: Mapping[str, int]
-) -> int:
-    """The tokenizer's id, or that of the config. Raises `ValueError`."""
-    ids = [token_ids.get(text), *(config.get(key) for key in keys)]
-    for value in ids:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-    raise ValueError(f"the tokenizer has no token {text}")

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.vision.layouts import PatchRules
+from trouper.engine.vision.patch_rules import PatchRules
 from trouper.protocol.media import Pixels
 
 CHANNELS = 3
