@@ -46,13 +46,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "kimi_k25": {"vision_config": {"patch_size": 14}},
     "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}, "scale_factor": 2},
     "smolvlm": {"vision_config": {"image_size": 512, "patch_size": 16}, "scale_factor": 4},
+    "smolvlm2": {"vision_config": {"image_size": 384, "patch_size": 14}, "scale_factor": 3},
     "lfm2_vl": {"vision_config": {"patch_size": 16}},
     "llama4": {"vision_config": {"image_size": 336, "patch_size": 14}},
 }
 
 
 def layout(name: str, processor: dict[str, Any] | None = None) -> Layout:
-    return layout_of({"model_type": name, **CONFIGS[name]}, processor or {}, TOKEN_IDS)
+    config = {"model_type": name.removesuffix("2") if "smol" in name else name, **CONFIGS[name]}
+    return layout_of(config, processor or {}, TOKEN_IDS)
 
 
 LAYOUTS = {name: layout(name) for name in CONFIGS}
@@ -102,11 +104,11 @@ def test_older_qwens_sizes_are_those_of_transformers() -> None:
     ("name", "tile", "edge"), [("idefics3", 364, 1456), ("smolvlm", 512, 2048)]
 )
 def test_tiles_of_idefics_are_those_of_transformers(name: str, tile: int, edge: int) -> None:
-    module = importlib.import_module(f"transformers.models.{name}.image_processing_pil_{name}")
-    kind = {"idefics3": "Idefics3ImageProcessorPil", "smolvlm": "SmolVLMImageProcessorPil"}[name]
+    family, kind = ("idefics3", "Idefics3") if name == "idefics3" else ("smolvlm", "SmolVLM")
+    module = importlib.import_module(f"transformers.models.{family}.image_processing_pil_{family}")
     resize = module.get_resize_output_image_size
 
-    class Sizes(getattr(module, kind)):  # type: ignore[misc]
+    class Sizes(getattr(module, f"{kind}ImageProcessorPil")):  # type: ignore[misc]
         """Images without pixels."""
 
         def resize(self, image: Any, size: Any, **_: Any) -> Any:
@@ -145,7 +147,7 @@ def names_of(name: str, shape: ImageShape) -> list[str]:
     """The span's tokens, runs of embedded ones by their number."""
     span = LAYOUTS[name].span(3, shape, b"")
     marks = {index: mark for mark, index in TOKEN_IDS.items()}
-    runs = {offset: length for offset, length in span.embedded}
+    runs = dict(span.embedded)
     named, at = list[str](), 0
     while at < len(span.tokens):
         named.append(str(runs[at]) if at in runs else marks[span.tokens[at]])

@@ -134,15 +134,15 @@ def _resize(image: Image, resample: int, sizes: list[int]) -> bytes:
     from PIL.Image import Resampling
 
     height, width, scaled_height, scaled_width, overview_height, overview_width = sizes
-    filter = Resampling(resample)
-    pixels = image.resize((scaled_width, scaled_height), filter)
+    method = Resampling(resample)
+    pixels = image.resize((scaled_width, scaled_height), method)
     if (scaled_height, scaled_width) != (height, width):
         black = Image.new("RGB", (width, height))
         black.paste(pixels)
         pixels = black
     if not overview_height:
         return pixels.tobytes()
-    return pixels.tobytes() + image.resize((overview_width, overview_height), filter).tobytes()
+    return pixels.tobytes() + image.resize((overview_width, overview_height), method).tobytes()
 
 
 def _limit_cpu() -> None:

@@ -20,11 +20,9 @@ from trouper.engine.platform import device
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
-from trouper.engine.vision.pixtral_tower import PixtralTower
-from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import patches_at_once
-from trouper.engine.vision.towers import load_tower
+from trouper.engine.vision.towers import AnyTower, load_tower
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.installing import command_for
 from trouper.protocol.model import ModelCard
@@ -36,7 +34,7 @@ NO_ENCODER = "the model is for text alone"
 
 @attrs.frozen(eq=False)
 class LoadedImages:
-    tower: QwenTower | PixtralTower | None = None
+    tower: AnyTower | None = None
     layout: Layout | None = None
     reason: str = NO_ENCODER
     """Why there is none, for a person; "" for an encoder."""

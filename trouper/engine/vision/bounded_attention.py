@@ -62,3 +62,12 @@ def rotate(x: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
     first, second = x[..., :half].astype(mx.float32), x[..., half:].astype(mx.float32)
     rotated = [first * cosines - second * sines, second * cosines + first * sines]
     return mx.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def rotate_pairs(x: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
+    """Rotary embedding of (1, heads, n, dim), whose neighbours are pairs; `cosines` and `sines`:
+    (n, dim / 2) float32."""
+    pairs = x.astype(mx.float32).reshape(*x.shape[:-1], -1, 2)
+    first, second = pairs[..., 0], pairs[..., 1]
+    rotated = [first * cosines - second * sines, second * cosines + first * sines]
+    return mx.stack(rotated, axis=-1).reshape(x.shape).astype(x.dtype)

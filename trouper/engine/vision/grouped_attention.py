@@ -18,7 +18,7 @@ Lengths = tuple[int, ...]
 class Places(NamedTuple):
     """Facts of an image that layers need."""
 
-    rotation: Rotation | None
+    rotation: Rotation
     groups: Lengths
     """Patches attend to those of their group."""
 
@@ -64,8 +64,10 @@ def _attend_equal(heads: GroupedHeads, run_start: int, length: int, patches: sli
     for start in range(first, last, length):
         own = slice(start, start + length)
         some = slice(max(patches.start, start) - start, min(patches.stop, own.stop) - start)
-        parts = (heads.queries, heads.keys, heads.values)
-        attended.append(attend(*(part[:, :, own] for part in parts), some))
+        queries, keys, values = (
+            part[:, :, own] for part in (heads.queries, heads.keys, heads.values)
+        )
+        attended.append(attend(queries, keys, values, some))
     return mx.concatenate(attended, axis=2)
 
 
@@ -73,9 +75,9 @@ def _attend_together(heads: GroupedHeads, patches: slice, length: int) -> mx.arr
     """Whole groups are a batch: a window alone is too little work for a GPU."""
     _, count, _, dim = heads.queries.shape
     groups = (patches.stop - patches.start) // length
-    parts = [
+    queries, keys, values = (
         part[0, :, patches].reshape(count, groups, length, dim).transpose(1, 0, 2, 3)
         for part in (heads.queries, heads.keys, heads.values)
-    ]
-    attended = attend(*parts, slice(0, length))
+    )
+    attended = attend(queries, keys, values, slice(0, length))
     return attended.transpose(1, 0, 2, 3).reshape(1, count, -1, dim)

@@ -34,9 +34,33 @@ def grid_of(pixels: Pixels, rules: PatchRules) -> tuple[NDArray[np.int64], NDArr
     return rows, columns
 
 
+def views_of(pixels: Pixels, tile: int, rules: PatchRules) -> list[Pixels]:
+    """Tiles row by row, then the overview; the image itself if it has none. Pixels that make no
+    whole patch are left out, at the right and below."""
+    if pixels.overview is None:
+        return [_whole_patches(_array_of(pixels), rules)]
+    image = _array_of(pixels)
+    views = [
+        image[top : top + tile, left : left + tile]
+        for top in range(0, pixels.height, tile)
+        for left in range(0, pixels.width, tile)
+    ]
+    return [_whole_patches(view, rules) for view in (*views, _array_of(pixels.overview))]
+
+
+def _whole_patches(image: NDArray[np.uint8], rules: PatchRules) -> Pixels:
+    height, width = (side // rules.token_size * rules.token_size for side in image.shape[:2])
+    return Pixels(height, width, image[:height, :width].tobytes())
+
+
+def _array_of(pixels: Pixels) -> NDArray[np.uint8]:
+    values = np.frombuffer(pixels.rgb, np.uint8)
+    return values.reshape(pixels.height, pixels.width, CHANNELS)
+
+
 def _normalised(pixels: Pixels, rules: PatchRules) -> mx.array:
     """(height, width, 3) float32."""
-    values = np.frombuffer(pixels.rgb, np.uint8).reshape(pixels.height, pixels.width, CHANNELS)
+    values = _array_of(pixels)
     scales = (rules.rescale / np.array(rules.std)).astype(np.float32)
     shifts = (np.array(rules.mean) / np.array(rules.std)).astype(np.float32)
     return mx.array(values).astype(mx.float32) * mx.array(scales) - mx.array(shifts)

@@ -48,6 +48,9 @@ class Tiles:
     resample: int
     marker: str = "<image>"
 
+    extra_patches: int = 0
+    """Of each tile, which make no tokens."""
+
     @property
     def name(self) -> str:
         return name_layout(f"{type(self).__name__}-{self.resample}-{self.tile}", self.patches)
@@ -61,8 +64,10 @@ class Tiles:
         return len(self.span(0, shape, b"").tokens)
 
     def num_pieces(self, shape: ImageShape) -> int:
+        views = shape.tiles[0] * shape.tiles[1] + (shape.overview is not None)
+        patches = self.patches.count_patches(shape) + self.extra_patches * views
         # One more for the patches before the first layer.
-        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
+        return 1 + self.encoder_layers * -(-patches // (self.piece_patches or patches))
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         tokens, embedded = list[int](), list[tuple[int, int]]()
@@ -478,6 +483,7 @@ def llama_layout(
         encoder_layers=count_of(vision, "num_hidden_layers", 34),
         image_token=token_of(config, ("image_token_index",), "<|patch|>", token_ids),
         tile=tile,
+        extra_patches=1,
         resample=_read_filter(preprocessor, BILINEAR),
         marker="<|image|>",
         max_tiles=count_of(preprocessor, "max_patches", 16),
@@ -496,7 +502,8 @@ TileLayout = IdeficsLayout | LfmLayout | LlamaLayout
 
 def _require_whole_tokens(tile: int, rules: PatchRules) -> None:
     """Raises `ValueError`."""
-    if tile % rules.token_size:
+    # Pixels that make no whole patch are left out.
+    if tile // rules.patch_size % rules.merge_size or tile < rules.patch_size:
         raise ValueError(
             f"a tile of {tile} pixels is not made of whole tokens of {rules.token_size} pixels"
         )

@@ -13,24 +13,52 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
 from trouper.engine.vision.layouts import Layout
+from trouper.engine.vision.llama_tower import LlamaTower
+from trouper.engine.vision.moonvit_tower import MoonVitTower
+from trouper.engine.vision.navit_layout import NavitLayout
 from trouper.engine.vision.patches import CHANNELS
 from trouper.engine.vision.pixtral_tower import PixtralTower
+from trouper.engine.vision.qwen2_tower import Qwen2Tower
 from trouper.engine.vision.qwen_tower import QwenTower
+from trouper.engine.vision.siglip_tower import SiglipTower
+from trouper.engine.vision.tile_layouts import IdeficsLayout, LfmLayout, LlamaLayout
 from trouper.engine.vision.tower import Weights
 
-QWEN_NAMES = ((re.compile(r"^(?:model\.)?(?:language_model\.)?(?:visual|vision_tower)\."), ""),)
-PIXTRAL_NAMES = (
-    (re.compile(r"^(?:model\.)?(?:vision_tower|vision_encoder)\.(?:vision_model\.)?"), ""),
-    (re.compile(r"^(?:model\.)?(?:multi_modal_projector|vision_projection)\."), "projector."),
+AnyTower = QwenTower | PixtralTower | Qwen2Tower | MoonVitTower | SiglipTower | LlamaTower
+Renamings = tuple[tuple[re.Pattern[str], str], ...]
+
+
+def _renamings(*pairs: tuple[str, str]) -> Renamings:
+    """The converters put `model.` before, or do not."""
+    return tuple((re.compile(f"^(?:model\\.)?{pattern}"), name) for pattern, name in pairs)
+
+
+QWEN_NAMES = _renamings((r"(?:language_model\.)?(?:visual|vision_tower)\.", ""))
+PIXTRAL_NAMES = _renamings(
+    (r"(?:vision_tower|vision_encoder)\.(?:vision_model\.)?", ""),
+    (r"(?:multi_modal_projector|vision_projection)\.", "projector."),
 )
-"""Names of an encoder's weights in checkpoints of transformers and of mlx-vlm, and ours."""
+MOONVIT_NAMES = _renamings(
+    (r"vision_tower\.(?:encoder\.)?(blocks\.\d+\.)attn\.", r"\1"),
+    (r"vision_tower\.(?:encoder\.)?", ""),
+    (r"mm_projector\.proj\.(?:layers\.)?0\.", "projector.linear_1."),
+    (r"mm_projector\.proj\.(?:layers\.)?2\.", "projector.linear_2."),
+    (r"(?:multi_modal_projector|mm_projector)\.", "projector."),
+)
+SIGLIP_NAMES = _renamings(
+    (r"vision_tower\.(?:vision_model\.)?(?:encoder\.)?", ""),
+    (r"vision_model\.(?:encoder\.)?", ""),
+    (r"connector\.modality_projection\.", "projector."),
+    (r"multi_modal_projector\.", "projector."),
+)
+LLAMA_NAMES = _renamings((r"vision_model\.", ""), (r"multi_modal_projector\.", "projector."))
+"""Names of an encoder's weights in checkpoints of transformers and of mlx-vlm, and ours. The first
+that fits counts."""
 DERIVED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq)$")
 """Some checkpoints store what follows from the config."""
 
 
-def load_tower(
-    directory: Path, config: Mapping[str, Any], layout: Layout
-) -> QwenTower | PixtralTower:
+def load_tower(directory: Path, config: Mapping[str, Any], layout: Layout) -> AnyTower:
     """Load the encoder lazily, as it is stored. Raises `ValueError` if weights and config
     do not make one."""
     tower, names = _empty(config, layout)
@@ -42,27 +70,46 @@ def load_tower(
     return tower
 
 
-def _empty(
-    config: Mapping[str, Any], layout: Layout
-) -> tuple[QwenTower | PixtralTower, tuple[tuple[re.Pattern[str], str], ...]]:
+def _empty(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Renamings]:
     try:
-        if str(config["model_type"]).startswith("qwen3"):
-            return QwenTower(config, layout.patches), QWEN_NAMES
-        return PixtralTower(config, layout.patches), PIXTRAL_NAMES
+        return _made(config, layout)
     except (KeyError, TypeError) as error:
         raise ValueError(f"its vision_config makes no encoder: {error}") from error
 
 
-def _weights(directory: Path, names: tuple[tuple[re.Pattern[str], str], ...]) -> Weights:
+def _made(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Renamings]:
+    if isinstance(layout, IdeficsLayout | LfmLayout):
+        return SiglipTower(config, layout.patches, layout.tile), SIGLIP_NAMES
+    if isinstance(layout, LlamaLayout):
+        return LlamaTower(config, layout.patches, layout.tile), LLAMA_NAMES
+    if isinstance(layout, NavitLayout):
+        return MoonVitTower(config, layout.patches), MOONVIT_NAMES
+    kind = str(config["model_type"])
+    if kind.startswith("qwen2"):
+        return Qwen2Tower(config, layout.patches), QWEN_NAMES
+    if kind.startswith("qwen3"):
+        return QwenTower(config, layout.patches), QWEN_NAMES
+    return PixtralTower(config, layout.patches), PIXTRAL_NAMES
+
+
+def _weights(directory: Path, names: Renamings) -> Weights:
     """The encoder's weights by our names; lazy."""
     weights: Weights = {}
     for path in sorted(directory.glob("model*.safetensors")):
         tensors: Any = mx.load(str(path))
         for name, weight in tensors.items():
-            for pattern, prefix in names:
-                if pattern.match(name) and not DERIVED.search(name):
-                    weights[pattern.sub(prefix, name, count=1)] = weight
+            renamed = _rename(name, names)
+            if renamed and not DERIVED.search(name):
+                weights[renamed] = weight
     return weights
+
+
+def _rename(name: str, names: Renamings) -> str:
+    """Our name of a weight; "" if it is of another part."""
+    for pattern, ours in names:
+        if pattern.match(name):
+            return pattern.sub(ours, name, count=1)
+    return ""
 
 
 def _flat_patches(weights: Weights, name: str, layout: Layout) -> Weights:

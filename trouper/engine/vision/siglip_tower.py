@@ -1,0 +1,191 @@
+"""SigLIP, the encoder of Idefics3, SmolVLM and LFM2-VL, for the tiles of one image (transformers'
+`SmolVLMVisionTransformer` and `Siglip2VisionModel`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from trouper.engine.vision.grouped_attention import GroupedHeads, Lengths, attend_in_groups
+from trouper.engine.vision.learned_positions import linear_weights, resample
+from trouper.engine.vision.patch_rules import PatchRules
+from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of, views_of
+from trouper.engine.vision.tower import ACTIVATIONS
+from trouper.protocol.media import Pixels
+
+NORM_EPS = 1e-6
+
+
+class Embeddings(nn.Module):
+    def __init__(self, inputs: int, side: int, dim: int) -> None:
+        super().__init__()
+        self.patch_embedding = nn.Linear(inputs, dim)
+        self.position_embedding = nn.Embedding(side**2, dim)
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self._heads = heads
+        self.q_proj = nn.Linear(dim, dim)
+        self.k_proj = nn.Linear(dim, dim)
+        self.v_proj = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, dim)
+
+    def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
+        queries, keys, values = (
+            project(x).reshape(1, len(x), self._heads, -1).transpose(0, 2, 1, 3)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return GroupedHeads(queries, keys, values, groups)
+
+    def __call__(self, heads: GroupedHeads, patches: slice) -> mx.array:
+        attended = attend_in_groups(heads, patches)[0].transpose(1, 0, 2)
+        out: mx.array = self.out_proj(attended.reshape(len(attended), -1))
+        return out
+
+
+class Mlp(nn.Module):
+    def __init__(self, dim: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, inner)
+        self.fc2 = nn.Linear(inner, dim)
+        self._activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        out: mx.array = self.fc2(self._activation(self.fc1(x)))
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, vision: Mapping[str, Any]) -> None:
+        super().__init__()
+        dim, eps = vision["hidden_size"], vision.get("layer_norm_eps", NORM_EPS)
+        self.layer_norm1 = nn.LayerNorm(dim, eps=eps)
+        self.layer_norm2 = nn.LayerNorm(dim, eps=eps)
+        self.self_attn = Attention(dim, vision["num_attention_heads"])
+        activation = vision.get("hidden_act", "gelu_pytorch_tanh")
+        self.mlp = Mlp(dim, vision["intermediate_size"], activation)
+
+    def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
+        return self.self_attn.project_heads(self.layer_norm1(x), groups)
+
+    def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
+        """Compute the layer for some patches of x (patches, dim)."""
+        x = x[patches] + self.self_attn(heads, patches)
+        out: mx.array = x + self.mlp(self.layer_norm2(x))
+        return out
+
+
+class IdeficsProjector(nn.Module):
+    """The patches of a token become one vector of the text model's size."""
+
+    def __init__(self, config: Mapping[str, Any], merged: int) -> None:
+        super().__init__()
+        self._merged = merged
+        self.proj = nn.Linear(merged, config["text_config"]["hidden_size"], bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(patches, dim) to (tokens, text dim)."""
+        out: mx.array = self.proj(x.reshape(-1, self._merged))
+        return out
+
+
+class LfmProjector(nn.Module):
+    """As `IdeficsProjector`."""
+
+    def __init__(self, config: Mapping[str, Any], merged: int) -> None:
+        super().__init__()
+        self._merged = merged
+        self._activation = ACTIVATIONS[config.get("projector_hidden_act", "gelu")]
+        inner, bias = config.get("projector_hidden_size", 2560), config.get("projector_bias", True)
+        if config.get("projector_use_layernorm", True):
+            self.layer_norm = nn.LayerNorm(merged)
+        self.linear_1 = nn.Linear(merged, inner, bias=bias)
+        self.linear_2 = nn.Linear(inner, config["text_config"]["hidden_size"], bias=bias)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = x.reshape(-1, self._merged)
+        if "layer_norm" in self:
+            x = self.layer_norm(x)
+        out: mx.array = self.linear_2(self._activation(self.linear_1(x)))
+        return out
+
+
+class SiglipTower(nn.Module):
+    """Implements `tower.Tower`."""
+
+    patch_weight = "embeddings.patch_embedding.weight"
+    num_deepstack = 0
+
+    def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
+        """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
+        last."""
+        super().__init__()
+        vision = config["vision_config"]
+        if config.get("vision_feature_layer", -1) != -1:
+            raise ValueError("its vision_feature_layer is not the last layer")
+        self._is_lfm = str(config["model_type"]).startswith("lfm2")
+        dim = vision["hidden_size"]
+        self._rules, self._tile = rules, tile
+        self._side = int(vision.get("num_patches", 256) ** 0.5)
+        if not self._is_lfm:
+            self._side = tile // rules.patch_size
+        self.embeddings = Embeddings(CHANNELS * rules.patch_size**2, self._side, dim)
+        self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
+        self.post_layernorm = nn.LayerNorm(dim, eps=vision.get("layer_norm_eps", NORM_EPS))
+        projector = LfmProjector if self._is_lfm else IdeficsProjector
+        self.projector = projector(config, dim * rules.merge_size**2)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def embed(self, pixels: Pixels) -> tuple[mx.array, Lengths]:
+        """The second: patches of each tile and of the overview."""
+        views = views_of(pixels, self._tile, self._rules)
+        patches = [self._patches_of(view) for view in views]
+        dtype = self.post_layernorm.weight.dtype
+        hidden = self.embeddings.patch_embedding(mx.concatenate(patches).astype(dtype))
+        positions = mx.concatenate([self._positions(view) for view in views])
+        return hidden + positions.astype(dtype), tuple(map(len, patches))
+
+    def project_heads(self, index: int, hidden: mx.array, groups: Lengths) -> GroupedHeads:
+        heads: GroupedHeads = self.layers[index].project_heads(hidden, groups)
+        return heads
+
+    def run_patches(
+        self, index: int, hidden: mx.array, heads: GroupedHeads, patches: slice
+    ) -> mx.array:
+        out: mx.array = self.layers[index](hidden, heads, patches)
+        return out
+
+    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
+        return None
+
+    def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:  # noqa: ARG002
+        out: mx.array = self.projector(self.post_layernorm(hidden))
+        return out
+
+    def _patches_of(self, view: Pixels) -> mx.array:
+        patches = patches_of(view, self._rules)
+        if not self._is_lfm:
+            return patches
+        # LFM2-VL's matrix has the channel last.
+        by_channel = patches.reshape(len(patches), CHANNELS, -1)
+        return by_channel.transpose(0, 2, 1).reshape(len(patches), -1)
+
+    def _positions(self, view: Pixels) -> mx.array:
+        """(patches, dim): learned, for a tile; LFM2-VL's are resampled to the view's grid."""
+        rows, columns = grid_of(view, self._rules)
+        side = self._side
+        if not self._is_lfm:
+            learned: mx.array = self.embeddings.position_embedding(mx.array(rows * side + columns))
+            return learned
+        height, width = (each // self._rules.patch_size for each in (view.height, view.width))
+        grid = self.embeddings.position_embedding(mx.arange(side**2)).reshape(side, side, -1)
+        resampled = resample(grid, linear_weights(height, side), linear_weights(width, side))
+        return resampled.reshape(height * width, -1)[mx.array(rows * width + columns)]
