@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.adaptations.image_passes import MropeSections, adapt_to_images
 from trouper.engine.loading.precision import to_float32
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import bytes_of
@@ -134,12 +134,12 @@ def _require_means(capabilities: Capabilities, ranks: int) -> None:
         raise ValueError("rows of this model run alone, without what images need")
 
 
-def mrope_sections(config: Mapping[str, Any]) -> Sequence[int]:
-    """Sizes of M-RoPE's sections; () without M-RoPE."""
+def mrope_sections(config: Mapping[str, Any]) -> MropeSections | None:
+    """None without M-RoPE."""
     text = config.get("text_config") or config
     for key in ("rope_parameters", "rope_scaling"):
         parameters = text.get(key)
         if isinstance(parameters, Mapping) and parameters.get("mrope_section"):
-            sections: Sequence[int] = parameters["mrope_section"]
-            return sections
-    return ()
+            interleaved = str(config.get("model_type")).startswith("qwen3")
+            return MropeSections(parameters["mrope_section"], interleaved=interleaved)
+    return None

@@ -43,10 +43,12 @@ class PatchRules:
         return -(-patches // (piece_patches or patches))
 
     def count_patches(self, shape: ImageShape) -> int:
-        sizes = (shape.resized, shape.overview or (0, 0))
-        return sum(
-            (height // self.patch_size) * (width // self.patch_size) for height, width in sizes
-        )
+        """Of all tiles and the overview; pixels that make no whole patch are left out."""
+        side, (rows, columns) = self.patch_size, shape.tiles
+        height, width = shape.resized
+        in_tile = (height // rows // side) * (width // columns // side)
+        height, width = shape.overview or (0, 0)
+        return rows * columns * in_tile + (height // side) * (width // side)
 
 
 def fit_grid(size: ImageSize, tokens: int) -> tuple[int, int]:

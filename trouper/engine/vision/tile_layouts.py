@@ -196,7 +196,8 @@ def idefics_layout(
     edge = count_of(section(preprocessor, "size"), "longest_edge", 4 * tile)
     merge = count_of(config, "scale_factor", 2)
     rules = read_rules(preprocessor, mean=HALVES, std=HALVES, patch_size=patch, merge_size=merge)
-    _require_whole_tokens(tile, rules)
+    # The encoder's convolution leaves pixels out that make no whole patch.
+    _require_whole_tokens(tile // patch * patch, rules)
     per_side = range(1, math.ceil(min(edge, MAX_EDGE) / tile) + 1)
     return IdeficsLayout(
         patches=rules,
@@ -502,8 +503,7 @@ TileLayout = IdeficsLayout | LfmLayout | LlamaLayout
 
 def _require_whole_tokens(tile: int, rules: PatchRules) -> None:
     """Raises `ValueError`."""
-    # Pixels that make no whole patch are left out.
-    if tile // rules.patch_size % rules.merge_size or tile < rules.patch_size:
+    if tile % rules.token_size or not tile:
         raise ValueError(
             f"a tile of {tile} pixels is not made of whole tokens of {rules.token_size} pixels"
         )
