@@ -302,20 +302,21 @@ TILED_SIZES = {
 }
 """(height, width) of each image, which no family resizes."""
 PAIRS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (1, 4), (3, 1), (4, 1))
+IDEFICS_IDS: dict[str, int] = {
+    "<image>": IMAGE,
+    "<fake_token_around_image>": START,
+    "<global-img>": END,
+    "Ċ": 10,
+    "ĊĊ": 220,
+    **{f"<row_{row}_col_{column}>": 200 + 4 * row + column for row, column in PAIRS},
+}
 TOKEN_IDS: dict[str, dict[str, int]] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), {"<|image_pad|>": IMAGE}),
-    **dict.fromkeys(("kimi_vl", "kimi_k25"), {"<|media_pad|>": IMAGE}),
-    **dict.fromkeys(
-        ("idefics3", "smolvlm"),
-        {
-            "<image>": IMAGE,
-            "<fake_token_around_image>": START,
-            "<global-img>": END,
-            "Ċ": 10,
-            "ĊĊ": 220,
-            **{f"<row_{row}_col_{column}>": 200 + 4 * row + column for row, column in PAIRS},
-        },
-    ),
+    "qwen2_vl": {"<|image_pad|>": IMAGE},
+    "qwen2_5_vl": {"<|image_pad|>": IMAGE},
+    "kimi_vl": {"<|media_pad|>": IMAGE},
+    "kimi_k25": {"<|media_pad|>": IMAGE},
+    "idefics3": IDEFICS_IDS,
+    "smolvlm": IDEFICS_IDS,
     "lfm2_vl": {
         "<image>": IMAGE,
         "<|image_start|>": START,
@@ -462,11 +463,15 @@ def _published_kimi(name: str, weights: Mapping[str, Array]) -> dict[str, Array]
     for key, weight in weights.items():
         key = key.removeprefix("model.")
         if key.startswith("language_model."):
-            renamed |= _published_experts(key.replace("language_model.", "language_model.model."), weight)
+            renamed |= _published_experts(
+                key.replace("language_model.", "language_model.model."), weight
+            )
         elif key.startswith("lm_head."):
             renamed[f"language_model.{key}"] = weight
         elif ".attn.q_proj." in key:
-            others = [weights["model." + key.replace("q_proj", each)] for each in ("k_proj", "v_proj")]
+            others = [
+                weights["model." + key.replace("q_proj", each)] for each in ("k_proj", "v_proj")
+            ]
             fused = np.concatenate([_pairs(weight), _pairs(others[0]), others[1]])
             renamed[_kimi_name(name, key.replace("attn.q_proj", "wqkv"))] = fused
         elif ".attn.k_proj." not in key and ".attn.v_proj." not in key:

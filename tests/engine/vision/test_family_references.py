@@ -4,7 +4,6 @@ any token, and with drafts."""
 
 from __future__ import annotations
 
-import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from mlx import nn
 
 from tests.engine.family_references import (
     CONFIGS,
-    FILLED,
     IMAGE,
     PREPROCESSORS,
     TOKEN_IDS,
@@ -29,7 +27,12 @@ from tests.engine.family_references import (
 )
 from tests.engine.vision.families import text_model
 from tests.engine.vision.test_image_passes import Case, encode
-from tests.engine.vision.test_image_rows import Prompt
+from tests.engine.vision.test_image_rows import (
+    Prompt,
+    draft_behind_images,
+    restore_at_every_token,
+    share_passes,
+)
 from tests.engine.vision.test_vision_references import error
 from tests.engine.vision_references import PROMPTS, images_of
 from trouper.engine.adaptations.image_passes import adapt_to_images
@@ -47,7 +50,7 @@ CLOSE = 1e-4
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Loaded:
     name: str
     model: nn.Module
@@ -142,3 +145,23 @@ def test_positions(name: str, prompt: str, directory: Path) -> None:
     assert positions.tolist() == expected
     behind = positions_of(case.spans, len(case.tokens), len(case.tokens) + 1)
     assert (behind == len(case.tokens) + reference["delta"]).all()
+
+
+@every_family
+def test_rows_with_images_and_text_share_passes(name: str, directory: Path) -> None:
+    model = loaded(name, directory / name)
+    names = ("two images", "three images", "an image first", "no image")
+    share_passes(model, [prompt_of(model, prompt) for prompt in names])
+
+
+@every_family
+def test_a_row_is_restored_at_every_token(name: str, directory: Path) -> None:
+    model = loaded(name, directory / name)
+    restore_at_every_token(model, prompt_of(model, "two images"), recurrent=name == "lfm2_vl")
+
+
+@every_family
+def test_drafts_behind_an_image_change_nothing(name: str, directory: Path) -> None:
+    model = loaded(name, directory / name)
+    prompts = [prompt_of(model, prompt) for prompt in ("two images", "an image first")]
+    draft_behind_images(model, prompts, 256)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Protocol
 
 import attrs
 import numpy as np
 import pytest
+from mlx import nn
 
 from tests.engine.driver import Driver, Request
 from tests.engine.oracle import Foretelling
@@ -28,6 +30,7 @@ from tests.real.serving import apart
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.step import StepEngine
+from trouper.engine.vision.tower import Tower
 from trouper.protocol.media import ItemId, MediaSpan, Pixels
 from trouper.protocol.plans import BlockId, Encode, Load, Plan, Restore, RowId, Store
 
@@ -85,9 +88,14 @@ def no_image(seed: int) -> Sequence[Sequence[int] | Pixels]:
     return [text(19, seed + 20)]
 
 
-def engine_of(
-    model: VisionModel, shapes: Shapes = EXACT, drafting: Drafting = DRAFTING
-) -> StepEngine:
+class Seeing(Protocol):
+    """Both halves of a vision model."""
+
+    model: nn.Module
+    tower: Tower
+
+
+def engine_of(model: Seeing, shapes: Shapes = EXACT, drafting: Drafting = DRAFTING) -> StepEngine:
     return StepEngine(model.model, VOCABULARY, tower=model.tower, shapes=shapes, drafting=drafting)
 
 
@@ -105,6 +113,11 @@ def test_rows_with_images_and_text_share_passes(
 ) -> None:
     model = vision_model(name)
     prompts = [certain_prompt(model, make) for make in (two_images, one_image, no_image)]
+    share_passes(model, prompts, shapes)
+
+
+def share_passes(model: Seeing, prompts: Sequence[Prompt], shapes: Shapes = EXACT) -> None:
+    """The first prompt is played twice."""
     for chunk in (1, 7, 64):
         driver = ImageDriver(engine_of(model, shapes), chunk)
         items = [driver.encode(prompt.spans, prompt.images) for prompt in prompts]
@@ -122,15 +135,18 @@ def test_rows_with_images_and_text_share_passes(
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "mistral3", "pixtral"])
 def test_a_row_is_restored_at_every_token(vision_model: Models, name: str) -> None:
-    """From a block, a live row, and bytes in another engine."""
     model = vision_model(name)
-    prompt = certain_prompt(model, two_images)
+    restore_at_every_token(model, certain_prompt(model, two_images), recurrent=name == "qwen3_5")
+
+
+def restore_at_every_token(model: Seeing, prompt: Prompt, *, recurrent: bool) -> None:
+    """From a block, a live row, and bytes in another engine. A live row's recurrent state is behind
+    all its tokens, and a block needs a snapshot of it."""
     driver, other = ImageDriver(engine_of(model)), ImageDriver(engine_of(model))
     items, others = (each.encode(prompt.spans, prompt.images) for each in (driver, other))
-    live = name != "qwen3_5"  # A live row's recurrent state is behind all its tokens.
     for tokens in range(1, len(prompt.tokens)):
         block = BlockId(2 * tokens)
-        snapshot = BlockId(2 * tokens + 1) if name == "qwen3_5" else None
+        snapshot = BlockId(2 * tokens + 1) if recurrent else None
         blocks = (block,) if snapshot is None else (block, snapshot)
         row, step = RowId(driver._next), driver._step
         stored = Store(row, 0, (tokens,), (block,), snapshot)
@@ -139,7 +155,7 @@ def test_a_row_is_restored_at_every_token(vision_model: Models, name: str) -> No
         restored = Restore(tokens, (block,), None, snapshot)
         request = prompt.request(items, logprobs=3)
         script = [request, attrs.evolve(request, join=1, restore=restored)]
-        if live:
+        if not recurrent:
             script.append(attrs.evolve(request, join=1, restore=Restore(tokens, (), row)))
         rows = driver.play(script)
         driver.step(evict=blocks)
@@ -158,10 +174,15 @@ def _first(now: int, step: int, tokens: int) -> int:
 @one_of_each_kind
 def test_drafts_behind_an_image_change_nothing(vision_model: Models, name: str) -> None:
     model = vision_model(name)
-    prompts = [certain_prompt(model, make) for make in (two_images, one_image)]
+    draft_behind_images(model, [certain_prompt(model, make) for make in (two_images, one_image)])
+
+
+def draft_behind_images(
+    model: Seeing, prompts: Sequence[Prompt], vocabulary: int = VOCABULARY
+) -> None:
     dice = random.Random(3)
     answers = {tuple(prompt.tokens): prompt.answer for prompt in prompts}
-    drafting = Foretelling(tokens=4, answers=answers, dice=dice, vocabulary=VOCABULARY)
+    drafting = Foretelling(tokens=4, answers=answers, dice=dice, vocabulary=vocabulary)
     driver = ImageDriver(engine_of(model, drafting=drafting), 9, allow=lambda _: dice.randint(0, 4))
     requests = []
     for prompt in prompts:
