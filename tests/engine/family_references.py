@@ -460,19 +460,16 @@ def published(name: str, weights: Mapping[str, Array]) -> dict[str, Array]:
 
 def _published_kimi(name: str, weights: Mapping[str, Array]) -> dict[str, Array]:
     renamed: dict[str, Array] = {}
-    for key, weight in weights.items():
-        key = key.removeprefix("model.")
+    for full, weight in weights.items():
+        key = full.removeprefix("model.")
         if key.startswith("language_model."):
-            renamed |= _published_experts(
-                key.replace("language_model.", "language_model.model."), weight
-            )
+            text = key.replace("language_model.", "language_model.model.", 1)
+            renamed |= _published_experts(text, weight)
         elif key.startswith("lm_head."):
             renamed[f"language_model.{key}"] = weight
         elif ".attn.q_proj." in key:
-            others = [
-                weights["model." + key.replace("q_proj", each)] for each in ("k_proj", "v_proj")
-            ]
-            fused = np.concatenate([_pairs(weight), _pairs(others[0]), others[1]])
+            keys, values = (weights[full.replace("q_proj", each)] for each in ("k_proj", "v_proj"))
+            fused = np.concatenate([_pairs(weight), _pairs(keys), values])
             renamed[_kimi_name(name, key.replace("attn.q_proj", "wqkv"))] = fused
         elif ".attn.k_proj." not in key and ".attn.v_proj." not in key:
             renamed[_kimi_name(name, key)] = weight

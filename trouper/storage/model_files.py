@@ -44,7 +44,21 @@ DTYPES = {
     "U32": "quantized",
 }
 # Model types whose images are known; those that begin with qwen3_5 are others.
-IMAGE_FAMILIES = ("qwen3_vl", "qwen3_vl_moe", "mistral3", "pixtral")
+IMAGE_FAMILIES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "mistral3",
+    "pixtral",
+    "kimi_vl",
+    "kimi_k25",
+    "idefics3",
+    "smolvlm",
+    "lfm2_vl",
+    "lfm2-vl",
+    "llama4",
+)
 
 
 @attrs.frozen(kw_only=True)

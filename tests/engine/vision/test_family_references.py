@@ -12,6 +12,8 @@ import attrs
 import numpy as np
 import pytest
 from mlx import nn
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.engine.family_references import (
     CONFIGS,
@@ -25,7 +27,7 @@ from tests.engine.family_references import (
     size_of,
     span_tokens,
 )
-from tests.engine.vision.families import text_model
+from tests.engine.vision.families import TEMPLATE, text_model
 from tests.engine.vision.test_image_passes import Case, encode
 from tests.engine.vision.test_image_rows import (
     Prompt,
@@ -34,19 +36,33 @@ from tests.engine.vision.test_image_rows import (
     share_passes,
 )
 from tests.engine.vision.test_vision_references import error
-from tests.engine.vision_references import PROMPTS, images_of
+from tests.engine.vision_references import PROMPTS, VOCABULARY, images_of
+from tests.families import write_json
+from tests.image_files import encoded
+from trouper.actors.runtime.image_prompts import insert_images
 from trouper.engine.adaptations.image_passes import adapt_to_images
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.row_images import positions_of
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading.image_loading import mrope_sections
+from trouper.engine.loading.model_loading import load
 from trouper.engine.vision.layouts import Layout, layout_of
-from trouper.engine.vision.tower import Tower
+from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
-from trouper.protocol.media import ImageSize, MediaSpan, Pixels
+from trouper.protocol.media import ImageSize, ImageSource, MediaSpan, Pixels
+from trouper.protocol.requests import ChatPrompt
+from trouper.protocol.settings import Settings
+from trouper.storage.model_files import takes_images
 
 CLOSE = 1e-4
+MARKERS = {
+    "qwen2_vl": "<|image_pad|>",
+    "qwen2_5_vl": "<|image_pad|>",
+    "kimi_vl": "<|media_pad|>",
+    "kimi_k25": "<|media_pad|>",
+    "llama4": "<|image|>",
+}
 every_family = pytest.mark.parametrize("name", CONFIGS)
 
 
@@ -165,3 +181,57 @@ def test_drafts_behind_an_image_change_nothing(name: str, directory: Path) -> No
     model = loaded(name, directory / name)
     prompts = [prompt_of(model, prompt) for prompt in ("two images", "an image first")]
     draft_behind_images(model, prompts, 256)
+
+
+# -- as a server loads them ----------------------------------------------------------------------
+
+
+def save_tokenizer(name: str, directory: Path) -> None:
+    """ASCII, the family's marks, and two newlines as one token."""
+    ascii_pieces = {character: ord(character) for character in map(chr, range(33, 127))}
+    marks = {**TOKEN_IDS[name], "<|end|>": 199}
+    vocabulary = {f"unused{index}": index for index in range(VOCABULARY)}
+    vocabulary |= {"Ġ": 32, "Ċ": 10, **ascii_pieces}
+    taken = {*vocabulary.values()} & {*marks.values(), 32, 10, *ascii_pieces.values()}
+    kept = {piece: at for piece, at in vocabulary.items() if at not in taken or len(piece) == 1}
+    merges = [("Ċ", "Ċ")] if "ĊĊ" in marks else []
+    tokenizer = Tokenizer(models.BPE(vocab={**kept, **marks}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(mark, special=True, normalized=False) for mark in marks if "<" in mark]
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    marker = MARKERS.get(name, "<image>")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|end|>",
+        "chat_template": TEMPLATE.format(marker=marker),
+    }
+    write_json(directory / "tokenizer_config.json", config)
+
+
+@every_family
+def test_a_server_loads_the_encoder_and_puts_images_into_prompts(
+    name: str, directory: Path, tmp_path: Path
+) -> None:
+    save_tokenizer(name, save_checkpoint(name, tmp_path))
+    served = load(Settings(model=str(tmp_path), self_check="fast"), lambda _line: None)
+    assert served.card.no_images == ""
+    assert served.card.images == attrs.evolve(
+        loaded(name, directory / name).layout, piece_patches=patches_at_once()
+    )
+    assert takes_images(CONFIGS[name])
+    vectors, expected = (
+        encode(tower, pixels_of(name, 0)).embeddings
+        for tower in (served.images.tower, loaded(name, directory / name).tower)
+    )
+    assert np.array_equal(np.array(vectors), np.array(expected))
+    height, width = size_of(name, 0)
+    source = ImageSource(encoded(Image.new("RGB", (width, height)), "png"), "messages.0.content.0")
+    content = ({"type": "image"}, {"type": "text", "text": "what is it"})
+    prompt = ChatPrompt(({"role": "user", "content": content},), images=(source,))
+    tokenizer = served.tokenizer
+    tokens = tuple(tokenizer.encode_chat(list(prompt.messages)))
+    expanded, [image] = insert_images(tokens, prompt, served.card, tokenizer, Settings())
+    assert list(image.span.tokens) == span_tokens(name, 0)
+    assert expanded[image.span.start : image.span.end] == image.span.tokens
