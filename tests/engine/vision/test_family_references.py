@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
@@ -27,7 +28,7 @@ from tests.engine.family_references import (
     size_of,
     span_tokens,
 )
-from tests.engine.vision.families import TEMPLATE, text_model
+from tests.engine.vision.families import TEMPLATE, Numbers, text_model
 from tests.engine.vision.test_image_passes import Case, encode
 from tests.engine.vision.test_image_rows import (
     Prompt,
@@ -40,14 +41,20 @@ from tests.engine.vision_references import PROMPTS, VOCABULARY, images_of
 from tests.families import write_json
 from tests.image_files import encoded
 from trouper.actors.runtime.image_prompts import insert_images
-from trouper.engine.adaptations.image_passes import adapt_to_images
+from trouper.engine.adaptations.image_passes import MropeSections, adapt_to_images
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.row_images import positions_of
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading.image_loading import mrope_sections
 from trouper.engine.loading.model_loading import load
+from trouper.engine.platform import device
+from trouper.engine.vision.bounded_attention import attend
+from trouper.engine.vision.encoder import Encoding
+from trouper.engine.vision.grouped_attention import GroupedHeads
 from trouper.engine.vision.layouts import Layout, layout_of
+from trouper.engine.vision.siglip_tower import SiglipTower
+from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.media import ImageSize, ImageSource, MediaSpan, Pixels
@@ -235,3 +242,73 @@ def test_a_server_loads_the_encoder_and_puts_images_into_prompts(
     expanded, [image] = insert_images(tokens, prompt, served.card, tokenizer, Settings())
     assert list(image.span.tokens) == span_tokens(name, 0)
     assert expanded[image.span.start : image.span.end] == image.span.tokens
+
+
+def test_smolvlms_config_may_leave_defaults_out(tmp_path: Path) -> None:
+    config = CONFIGS["smolvlm"]
+    vision = {key: config["vision_config"][key] for key in ("image_size", "patch_size")}
+    layout = layout_of(config, PREPROCESSORS["smolvlm"], TOKEN_IDS["smolvlm"])
+    tower = SiglipTower({**config, "vision_config": vision}, layout.patches, 16)
+    assert (tower.num_layers, tower.layers[0].mlp.fc1.weight.shape) == (12, (3072, 1152))
+    assert encoder_step_bytes(vision, layout, 100, 4) > 2**26
+
+
+# -- what must be heard --------------------------------------------------------------------------
+
+
+def vectors_of(name: str, directory: Path) -> Numbers:
+    return np.array(encode(loaded(name, directory / name).tower, pixels_of(name, 0)).embeddings)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "idefics3", "lfm2_vl", "llama4"])
+def test_patches_that_attend_to_other_groups_are_heard(
+    name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = vectors_of(name, directory)
+
+    def to_all(heads: GroupedHeads, patches: slice) -> mx.array:
+        return attend(heads.queries, heads.keys, heads.values, patches)
+
+    module = {"qwen2_5_vl": "qwen2_tower", "llama4": "llama_tower"}.get(name, "siglip_tower")
+    monkeypatch.setattr(f"trouper.engine.vision.{module}.attend_in_groups", to_all)
+    assert np.abs(vectors_of(name, directory) - expected).max() > 100 * CLOSE
+
+
+@every_family
+@pytest.mark.parametrize("patches", [3, 5, 16])
+def test_slices_do_not_change_the_vectors(
+    name: str, patches: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece may begin within a group."""
+    if not device.is_cpu():
+        pytest.skip("a GPU runs whole layers")
+    monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: 0)
+    whole = vectors_of(name, directory)
+    monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: patches)
+    np.testing.assert_allclose(vectors_of(name, directory), whole, atol=1e-5)
+    model = loaded(name, directory / name)
+    layout = attrs.evolve(model.layout, piece_patches=patches)
+    height, width = size_of(name, 0)
+    encoding, pieces = Encoding(model.tower, pixels_of(name, 0)), 1
+    while encoding.advance(1) is None:
+        pieces += 1
+    assert pieces == layout.num_pieces(layout.shape(ImageSize(width, height, "png"), "auto", 4096))
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+def test_interleaved_sections_are_heard(name: str, directory: Path) -> None:
+    reference = read_references()[name]["prompts"]["two images"]
+    case, _ = case_of(name, "two images", directory)
+    ropes = [
+        each.rope
+        for _, each in loaded(name, directory / name).model.named_modules()
+        if "rope" in each
+    ]
+    own = ropes[0].sections
+    try:
+        for rope in ropes:
+            rope.sections = MropeSections((2, 3, 3), interleaved=True)
+        assert error(case.logits(), reference) > 10 * CLOSE
+    finally:
+        for rope in ropes:
+            rope.sections = own

@@ -17,6 +17,13 @@ from trouper.engine.vision.tower import ACTIVATIONS
 from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-6
+IDEFICS_DEFAULTS = {
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+}
+"""Of transformers. SmolVLM's published configs leave out what is so."""
 
 
 class Embeddings(nn.Module):
@@ -125,10 +132,12 @@ class SiglipTower(nn.Module):
         """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
         last."""
         super().__init__()
+        self._is_lfm = str(config["model_type"]).startswith("lfm2")
         vision = config["vision_config"]
+        if not self._is_lfm:
+            vision = IDEFICS_DEFAULTS | vision
         if config.get("vision_feature_layer", -1) != -1:
             raise ValueError("its vision_feature_layer is not the last layer")
-        self._is_lfm = str(config["model_type"]).startswith("lfm2")
         dim = vision["hidden_size"]
         self._rules, self._tile = rules, tile
         self._side = int(vision.get("num_patches", 256) ** 0.5)

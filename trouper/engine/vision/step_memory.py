@@ -8,6 +8,7 @@ from typing import Any
 from trouper.engine.vision.bounded_attention import MAX_SCORE_BYTES
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.patches import CHANNELS
+from trouper.engine.vision.siglip_tower import IDEFICS_DEFAULTS
 from trouper.protocol.media import ImageSize
 
 FLOAT32 = 4
@@ -41,6 +42,7 @@ def encoder_step_bytes(
 
 def _dims(vision: Mapping[str, Any]) -> tuple[int, int]:
     """Sizes of a patch's vector, also within an MLP. Qwen2-VL's `hidden_size` is the text's."""
-    dim = vision.get("embed_dim") or vision.get("vt_hidden_size") or vision["hidden_size"]
+    dim = vision.get("embed_dim") or vision.get("vt_hidden_size")
+    dim = dim or vision.get("hidden_size", IDEFICS_DEFAULTS["hidden_size"])
     inner = vision.get("vt_intermediate_size") or vision.get("intermediate_size")
     return dim, inner or int(dim * vision.get("mlp_ratio", 4))
