@@ -170,6 +170,7 @@ def test_positions(name: str, prompt: str, directory: Path) -> None:
     assert (behind == len(case.tokens) + reference["delta"]).all()
 
 
+@pytest.mark.long(but=("qwen2_5_vl", "smolvlm", "lfm2_vl"))
 @every_family
 def test_rows_with_images_and_text_share_passes(name: str, directory: Path) -> None:
     model = loaded(name, directory / name)
@@ -177,6 +178,7 @@ def test_rows_with_images_and_text_share_passes(name: str, directory: Path) -> N
     share_passes(model, [prompt_of(model, prompt) for prompt in names])
 
 
+@pytest.mark.long(but=("qwen2_5_vl", "smolvlm", "lfm2_vl"))
 @every_family
 def test_a_row_is_restored_at_every_token(name: str, directory: Path) -> None:
     model = loaded(name, directory / name)
