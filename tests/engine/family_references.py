@@ -359,8 +359,8 @@ def overview(name: str, number: int) -> Picture | None:
 
 def views(name: str, number: int) -> list[Picture]:
     """Tiles, row by row, and the overview."""
-    image, whole = picture(name, number), overview(name, number)
-    if whole is None:
+    image, smaller = picture(name, number), overview(name, number)
+    if smaller is None:
         return [image]
     height, width = size_of(name, number)
     tiles = [
@@ -368,7 +368,7 @@ def views(name: str, number: int) -> list[Picture]:
         for top in range(0, height, TILE)
         for left in range(0, width, TILE)
     ]
-    return [*tiles, whole]
+    return [*tiles, smaller]
 
 
 def span_tokens(name: str, number: int) -> list[int]:
@@ -505,14 +505,14 @@ def _published_experts(key: str, weight: Array) -> dict[str, Array]:
     stem = key.rpartition(".")[0]
     if key.endswith("experts.gate_up_proj"):
         gate, up = np.split(weight, 2, axis=1)
-        parts = {"gate_proj": gate, "up_proj": up}
+        matrices = {"gate_proj": gate, "up_proj": up}
     elif key.endswith("experts.down_proj"):
-        parts = {"down_proj": weight}
+        matrices = {"down_proj": weight}
     else:
         return {key: weight}
     return {
         f"{stem}.{expert}.{part}.weight": np.ascontiguousarray(matrix)
-        for part, stacked in parts.items()
+        for part, stacked in matrices.items()
         for expert, matrix in enumerate(stacked)
     }
 
@@ -582,9 +582,9 @@ def _naflex(all_views: Sequence[Picture]) -> dict[str, Any]:
     import torch
 
     patches = [_row_patches(view).transpose(0, 2, 3, 1) for view in all_views]
-    most = max(map(len, patches))
-    pixels = np.zeros((len(patches), most, 3 * PATCH**2), np.float32)
-    mask = np.zeros((len(patches), most), np.int64)
+    longest = max(map(len, patches))
+    pixels = np.zeros((len(patches), longest, 3 * PATCH**2), np.float32)
+    mask = np.zeros((len(patches), longest), np.int64)
     for at, own in enumerate(patches):
         pixels[at, : len(own)] = own.reshape(len(own), -1)
         mask[at, : len(own)] = 1

@@ -88,7 +88,7 @@ def _llama() -> Callable[[int, int], Row]:
     def row(height: int, width: int) -> Row:
         canvas = module.get_best_fit((height, width), canvases).tolist()
         bounds = [
-            min(max(each, 336), most) for each, most in zip((height, width), canvas, strict=True)
+            min(max(each, 336), limit) for each, limit in zip((height, width), canvas, strict=True)
         ]
         scaled = module.get_max_res_without_distortion((height, width), bounds)
         return (*canvas, *(max(int(each), 1) for each in scaled))

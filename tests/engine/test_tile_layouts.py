@@ -243,9 +243,9 @@ def test_digests_tell_tiles_apart() -> None:
 
 
 def test_parameters_of_a_checkpoint_rule() -> None:
-    whole = layout("smolvlm", {"do_image_splitting": False})
-    assert isinstance(whole, IdeficsLayout)
-    shape = whole.shape(ImageSize(3000, 2000, "png"), "auto", 4096)
+    uncut = layout("smolvlm", {"do_image_splitting": False})
+    assert isinstance(uncut, IdeficsLayout)
+    shape = uncut.shape(ImageSize(3000, 2000, "png"), "auto", 4096)
     assert (shape.resized, shape.tiles, shape.overview) == ((512, 512), (1, 1), None)
     smaller = layout("smolvlm", {"size": {"longest_edge": 1024}, "resample": 3})
     shape = smaller.shape(ImageSize(3000, 2000, "png"), "auto", 4096)

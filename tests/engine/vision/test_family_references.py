@@ -98,8 +98,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pixels_of(name: str, number: int) -> Pixels:
     height, width = size_of(name, number)
-    whole = overview(name, number)
-    smaller = None if whole is None else Pixels(*whole.shape[:2], whole.tobytes())
+    small = overview(name, number)
+    smaller = None if small is None else Pixels(*small.shape[:2], small.tobytes())
     return Pixels(height, width, picture(name, number).tobytes(), smaller)
 
 
@@ -109,8 +109,8 @@ def spans_of(model: Loaded, prompt: str, tokens: list[int]) -> tuple[MediaSpan, 
         height, width = size_of(model.name, number)
         shape = model.layout.shape(ImageSize(width, height, "png"), "auto", 4096)
         assert shape.resized == (height, width)
-        whole = overview(model.name, number)
-        assert shape.overview == (None if whole is None else whole.shape[:2])
+        small = overview(model.name, number)
+        assert shape.overview == (None if small is None else small.shape[:2])
         first = span_tokens(model.name, number)[0]
         start = tokens.index(first, start) if first != IMAGE else tokens.index(IMAGE, start)
         span = model.layout.span(start, shape, bytes([number]) * 32)
@@ -285,9 +285,9 @@ def test_slices_do_not_change_the_vectors(
     if not device.is_cpu():
         pytest.skip("a GPU runs whole layers")
     monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: 0)
-    whole = vectors_of(name, directory)
+    expected = vectors_of(name, directory)
     monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: patches)
-    np.testing.assert_allclose(vectors_of(name, directory), whole, atol=1e-5)
+    np.testing.assert_allclose(vectors_of(name, directory), expected, atol=1e-5)
     model = loaded(name, directory / name)
     layout = attrs.evolve(model.layout, piece_patches=patches)
     height, width = size_of(name, 0)

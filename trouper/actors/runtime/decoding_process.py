@@ -59,15 +59,9 @@ class DecodingProcess:
         data, shape = order.source.data, order.shape
         header = read_header(data)
         sizes = (*shape.resized, *(shape.scaled or shape.resized), *(shape.overview or (0, 0)))
-        head = ORDER.pack(
-            FORMATS.index(header.format.upper()),
-            header.orientation,
-            shape.resample,
-            header.width,
-            header.height,
-            *sizes,
-            len(data),
-        )
+        stored = (header.width, header.height)
+        codes = (FORMATS.index(header.format.upper()), header.orientation, shape.resample)
+        head = ORDER.pack(*codes, *stored, *sizes, len(data))
         process = self._process or await self._start()
         try:
             with trio.fail_after(self._wait_s):

@@ -26,7 +26,7 @@ def _lfm_classes() -> Classes:
     # mlx-lm's module keeps the axes of converted convolutions, and the names of converted weights.
     module: Any = import_module("mlx_lm.models.lfm2-vl")
 
-    class Model(module.Model):  # type: ignore[misc]
+    class Model(module.Model):
         def sanitize(self, weights: Weights) -> Weights:
             named = {BODY.sub(f"{PREFIX}model.", name): each for name, each in weights.items()}
             text = {

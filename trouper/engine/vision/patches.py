@@ -38,17 +38,17 @@ def views_of(pixels: Pixels, tile: int, rules: PatchRules) -> list[Pixels]:
     """Tiles row by row, then the overview; the image itself if it has none. Pixels that make no
     whole patch are left out, at the right and below."""
     if pixels.overview is None:
-        return [_whole_patches(_array_of(pixels), rules)]
+        return [_cropped(_array_of(pixels), rules)]
     image = _array_of(pixels)
     views = [
         image[top : top + tile, left : left + tile]
         for top in range(0, pixels.height, tile)
         for left in range(0, pixels.width, tile)
     ]
-    return [_whole_patches(view, rules) for view in (*views, _array_of(pixels.overview))]
+    return [_cropped(view, rules) for view in (*views, _array_of(pixels.overview))]
 
 
-def _whole_patches(image: NDArray[np.uint8], rules: PatchRules) -> Pixels:
+def _cropped(image: NDArray[np.uint8], rules: PatchRules) -> Pixels:
     height, width = (side // rules.token_size * rules.token_size for side in image.shape[:2])
     return Pixels(height, width, image[:height, :width].tobytes())
 

@@ -114,7 +114,7 @@ class Qwen2Tower(nn.Module):
         self._rules = rules
         self._half_head = dim // vision["num_heads"] // 2
         self._window = vision.get("window_size", 112) // rules.token_size if windows else 0
-        self._whole_layers = tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31)))
+        self._full_layers = tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31)))
         self.patch_embed = PatchEmbedding(
             CHANNELS * rules.temporal_patch_size * rules.patch_size**2, dim
         )
@@ -144,8 +144,8 @@ class Qwen2Tower(nn.Module):
     def project_heads(self, index: int, hidden: mx.array, places: Places) -> GroupedHeads:
         block = self.blocks[index]
         heads = block.attn.project_heads(block.norm1(hidden), places.rotation)
-        whole = not self._window or index in self._whole_layers
-        return GroupedHeads(*heads, (len(hidden),) if whole else places.groups)
+        is_full = not self._window or index in self._full_layers
+        return GroupedHeads(*heads, (len(hidden),) if is_full else places.groups)
 
     def run_patches(
         self, index: int, hidden: mx.array, heads: GroupedHeads, patches: slice

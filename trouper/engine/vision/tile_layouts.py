@@ -197,7 +197,7 @@ def idefics_layout(
     merge = count_of(config, "scale_factor", 2)
     rules = read_rules(preprocessor, mean=HALVES, std=HALVES, patch_size=patch, merge_size=merge)
     # The encoder's convolution leaves pixels out that make no whole patch.
-    _require_whole_tokens(tile // patch * patch, rules)
+    _require_full_tokens(tile // patch * patch, rules)
     per_side = range(1, math.ceil(min(edge, MAX_EDGE) / tile) + 1)
     return IdeficsLayout(
         patches=rules,
@@ -250,8 +250,8 @@ class LfmLayout(Tiles):
         tokens = bound_tokens(detail, max_tokens)
         if self._is_large(size):
             overview = self._resize(size, self.max_tokens)
-            for most in range(self.max_tiles, self.min_tiles - 1, -1):
-                columns, rows = closest_ratio(size, self.min_tiles, most, self.tile)
+            for maximum in range(self.max_tiles, self.min_tiles - 1, -1):
+                columns, rows = closest_ratio(size, self.min_tiles, maximum, self.tile)
                 shape = self._cut(rows, columns, overview)
                 if self.num_tokens(shape) <= tokens:
                     return shape
@@ -306,25 +306,25 @@ class LfmLayout(Tiles):
 
 
 @cache
-def _grids(least: int, most: int) -> tuple[tuple[int, int], ...]:
-    """(columns, rows) of `least` to `most` tiles."""
+def _grids(minimum: int, maximum: int) -> tuple[tuple[int, int], ...]:
+    """(columns, rows) of `minimum` to `maximum` tiles."""
     pairs = [
         (columns, rows)
-        for count in range(least, most + 1)
+        for count in range(minimum, maximum + 1)
         for columns in range(1, count + 1)
         for rows in range(1, count + 1)
-        if least <= columns * rows <= most
+        if minimum <= columns * rows <= maximum
     ]
     # As transformers orders them, a set's order included: it decides between equal distances.
     return tuple(sorted(set(pairs), key=lambda pair: pair[0] * pair[1]))
 
 
-def closest_ratio(size: ImageSize, least: int, most: int, tile: int) -> tuple[int, int]:
+def closest_ratio(size: ImageSize, minimum: int, maximum: int, tile: int) -> tuple[int, int]:
     """(columns, rows) of tiles whose ratio is the image's best. Of equal ones the larger, if the
     image has half its pixels."""
-    wanted, best, distance = size.width / size.height, (1, 1), math.inf
-    for columns, rows in _grids(least, most):
-        gap = abs(wanted - columns / rows)
+    ratio, best, distance = size.width / size.height, (1, 1), math.inf
+    for columns, rows in _grids(minimum, maximum):
+        gap = abs(ratio - columns / rows)
         large = size.width * size.height > 0.5 * tile**2 * columns * rows
         if gap < distance or (gap == distance and large):
             best, distance = (columns, rows), gap
@@ -345,10 +345,10 @@ def lfm_layout(
         patch_size=count_of(vision, "patch_size", 16),
         merge_size=count_of(config, "downsample_factor", 2),
     )
-    _require_whole_tokens(tile, rules)
+    _require_full_tokens(tile, rules)
     splits = preprocessor.get("do_image_splitting", True) is not False
-    most = count_of(preprocessor, "max_tiles", 10) if splits else 1
-    names = range(1, most + 1)
+    maximum = count_of(preprocessor, "max_tiles", 10) if splits else 1
+    names = range(1, maximum + 1)
     return LfmLayout(
         patches=rules,
         encoder_layers=count_of(vision, "num_hidden_layers", 12),
@@ -358,7 +358,7 @@ def lfm_layout(
         min_tokens=count_of(preprocessor, "min_image_tokens", 64),
         max_tokens=count_of(preprocessor, "max_image_tokens", 256),
         min_tiles=count_of(preprocessor, "min_tiles", 2) if splits else 1,
-        max_tiles=most,
+        max_tiles=maximum,
         tolerance=float(preprocessor.get("max_pixels_tolerance", 2.0)),
         start_token=token_of({}, (), "<|image_start|>", token_ids),
         end_token=token_of({}, (), "<|image_end|>", token_ids),
@@ -366,7 +366,7 @@ def lfm_layout(
         row_tokens=tuple(
             tuple(
                 token_of({}, (), f"<|img_row_{row}_col_{column}|>", token_ids)
-                for column in range(1, most // row + 1)
+                for column in range(1, maximum // row + 1)
             )
             for row in names
         ),
@@ -391,14 +391,14 @@ class LlamaLayout(Tiles):
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
-        for most in range(self.max_tiles, 0, -1):
-            shape = self._fit(size, most)
+        for maximum in range(self.max_tiles, 0, -1):
+            shape = self._fit(size, maximum)
             if self.num_tokens(shape) <= tokens:
                 return shape
         raise ValueError(NO_ROOM)
 
-    def _fit(self, size: ImageSize, most: int) -> ImageShape:
-        rows, columns = best_canvas(size, most, self.tile)
+    def _fit(self, size: ImageSize, maximum: int) -> ImageShape:
+        rows, columns = best_canvas(size, maximum, self.tile)
         tile, resized = self.tile, (rows * self.tile, columns * self.tile)
         # Small images are not enlarged beyond one tile.
         height = min(max(size.height, tile), resized[0])
@@ -433,7 +433,7 @@ class LlamaLayout(Tiles):
         yield (self.end_token,)
 
 
-def best_canvas(size: ImageSize, most: int, tile: int) -> tuple[int, int]:
+def best_canvas(size: ImageSize, maximum: int, tile: int) -> tuple[int, int]:
     """(rows, columns) of the canvas that enlarges the image least, or else shrinks it least; of
     such canvases the smallest."""
     # In float32, as transformers: canvases whose scales round to one number are equal.
@@ -442,7 +442,7 @@ def best_canvas(size: ImageSize, most: int, tile: int) -> tuple[int, int]:
             np.float32(rows * tile) / np.float32(size.height),
             np.float32(columns * tile) / np.float32(size.width),
         )
-        for rows, columns in _canvases(most)
+        for rows, columns in _canvases(maximum)
     }
     enlarging = [scale for scale in scales.values() if scale >= 1]
     chosen = min(enlarging) if enlarging else max(scales.values())
@@ -451,10 +451,10 @@ def best_canvas(size: ImageSize, most: int, tile: int) -> tuple[int, int]:
 
 
 @cache
-def _canvases(most: int) -> tuple[tuple[int, int], ...]:
+def _canvases(maximum: int) -> tuple[tuple[int, int], ...]:
     """In the order of transformers, by which the first of equal ones is chosen."""
     by_ratio: dict[float, list[tuple[int, int]]] = {}
-    for count in range(most, 0, -1):
+    for count in range(maximum, 0, -1):
         for rows in range(1, count + 1):
             if count % rows == 0:
                 columns = count // rows
@@ -478,7 +478,7 @@ def llama_layout(
         patch_size=count_of(vision, "patch_size", 14),
         merge_size=round(1 / ratio),
     )
-    _require_whole_tokens(tile, rules)
+    _require_full_tokens(tile, rules)
     return LlamaLayout(
         patches=rules,
         encoder_layers=count_of(vision, "num_hidden_layers", 34),
@@ -501,7 +501,7 @@ def llama_layout(
 TileLayout = IdeficsLayout | LfmLayout | LlamaLayout
 
 
-def _require_whole_tokens(tile: int, rules: PatchRules) -> None:
+def _require_full_tokens(tile: int, rules: PatchRules) -> None:
     """Raises `ValueError`."""
     if tile % rules.token_size or not tile:
         raise ValueError(
