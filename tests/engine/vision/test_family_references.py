@@ -53,8 +53,8 @@ from trouper.engine.vision.bounded_attention import attend
 from trouper.engine.vision.encoder import Encoding
 from trouper.engine.vision.grouped_attention import GroupedHeads
 from trouper.engine.vision.layouts import Layout, layout_of
-from trouper.engine.vision.siglip_tower import SiglipTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
+from trouper.engine.vision.tiled_siglip_tower import TiledSiglipTower
 from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import load_tower
 from trouper.protocol.media import ImageSize, ImageSource, MediaSpan, Pixels
@@ -250,7 +250,7 @@ def test_smolvlms_config_may_leave_defaults_out(tmp_path: Path) -> None:
     config = CONFIGS["smolvlm"]
     vision = {key: config["vision_config"][key] for key in ("image_size", "patch_size")}
     layout = layout_of(config, PREPROCESSORS["smolvlm"], TOKEN_IDS["smolvlm"])
-    tower = SiglipTower({**config, "vision_config": vision}, layout.patches, 16)
+    tower = TiledSiglipTower({**config, "vision_config": vision}, layout.patches, 16)
     assert (tower.num_layers, tower.layers[0].mlp.fc1.weight.shape) == (12, (3072, 1152))
     assert encoder_step_bytes(vision, layout, 100, 4) > 2**26
 
@@ -271,7 +271,7 @@ def test_patches_that_attend_to_other_groups_are_heard(
     def to_all(heads: GroupedHeads, patches: slice) -> mx.array:
         return attend(heads.queries, heads.keys, heads.values, patches)
 
-    module = {"qwen2_5_vl": "qwen2_tower", "llama4": "llama_tower"}.get(name, "siglip_tower")
+    module = {"qwen2_5_vl": "qwen2_tower", "llama4": "llama_tower"}.get(name, "tiled_siglip_tower")
     monkeypatch.setattr(f"trouper.engine.vision.{module}.attend_in_groups", to_all)
     assert np.abs(vectors_of(name, directory) - expected).max() > 100 * CLOSE
 

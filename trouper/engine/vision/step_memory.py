@@ -8,7 +8,7 @@ from typing import Any
 from trouper.engine.vision.bounded_attention import MAX_SCORE_BYTES
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.patches import CHANNELS
-from trouper.engine.vision.siglip_tower import IDEFICS_DEFAULTS
+from trouper.engine.vision.tiled_siglip_tower import IDEFICS_DEFAULTS
 from trouper.protocol.media import ImageSize
 
 FLOAT32 = 4

@@ -20,11 +20,11 @@ from trouper.engine.vision.patches import CHANNELS
 from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen2_tower import Qwen2Tower
 from trouper.engine.vision.qwen_tower import QwenTower
-from trouper.engine.vision.siglip_tower import SiglipTower
 from trouper.engine.vision.tile_layouts import IdeficsLayout, LfmLayout, LlamaLayout
+from trouper.engine.vision.tiled_siglip_tower import TiledSiglipTower
 from trouper.engine.vision.tower import Weights
 
-AnyTower = QwenTower | PixtralTower | Qwen2Tower | MoonVitTower | SiglipTower | LlamaTower
+AnyTower = QwenTower | PixtralTower | Qwen2Tower | MoonVitTower | TiledSiglipTower | LlamaTower
 Renamings = tuple[tuple[re.Pattern[str], str], ...]
 
 
@@ -45,7 +45,7 @@ MOONVIT_NAMES = _renamings(
     (r"mm_projector\.proj\.(?:layers\.)?2\.", "projector.linear_2."),
     (r"(?:multi_modal_projector|mm_projector)\.", "projector."),
 )
-SIGLIP_NAMES = _renamings(
+TILED_SIGLIP_NAMES = _renamings(
     (r"vision_tower\.(?:vision_model\.)?(?:encoder\.)?", ""),
     (r"vision_model\.(?:encoder\.)?", ""),
     (r"connector\.modality_projection\.", "projector."),
@@ -79,7 +79,7 @@ def _empty(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Renamin
 
 def _made(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Renamings]:
     if isinstance(layout, IdeficsLayout | LfmLayout):
-        return SiglipTower(config, layout.patches, layout.tile), SIGLIP_NAMES
+        return TiledSiglipTower(config, layout.patches, layout.tile), TILED_SIGLIP_NAMES
     if isinstance(layout, LlamaLayout):
         return LlamaTower(config, layout.patches, layout.tile), LLAMA_NAMES
     if isinstance(layout, NavitLayout):

@@ -122,7 +122,7 @@ class LfmProjector(nn.Module):
         return out
 
 
-class SiglipTower(nn.Module):
+class TiledSiglipTower(nn.Module):
     """Implements `tower.Tower`."""
 
     patch_weight = "embeddings.patch_embedding.weight"
