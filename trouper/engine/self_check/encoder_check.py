@@ -22,9 +22,9 @@ def encoder_fault(tower: Tower, layout: Layout) -> str:
     """Return the reason why the encoder cannot be used; "" for none."""
     side = layout.patches.token_size
     size = ImageSize(3 * side, 2 * side, "png")
-    height, width = layout.shape(size, "low", 256).resized
-    rgb = np.random.RandomState(SEED).randint(0, 256, (height, width, 3)).astype(np.uint8)
-    pixels = Pixels(height, width, rgb.tobytes())
+    shape = layout.shape(size, "low", 256)
+    rgb = np.random.RandomState(SEED).randint(0, 256, shape.num_bytes).astype(np.uint8)
+    pixels = Pixels.of(shape, rgb.tobytes())
     try:
         in_layers = _encoded(tower, pixels, 0)
         in_pieces = _encoded(tower, pixels, PIECE_PATCHES)
