@@ -163,8 +163,8 @@ def measure_embedding_scale(model: nn.Module) -> float:
     tokens = mx.array([[1]])
     with hook_calls(body.layers[:1], keep):
         model(tokens)
-    embedded, given = body.embed_tokens(tokens).astype(mx.float32), inputs[0].astype(mx.float32)
-    return float(((embedded * given).sum() / (embedded * embedded).sum()).item())
+    embedded, scaled = body.embed_tokens(tokens).astype(mx.float32), inputs[0].astype(mx.float32)
+    return float(((embedded * scaled).sum() / (embedded * embedded).sum()).item())
 
 
 def embedding_of(model: nn.Module) -> nn.Module:
