@@ -232,9 +232,7 @@ def _pixtral_layout(
     _require_bicubic(preprocessor)
     vision, is_mistral = section(config, "vision_config"), config["model_type"] == "mistral3"
     if vision.get("model_type", "pixtral") != "pixtral":
-        raise ValueError(
-            f"its image encoder is a {vision['model_type']!r}, which is not known here"
-        )
+        raise ValueError(f"images of model_type {config['model_type']!r} are not known yet")
     rules = read_rules(
         preprocessor,
         mean=CLIP_MEAN,
