@@ -106,7 +106,7 @@ def play_encoder(flags: argparse.Namespace) -> list[dict[str, float]]:
     from mlx_vlm.models.qwen3_vl.vision import VisionModel
 
     from trouper.engine.vision.encoder import Encoding
-    from trouper.engine.vision.layouts import PatchRules
+    from trouper.engine.vision.patch_rules import PatchRules
     from trouper.engine.vision.patches import patches_of
     from trouper.engine.vision.qwen_tower import QwenTower
     from trouper.protocol.media import Pixels

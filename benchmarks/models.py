@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models import llama, qwen3, qwen3_moe
 
 from trouper.engine.loading.model_loading import load
-from trouper.engine.vision.layouts import PatchRules
+from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.protocol.settings import Settings
 

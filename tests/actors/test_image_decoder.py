@@ -103,6 +103,22 @@ def opened(data: bytes) -> Image.Image:
 # -- pixels --------------------------------------------------------------------------------------
 
 
+async def test_black_fills_an_image_up_and_an_overview_follows() -> None:
+    image = picture(101, 67)
+    shape = ImageShape((60, 80), (1, 1, 1), (3, 4), scaled=(50, 80), overview=(20, 30), resample=2)
+    data = encoded(image, "png")
+    async with decoding() as bench:
+        answer = await bench.tell(attrs.evolve(order(data), shape=shape))
+    pixels = array_of(answer.pixels)
+    resized = opened(data).convert("RGB").resize((80, 50), Image.Resampling.BILINEAR)
+    assert (pixels[:50] == np.array(resized)).all()
+    assert pixels.shape == (60, 80, 3)
+    assert not pixels[50:].any()
+    assert answer.pixels is not None
+    smaller = opened(data).convert("RGB").resize((30, 20), Image.Resampling.BILINEAR)
+    assert (array_of(answer.pixels.overview) == np.array(smaller)).all()
+
+
 @pytest.mark.parametrize("format", FORMATS)
 async def test_an_image_is_decoded_and_resized(format: ImageFormat) -> None:
     data = encoded(picture(101, 67), format)
@@ -120,7 +136,7 @@ async def test_pixels_are_those_of_gemma_3s_processor_of_transformers() -> None:
     processor = module.Gemma3ImageProcessorPil(size=size, do_normalize=False, do_rescale=False)
     image = picture(211, 133)
     theirs = processor(images=image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)
-    shape = ImageShape((56, 56), (1, 1, 1), BILINEAR)
+    shape = ImageShape((56, 56), (1, 1, 1), resample=BILINEAR)
     async with decoding() as bench:
         ordered = order(encoded(image, "png"), 56, 56)
         answer = await bench.tell(attrs.evolve(ordered, shape=shape))

@@ -15,18 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine.family_references import CONFIGS, PREPROCESSORS
+from tests.engine.family_references import TOKEN_IDS as FAMILY_TOKEN_IDS
 from tests.long_tests import PLAYED
+from trouper.engine.vision.gemma_layouts import SOFT_TOKENS
 from trouper.engine.vision.layouts import (
-    CLIP_MEAN,
-    CLIP_STD,
-    SOFT_TOKENS,
+    FAMILIES,
     Layout,
-    PatchRules,
     PixtralLayout,
     QwenLayout,
     layout_of,
     read_preprocessor,
 )
+from trouper.engine.vision.patch_rules import CLIP_MEAN, CLIP_STD, PatchRules
 from trouper.protocol.media import (
     BILINEAR,
     Detail,
@@ -214,15 +215,23 @@ def test_a_limit_lets_gemma_4_take_the_next_lower_of_its_bounds() -> None:
 
 @pytest.mark.parametrize("kind", IMAGE_FAMILIES)
 def test_lists_of_models_have_families_that_have_a_layout(kind: str) -> None:
-    vision = {"model_type": "pixtral"}
-    config = {**GEMMA3, **GEMMA4, "model_type": kind, "vision_config": vision}
+    name = kind.replace("-", "_")
+    config, processor, token_ids = {**GEMMA3, **GEMMA4, "vision_config": {}}, {}, TOKEN_IDS
+    if name in CONFIGS:
+        config, processor, token_ids = CONFIGS[name], PREPROCESSORS[name], FAMILY_TOKEN_IDS[name]
+    config = config | {"model_type": kind}
     assert takes_images(config)
-    assert layout_of(config, {}, TOKEN_IDS).num_pieces(ImageShape((896, 896), (1, 16, 16))) > 0
+    layout = layout_of(config, processor, token_ids)
+    assert layout.num_pieces(ImageShape((896, 896), (1, 16, 16))) > 0
     assert not takes_images(config | {"model_type": "gemma3n"})
 
 
+def test_lists_of_models_have_all_families() -> None:
+    assert {*IMAGE_FAMILIES, "qwen3_5"} == {*FAMILIES}
+
+
 def test_an_image_by_another_filter_is_another_image() -> None:
-    bicubic, bilinear = (ImageShape((896, 896), (1, 16, 16), number) for number in (3, 2))
+    bicubic, bilinear = (ImageShape((896, 896), (1, 16, 16), resample=number) for number in (3, 2))
     assert digest_image("gemma3", bicubic, b"file") != digest_image("gemma3", bilinear, b"file")
 
 
@@ -230,7 +239,7 @@ def test_gemma_3_has_one_size() -> None:
     layout = layout_of(GEMMA3, {"size": {"height": 896, "width": 896}}, {})
     for height, width in sizes(100):
         shape = shape_of(layout, height, width)
-        assert shape == ImageShape((896, 896), (1, 16, 16), BILINEAR)
+        assert shape == ImageShape((896, 896), (1, 16, 16), resample=BILINEAR)
     assert layout.num_tokens(shape) == 258
     span = layout.span(7, shape, b"d")
     assert span.tokens == (255_999, *(262_144,) * 256, 256_000)
@@ -261,7 +270,7 @@ def test_a_unified_model_whose_config_is_silent_has_atomic_images() -> None:
     ("config", "processor", "reason"),
     [
         (GEMMA3, {"do_pan_and_scan": True}, "cuts long images in parts"),
-        (GEMMA3, {"resample": 0}, "a filter other than bilinear and bicubic"),
+        (GEMMA3, {"resample": 6}, "a filter that Pillow does not know"),
         (GEMMA3, {"size": {"height": 224}}, "make no grid"),
         (GEMMA3 | {"mm_tokens_per_image": 100}, {}, "make no grid"),
         (GEMMA4 | {"text_config": {"use_bidirectional_attention": "all"}}, {}, "'all' is not"),

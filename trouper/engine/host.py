@@ -225,7 +225,8 @@ class MlxEngine:
             card.vocab_size,
             card.context_length,
             self._settings.prefill_step_size,
-            images=card.images,
+            # Only rank 0 knows images, and all ranks have to run the same passes.
+            images=card.images if self._group.size == 1 else None,
         )
         mx.clear_cache()
         log.info("compiled in %.1f s", time.perf_counter() - began)

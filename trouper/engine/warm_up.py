@@ -92,10 +92,8 @@ def _run_image(engine: StepEngine, layout: ImageLayout) -> None:
     # On an H200 the kernels of Qwen3-VL's first image took 10 s, in which streams stood still.
     shape = layout.shape(IMAGE, "low", max_tokens=256)
     span = layout.span(1, shape, digest=bytes(32))
-    height, width = shape.resized
-    order = Encode(
-        ItemId(0), span, layout.num_pieces(shape), Pixels(height, width, bytes(3 * height * width))
-    )
+    pixels = Pixels.of(shape, bytes(shape.num_bytes))
+    order = Encode(ItemId(0), span, layout.num_pieces(shape), pixels)
     _run(engine, Plan(0, encode=(order,)))
     row, prompt = RowId(0), np.array([1, *span.tokens, 1, 1], "<i4")
     admit = Admit(row, prompt.tobytes(), Sampling(temperature=0.0), media=(span,))

@@ -12,8 +12,10 @@ ItemId = NewType("ItemId", int)
 """Id of an image that the engine encodes or has encoded; never reused."""
 Detail = Literal["auto", "low", "high"]
 """OpenAI's `detail`: a bound on the tokens of an image."""
-BILINEAR, BICUBIC = 2, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 """Pillow's numbers of filters."""
+CHANNELS = 3
+"""Of a pixel: red, green, blue."""
 ImageFormat = Literal["png", "jpeg", "webp", "gif", "bmp", "avif"]
 
 
@@ -39,12 +41,25 @@ class ImageSize:
 
 @attrs.frozen
 class ImageShape:
-    """Shape of an image for one model. `resized`: (height, width) in pixels, by the filter
-    `resample`. `grid`: (frames, rows, columns) of embedded tokens."""
+    """Shape of an image for one model. Sizes are (height, width) in pixels."""
 
     resized: tuple[int, int]
     grid: tuple[int, int, int]
+    """(frames, rows, columns) of embedded tokens; with tiles, of one tile."""
+    tiles: tuple[int, int] = (1, 1)
+    """(rows, columns) of the equal parts that `resized` is cut into."""
+    scaled: tuple[int, int] | None = None
+    """Upper left part of `resized` that the image fills, before black; None: all of it."""
+    overview: tuple[int, int] | None = None
+    """Size of the whole image once more, behind the tiles."""
     resample: int = BICUBIC
+    """Pillow's number of the filter."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the pixels, with the overview's."""
+        sizes = self.resized, self.overview or (0, 0)
+        return sum(CHANNELS * height * width for height, width in sizes)
 
 
 # The span's tokens are ordinary ids of the family's vocabulary; the engine puts the encoder's
@@ -91,6 +106,16 @@ class Pixels:
     height: int
     width: int
     rgb: bytes = attrs.field(repr=False)
+    overview: Pixels | None = None
+    """The whole image once more, if the rest is cut into tiles."""
+
+    @classmethod
+    def of(cls, shape: ImageShape, rgb: bytes) -> Pixels:
+        """`rgb`: `shape.num_bytes`, the overview's last."""
+        height, width = shape.resized
+        length = CHANNELS * height * width
+        overview = None if shape.overview is None else cls(*shape.overview, rgb[length:])
+        return cls(height, width, rgb[:length], overview)
 
 
 class ImageLayout(Protocol):
@@ -153,7 +178,9 @@ def count_positions(spans: tuple[MediaSpan, ...], tokens: int) -> int:
 def digest_image(layout: str, shape: ImageShape, data: bytes) -> bytes:
     """SHA-256 of a layout's name, a shape and a file's bytes. Decoded pixels would cost a
     decode."""
-    how = "" if shape.resample == BICUBIC else f"{shape.resample}\0"
-    digest = sha256(f"{layout}\0{shape.resized}\0{shape.grid}\0{how}".encode())
+    digest = sha256(f"{layout}\0{shape.resized}\0{shape.grid}\0".encode())
+    more = shape.tiles, shape.scaled, shape.overview, shape.resample
+    if more != ((1, 1), None, None, BICUBIC):
+        digest.update(f"{more}\0".encode())
     digest.update(data)
     return digest.digest()

@@ -49,6 +49,8 @@ DTYPES = {
 }
 # Model types whose images are known; those that begin with qwen3_5 are others.
 IMAGE_FAMILIES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
     "qwen3_vl",
     "qwen3_vl_moe",
     "mistral3",
@@ -56,6 +58,13 @@ IMAGE_FAMILIES = (
     "gemma3",
     "gemma4",
     "gemma4_unified",
+    "kimi_vl",
+    "kimi_k25",
+    "idefics3",
+    "smolvlm",
+    "lfm2_vl",
+    "lfm2-vl",
+    "llama4",
 )
 
 

@@ -24,7 +24,7 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.passes.media_pass import EncodedImage
 from trouper.engine.platform import device
 from trouper.engine.vision.encoder import Encoding
-from trouper.engine.vision.tower import Tower
+from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.protocol.media import MediaSpan, Pixels
 from trouper.protocol.plans import RowId
 
@@ -64,8 +64,12 @@ class Case:
         return float(np.abs(self.logits(cuts) - self.expected).max())
 
 
-def encode(tower: Tower, pixels: Pixels, pieces: int = 1) -> EncodedImage:
-    encoding = Encoding(tower, pixels)
+def encode(
+    tower: Tower, pixels: Pixels, pieces: int = 1, piece_patches: int | None = None
+) -> EncodedImage:
+    """`piece_patches`: None: of the device."""
+    size = patches_at_once() if piece_patches is None else piece_patches
+    encoding = Encoding(tower, pixels, size)
     while (image := encoding.advance(pieces)) is None:
         pass
     return image
@@ -130,20 +134,16 @@ def test_rows_and_columns_that_change_places_are_heard(vision_model: Models, nam
 
 @pytest.mark.parametrize("name", [*FAMILIES, *GEMMA])
 @pytest.mark.parametrize("patches", [0, 3, 5])
-def test_slices_do_not_change_the_vectors(
-    vision_model: Models, name: str, patches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slices_do_not_change_the_vectors(vision_model: Models, name: str, patches: int) -> None:
     """A piece may be some patches of a layer, of whatever number. Only a CPU's pieces are."""
     if patches and not device.is_cpu():
         pytest.skip("a GPU runs whole layers")
-    monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: patches)
     model = vision_model(name)
     _, _, [pixels] = model.prompt([PICTURES[0]])
-    at_once = encode(model.tower, pixels, pieces=999)
-    sliced = encode(model.tower, pixels, pieces=1)
+    at_once = encode(model.tower, pixels, pieces=999, piece_patches=patches)
+    sliced = encode(model.tower, pixels, pieces=1, piece_patches=patches)
     if patches:
-        monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: 0)
-        layers = encode(model.tower, pixels)
+        layers = encode(model.tower, pixels, piece_patches=0)
         for one, other in zip(at_once.arrays(), layers.arrays(), strict=True):
             np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-5)
     for one, other in zip(at_once.arrays(), sliced.arrays(), strict=True):

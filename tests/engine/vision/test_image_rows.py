@@ -6,10 +6,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Protocol
 
 import attrs
 import numpy as np
 import pytest
+from mlx import nn
 
 from tests.engine.driver import Driver, Request
 from tests.engine.oracle import Foretelling
@@ -30,8 +32,9 @@ from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.vision.encoder import EncodeResults, ImageEncoder
+from trouper.engine.vision.tower import Tower
 from trouper.engine.warm_up import warm_up
-from trouper.protocol.media import ItemId, MediaSpan, Pixels, chunk_end
+from trouper.protocol.media import ImageLayout, ItemId, MediaSpan, Pixels, chunk_end
 from trouper.protocol.plans import BlockId, Encode, Load, Plan, Restore, RowId, Store
 
 TOKENS = 6
@@ -90,9 +93,17 @@ def no_image(seed: int) -> Sequence[Sequence[int] | Pixels]:
     return [text(19, seed + 20)]
 
 
-def engine_of(
-    model: VisionModel, shapes: Shapes = EXACT, drafting: Drafting = DRAFTING
-) -> StepEngine:
+class Seeing(Protocol):
+    """Both halves of a vision model."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def tower(self) -> Tower: ...
+
+
+def engine_of(model: Seeing, shapes: Shapes = EXACT, drafting: Drafting = DRAFTING) -> StepEngine:
     return StepEngine(model.model, VOCABULARY, tower=model.tower, shapes=shapes, drafting=drafting)
 
 
@@ -112,6 +123,11 @@ def test_rows_with_images_and_text_share_passes(
 ) -> None:
     model = vision_model(name)
     prompts = [certain_prompt(model, make) for make in (two_images, one_image, no_image)]
+    share_passes(model, prompts, shapes)
+
+
+def share_passes(model: Seeing, prompts: Sequence[Prompt], shapes: Shapes = EXACT) -> None:
+    """The first prompt is played twice."""
     for chunk in (1, 7, 64):
         driver = ImageDriver(engine_of(model, shapes), chunk)
         items = [driver.encode(prompt.spans, prompt.images) for prompt in prompts]
@@ -132,6 +148,18 @@ def test_an_engine_that_was_warmed_up_with_an_image_answers_as_ever(
     vision_model: Models, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = vision_model(name)
+    answer_after_warming_up(
+        model, model.layout, certain_prompt(model, two_images), monkeypatch, VOCABULARY
+    )
+
+
+def answer_after_warming_up(
+    model: Seeing,
+    layout: ImageLayout,
+    prompt: Prompt,
+    monkeypatch: pytest.MonkeyPatch,
+    vocabulary: int,
+) -> None:
     driver = ImageDriver(engine_of(model))
     seen = list[Encode]()
     encode = ImageEncoder.encode
@@ -141,12 +169,11 @@ def test_an_engine_that_was_warmed_up_with_an_image_answers_as_ever(
         return encode(self, orders)
 
     monkeypatch.setattr(ImageEncoder, "encode", noted)
-    warm_up(driver.engine, VOCABULARY, context=512, images=model.layout)
+    warm_up(driver.engine, vocabulary, context=512, images=layout)
     assert len(seen) == 1
     assert driver.engine.lengths() == {}
     assert driver.engine._encoder is not None
     assert driver.engine._encoder.nbytes == 0
-    prompt = certain_prompt(model, two_images)
     [row] = driver.play([prompt.request(driver.encode(prompt.spans, prompt.images))])
     assert row.tokens == prompt.answer
 
@@ -155,14 +182,17 @@ def test_an_engine_that_was_warmed_up_with_an_image_answers_as_ever(
     "name", ["qwen3_vl", "qwen3_5", "mistral3", "pixtral", "gemma3", "gemma4", "gemma4_unified"]
 )
 def test_a_row_is_restored_at_every_token(vision_model: Models, name: str) -> None:
-    """From a block, a live row, and bytes in another engine; at every token at which a chunk may
-    end."""
     model = vision_model(name)
-    prompt = certain_prompt(model, two_images)
+    live = name != "qwen3_5" and name not in GEMMA
+    restore_at_every_token(model, certain_prompt(model, two_images), live=live)
+
+
+def restore_at_every_token(model: Seeing, prompt: Prompt, *, live: bool) -> None:
+    """From a block, a live row, and bytes in another engine; at every token at which a chunk may
+    end. `live`: False for a model with a recurrent state or a ring, which is behind all tokens of a
+    live row; a block needs a snapshot of it."""
     driver, other = ImageDriver(engine_of(model)), ImageDriver(engine_of(model))
     items, others = (each.encode(prompt.spans, prompt.images) for each in (driver, other))
-    # A live row's recurrent state, or ring, is behind all its tokens.
-    live = name != "qwen3_5" and name not in GEMMA
     for tokens in range(1, len(prompt.tokens)):
         if chunk_end(prompt.spans, 0, tokens) != tokens:
             continue
@@ -195,10 +225,15 @@ def _first(now: int, step: int, tokens: int) -> int:
 @one_of_each_kind
 def test_drafts_behind_an_image_change_nothing(vision_model: Models, name: str) -> None:
     model = vision_model(name)
-    prompts = [certain_prompt(model, make) for make in (two_images, one_image)]
+    draft_behind_images(model, [certain_prompt(model, make) for make in (two_images, one_image)])
+
+
+def draft_behind_images(
+    model: Seeing, prompts: Sequence[Prompt], vocabulary: int = VOCABULARY
+) -> None:
     dice = random.Random(3)
     answers = {tuple(prompt.tokens): prompt.answer for prompt in prompts}
-    drafting = Foretelling(tokens=4, answers=answers, dice=dice, vocabulary=VOCABULARY)
+    drafting = Foretelling(tokens=4, answers=answers, dice=dice, vocabulary=vocabulary)
     driver = ImageDriver(engine_of(model, drafting=drafting), 9, allow=lambda _: dice.randint(0, 4))
     requests = []
     for prompt in prompts:

@@ -19,7 +19,7 @@ from tests.engine.vision.families import (
     text,
 )
 from trouper.engine.kv.row_images import positions_of
-from trouper.engine.vision.layouts import PatchRules
+from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.protocol.media import Pixels
 

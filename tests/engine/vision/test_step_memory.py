@@ -10,13 +10,11 @@ import pytest
 
 from tests.engine.vision.families import FAMILIES, GEMMA, TOKEN_IDS, picture
 from trouper.engine.vision.encoder import Encoding
-from trouper.engine.vision.gemma4_tower import Gemma4Tower, Gemma4UnifiedTower
 from trouper.engine.vision.layouts import Layout, layout_of
-from trouper.engine.vision.pixtral_tower import PixtralTower
 from trouper.engine.vision.qwen_tower import QwenTower
-from trouper.engine.vision.siglip_tower import SiglipTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import Heads, Rotation
+from trouper.engine.vision.towers import make_tower
 from trouper.protocol.media import ImageSize
 
 SIDE = 96
@@ -38,13 +36,6 @@ WIDE = {
     },
     "gemma4_unified": {"mm_embed_dim": 96},
 }
-TOWERS = {
-    "qwen3_vl": QwenTower,
-    "mistral3": PixtralTower,
-    "gemma3": SiglipTower,
-    "gemma4_small": Gemma4Tower,
-    "gemma4_unified": Gemma4UnifiedTower,
-}
 
 
 def encoder(name: str) -> tuple[Any, Layout, dict[str, Any]]:
@@ -54,7 +45,7 @@ def encoder(name: str) -> tuple[Any, Layout, dict[str, Any]]:
     config = of_family | {"vision_config": vision, "mm_tokens_per_image": (SIDE // 8) ** 2}
     size = {"shortest_edge": 64, "longest_edge": SIDE**2 if name == "qwen3_vl" else SIDE}
     layout = layout_of(config, {"size": size, "max_soft_tokens": 140}, TOKEN_IDS)
-    return TOWERS[name](config, layout.patches), layout, vision
+    return make_tower(config, layout)[0], layout, vision
 
 
 @pytest.mark.parametrize("pieces", [1, 999])
@@ -63,7 +54,6 @@ def encoder(name: str) -> tuple[Any, Layout, dict[str, Any]]:
 def test_the_formula_covers_the_peak(
     name: str, pieces: int, piece_patches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trouper.engine.vision.encoder.patches_at_once", lambda: piece_patches)
     monkeypatch.setattr("trouper.engine.vision.step_memory.MAX_SCORE_BYTES", 576**2 * 2 * 4)
     tower, layout, vision = encoder(name)
     mx.eval(tower.parameters())
@@ -71,7 +61,7 @@ def test_the_formula_covers_the_peak(
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     height, width = layout.shape(ImageSize(SIDE, SIDE, "png"), "high", 4096).resized
-    encoding = Encoding(tower, picture(height, width, 1))
+    encoding = Encoding(tower, picture(height, width, 1), piece_patches)
     while encoding.advance(pieces) is None:
         pass
     peak = mx.get_peak_memory() - before

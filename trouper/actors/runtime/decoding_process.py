@@ -55,19 +55,19 @@ class DecodingProcess:
 
     async def decode(self, order: DecodeImage) -> Pixels:
         """Raises `ImageRefused`."""
-        data = order.source.data
+        data, shape = order.source.data, order.shape
         header = read_header(data)
-        height, width = order.shape.resized
-        stored = (header.orientation, order.shape.resample, header.width, header.height)
-        format_index = FORMATS.index(header.format.upper())
-        head = ORDER.pack(format_index, *stored, *order.shape.resized, len(data))
+        sizes = (*shape.resized, *(shape.scaled or shape.resized), *(shape.overview or (0, 0)))
+        stored = (header.width, header.height)
+        codes = (FORMATS.index(header.format.upper()), header.orientation, shape.resample)
+        head = ORDER.pack(*codes, *stored, *sizes, len(data))
         process = self._process or await self._start()
         try:
             with trio.fail_after(self._wait_s):
-                pixels = await _exchange(process, head, data, height * width * 3)
+                pixels = await _exchange(process, head, data, shape.num_bytes)
         except (trio.TooSlowError, trio.BrokenResourceError, EOFError) as error:
             raise await self._explain(error) from None
-        return Pixels(height, width, pixels)
+        return Pixels.of(shape, pixels)
 
     async def _start(self) -> trio.Process:
         """Raises `ImageRefused`."""

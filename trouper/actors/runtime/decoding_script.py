@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 # Frames on stdin: ORDER, then the file. Frames on stdout: ANSWER, then pixels; first an ANSWER that
 # says whether Pillow is there.
-ORDER = struct.Struct("<3B5I")
-"""Index of the format, orientation, Pillow's number of the filter, width and height as stored,
-height and width of the answer, bytes of the file."""
+ORDER = struct.Struct("<3B9I")
+"""Index of the format, orientation, filter; width and height as stored; height and width of the
+answer, of the image in it, of the overview (0: none); bytes of the file."""
 ANSWER = struct.Struct("<BI")
 """One of the kinds below, and bytes of pixels."""
 DECODED, DAMAGED, NO_MEMORY, NO_PILLOW, NO_FORMAT = range(5)
@@ -58,11 +58,11 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
 
 def _answer(order: tuple[int, ...], data: bytes) -> tuple[int, bytes]:
     """Kind of the answer, and pixels."""
-    index, orientation, resample, width, height, resized_height, resized_width, _ = order
+    index, orientation, resample, width, height, *sizes, _ = order
     _limit_cpu()
     try:
         image = _turn(_decode(data, FORMATS[index], (width, height)), orientation)
-        return DECODED, _resize(image, resized_height, resized_width, resample)
+        return DECODED, _resize(image, resample, sizes)
     except MemoryError:
         return NO_MEMORY, b""
     except Exception:  # noqa: BLE001 - Pillow raises any error for a damaged file.
@@ -128,10 +128,21 @@ def _turn(image: Image, orientation: int) -> Image:
     return image.transpose(methods[orientation]) if orientation in methods else image
 
 
-def _resize(image: Image, height: int, width: int, resample: int) -> bytes:
+def _resize(image: Image, resample: int, sizes: list[int]) -> bytes:
+    """Resize as the processors of transformers do. The overview's pixels come last."""
+    from PIL import Image
     from PIL.Image import Resampling
 
-    return image.resize((width, height), Resampling(resample)).tobytes()
+    height, width, scaled_height, scaled_width, overview_height, overview_width = sizes
+    method = Resampling(resample)
+    pixels = image.resize((scaled_width, scaled_height), method)
+    if (scaled_height, scaled_width) != (height, width):
+        black = Image.new("RGB", (width, height))
+        black.paste(pixels)
+        pixels = black
+    if not overview_height:
+        return pixels.tobytes()
+    return pixels.tobytes() + image.resize((overview_width, overview_height), method).tobytes()
 
 
 def _limit_cpu() -> None:

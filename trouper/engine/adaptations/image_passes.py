@@ -57,7 +57,7 @@ class DeepstackLayer(nn.Module):
 
 
 class MropeRope(nn.Module):
-    """Rotary embedding with three axes, interleaved as in Qwen3-VL and Qwen3.5."""
+    """Rotary embedding with three axes."""
 
     # Text has equal positions on all axes, for which mlx-lm's rotary embedding is the same.
 
@@ -89,14 +89,24 @@ class MropeRope(nn.Module):
 
 
 class MropeSections:
-    """Numbers of frequencies of frames, rows and columns (`mrope_section` of a config)."""
+    """Numbers of frequencies of frames, rows and columns (`mrope_section` of a config).
+    `interleaved`: as in Qwen3-VL and Qwen3.5; else one axis after another, as in Qwen2-VL."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = tuple(sizes)
+    def __init__(self, sizes: Sequence[int], *, interleaved: bool = True) -> None:
+        self._sizes, self._interleaved = tuple(sizes), interleaved
+
+    @property
+    def frequencies(self) -> int:
+        return sum(self._sizes)
 
     def axes(self, half: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
-        """(half,): axis of each frequency: frame, row, column, frame, ..., then frames alone."""
+        """(half,): axis of each frequency. Interleaved: frame, row, column, frame, ..., then frames
+        alone."""
         axes = np.zeros(half, np.uint32)
+        if not self._interleaved:
+            sections = np.repeat(np.arange(len(self._sizes)), self._sizes)
+            axes[: len(sections)] = sections
+            return axes
         for axis in (1, 2):
             axes[axis : 3 * self._sizes[axis] : 3] = axis
         return axes
@@ -104,7 +114,7 @@ class MropeSections:
 
 def adapt_to_images(
     model: nn.Module,
-    sections: Sequence[int] = (),
+    sections: MropeSections | None = None,
     deepstack: int = 0,
     *,
     reach_in_full_layers: bool = True,
@@ -114,12 +124,12 @@ def adapt_to_images(
     for a model of another structure."""
     adaptations, body = adapted(model), _body(model)
     adaptations.reach_in_full_layers = reach_in_full_layers
-    if sections:
+    if sections is not None:
         ropes = [part.rope for _, part in body.named_modules() if "rope" in part]
         _require_mrope(ropes, sections)
         for rope in ropes:
             extend_module(rope, MropeRope)
-            rope.sections = MropeSections(sections)
+            rope.sections = sections
             rope.current_pass = adaptations.current
         adaptations.mrope = True
     extend_module(body.embed_tokens, MediaEmbedding)
@@ -170,10 +180,10 @@ def _body(model: nn.Module) -> nn.Module:
     return bodies[0]
 
 
-def _require_mrope(ropes: Sequence[nn.Module], sections: Sequence[int]) -> None:
+def _require_mrope(ropes: Sequence[nn.Module], sections: MropeSections) -> None:
     if not ropes or not all(isinstance(rope, nn.RoPE) and rope.scale == 1 for rope in ropes):
         raise ValueError("its rotary embedding is scaled, which images cannot have here")
-    if any(rope.traditional or 2 * sum(sections) > rope.dims for rope in ropes):
+    if any(rope.traditional or 2 * sections.frequencies > rope.dims for rope in ropes):
         raise ValueError("its config's mrope_section does not fit its rotary embedding")
 
 

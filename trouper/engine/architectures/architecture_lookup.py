@@ -21,7 +21,7 @@ import mlx_lm.models
 from mlx_lm import utils
 from xxhash import xxh3_64_hexdigest
 
-from trouper.engine.architectures import vlm_models
+from trouper.engine.architectures import vision_texts, vlm_models
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.installing import command_for
 from trouper.protocol.problems import ModelUnusable
@@ -153,8 +153,10 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
     kind = str(config["model_type"])
     if override := plugin_for(kind, OVERRIDES):
         return Architecture(override.description, override.classes, override)
+    provider = f"mlx-lm {version('mlx-lm')}"
+    if get_classes := vision_texts.CLASSES.get(kind):
+        return Architecture(provider, get_classes, native=True)
     if is_native(config):
-        provider = f"mlx-lm {version('mlx-lm')}"
         return Architecture(provider, lambda: _native_classes(config), native=True)
     if plugin := plugin_for(kind):
         return Architecture(plugin.description, plugin.classes, plugin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,7 +13,11 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from trouper.engine.adaptations.image_passes import adapt_to_images, measure_embedding_scale
+from trouper.engine.adaptations.image_passes import (
+    MropeSections,
+    adapt_to_images,
+    measure_embedding_scale,
+)
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.loading.precision import to_float32
 from trouper.engine.loading.tokenizer import HubTokenizer
@@ -22,7 +26,8 @@ from trouper.engine.platform import device
 from trouper.engine.self_check.encoder_check import encoder_fault
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.starting import Candidate, check_images
-from trouper.engine.vision.layouts import Gemma3Layout, Layout, layout_of, read_preprocessor
+from trouper.engine.vision.gemma_layouts import Gemma3Layout
+from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.towers import AnyTower, load_tower
@@ -215,12 +220,12 @@ def _check(
     ).off()
 
 
-def mrope_sections(config: Mapping[str, Any]) -> Sequence[int]:
-    """Sizes of M-RoPE's sections; () without M-RoPE."""
+def mrope_sections(config: Mapping[str, Any]) -> MropeSections | None:
+    """None without M-RoPE."""
     text = config.get("text_config") or config
     for key in ("rope_parameters", "rope_scaling"):
         parameters = text.get(key)
         if isinstance(parameters, Mapping) and parameters.get("mrope_section"):
-            sections: Sequence[int] = parameters["mrope_section"]
-            return sections
-    return ()
+            interleaved = str(config.get("model_type")).startswith("qwen3")
+            return MropeSections(parameters["mrope_section"], interleaved=interleaved)
+    return None

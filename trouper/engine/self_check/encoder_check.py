@@ -10,7 +10,7 @@ from trouper.engine.platform.error_text import line_of
 from trouper.engine.vision.encoder import Encoding
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.tower import Tower
-from trouper.protocol.media import ImageSize, Pixels
+from trouper.protocol.media import CHANNELS, ImageSize, Pixels
 
 PIECE_PATCHES, PIECES = 7, 3
 """Fewest patches of a piece, and most whole pieces of a layer: images of some families have
@@ -24,12 +24,12 @@ def encoder_fault(tower: Tower, layout: Layout) -> str:
     """Return the reason why the encoder cannot be used; "" for none."""
     side = layout.patches.token_size
     size = ImageSize(3 * side, 2 * side, "png")
-    height, width = layout.shape(size, "low", 256).resized
-    rgb = np.random.RandomState(SEED).randint(0, 256, (height, width, 3)).astype(np.uint8)
-    pixels = Pixels(height, width, rgb.tobytes())
+    shape = layout.shape(size, "low", 256)
+    rgb = np.random.RandomState(SEED).randint(0, 256, shape.num_bytes).astype(np.uint8)
+    pixels = Pixels.of(shape, rgb.tobytes())
     try:
         in_layers = _encoded(tower, pixels, 0)
-        patches = (height // layout.patches.patch_size) * (width // layout.patches.patch_size)
+        patches = shape.num_bytes // (CHANNELS * layout.patches.patch_size**2)
         in_pieces = _encoded(tower, pixels, max(PIECE_PATCHES, patches // PIECES - 1))
     except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
         return f"the encoder fails: {line_of(error)}"

@@ -25,7 +25,7 @@ def attend(
     *,
     scale: float | None = None,
 ) -> mx.array:
-    """Attention of some patches to all: (1, heads, n, dim) each. `scale`: of scores; None:
+    """Attention of some patches to all: (groups, heads, n, dim) each. `scale`: of scores; None:
     dim ** -0.5. Waits for the device if it goes in parts."""
     queries = queries[:, :, patches]
     dim = queries.shape[-1]
@@ -43,11 +43,11 @@ def attend(
 
 
 def _queries_at_once(queries: mx.array, patches: int) -> int:
-    _, heads, _, dim = queries.shape
+    groups, heads, _, dim = queries.shape
     fused = not device.is_cpu() and queries.dtype != mx.float32 and dim <= FUSED_DIMS[-1]
     if fused:
         return patches
-    return max(1, MAX_SCORE_BYTES // (4 * heads * patches))
+    return max(1, MAX_SCORE_BYTES // (4 * groups * heads * patches))
 
 
 def _padded(part: mx.array) -> mx.array:
@@ -70,3 +70,12 @@ def rotate(x: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
     first, second = x[..., :half].astype(mx.float32), x[..., half:].astype(mx.float32)
     rotated = [first * cosines - second * sines, second * cosines + first * sines]
     return mx.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def rotate_pairs(x: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:
+    """Rotary embedding of (1, heads, n, dim), whose neighbours are pairs; `cosines` and `sines`:
+    (n, dim / 2) float32."""
+    pairs = x.astype(mx.float32).reshape(*x.shape[:-1], -1, 2)
+    first, second = pairs[..., 0], pairs[..., 1]
+    rotated = [first * cosines - second * sines, second * cosines + first * sines]
+    return mx.stack(rotated, axis=-1).reshape(x.shape).astype(x.dtype)

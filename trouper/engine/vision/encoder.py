@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import attrs
 import mlx.core as mx
 
 from trouper.engine.passes.media_pass import EncodedImage
 from trouper.engine.platform.error_text import lacks_memory, line_of
-from trouper.engine.vision.tower import Heads, Rotation, Tower, patches_at_once
+from trouper.engine.vision.tower import Tower, patches_at_once
 from trouper.engine.vision.vector_sharing import DistantTower, VectorSharing
 from trouper.protocol.media import ItemId, Pixels
 from trouper.protocol.plans import Encode
@@ -26,12 +27,12 @@ class Encoding:
     pixels: Pixels
     piece_patches: int = attrs.field(factory=patches_at_once)
     """0: all."""
-    embedded: tuple[mx.array, Rotation] | None = None
-    """Hidden states before the layer at work, after the first piece."""
+    embedded: tuple[mx.array, Any] | None = None
+    """Hidden states before the layer at work, after the first piece, and the tower's `places`."""
     deepstack: list[mx.array] = attrs.field(factory=list)
     layer: int = 0
     """Number of layers that have run."""
-    heads: Heads | None = None
+    heads: Any = None
     """Queries, keys and values of the layer at work."""
     done: list[mx.array] = attrs.field(factory=list)
     """Hidden states of the first patches after the layer at work."""
@@ -52,16 +53,16 @@ class Encoding:
         if self.embedded is None:
             self.embedded = self.tower.embed(self.pixels)
             return
-        hidden, rotation = self.embedded
+        hidden, places = self.embedded
         if self.heads is None:
-            self.heads = self.tower.project_heads(self.layer, hidden, rotation)
+            self.heads = self.tower.project_heads(self.layer, hidden, places)
         size = self.piece_patches or len(hidden)
         patches = slice(len(self.done) * size, (len(self.done) + 1) * size)
         self.done.append(self.tower.run_patches(self.layer, hidden, self.heads, patches))
         if patches.stop < len(hidden):
             return
         hidden = mx.concatenate(self.done)
-        self.embedded = hidden, rotation
+        self.embedded = hidden, places
         added = self.tower.deepstack_of(self.layer, hidden)
         if added is not None:
             self.deepstack.append(added)

@@ -11,20 +11,14 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
-from trouper.engine.vision.layouts import PatchRules
-from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of
+from trouper.engine.vision.patch_rules import PatchRules
+from trouper.engine.vision.patches import channel_last, grid_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
-from trouper.protocol.media import Pixels
+from trouper.protocol.media import CHANNELS, Pixels
 
 ROPE_BASE = 100.0
 BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 """Names of a clipped layer's bounds in checkpoints."""
-
-
-def channel_last(pixels: Pixels, rules: PatchRules) -> mx.array:
-    """(patches, size * size * 3) float32, in the order of `patches_of`."""
-    patches = patches_of(pixels, rules)
-    return patches.reshape(len(patches), CHANNELS, -1).swapaxes(1, 2).reshape(patches.shape)
 
 
 class ClippableLinear(nn.Module):

@@ -6,10 +6,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.vision.layouts import PatchRules
-from trouper.protocol.media import Pixels
-
-CHANNELS = 3
+from trouper.engine.vision.patch_rules import PatchRules
+from trouper.protocol.media import CHANNELS, Pixels
 
 
 def patches_of(pixels: Pixels, rules: PatchRules) -> mx.array:
@@ -34,9 +32,39 @@ def grid_of(pixels: Pixels, rules: PatchRules) -> tuple[NDArray[np.int64], NDArr
     return rows, columns
 
 
+def channel_last(pixels: Pixels, rules: PatchRules) -> mx.array:
+    """(patches, size * size * 3) float32, in the order of `patches_of`."""
+    patches = patches_of(pixels, rules)
+    return patches.reshape(len(patches), CHANNELS, -1).swapaxes(1, 2).reshape(patches.shape)
+
+
+def views_of(pixels: Pixels, tile: int, rules: PatchRules) -> list[Pixels]:
+    """Tiles row by row, then the overview; the image itself if it has none. Pixels that make no
+    whole patch are left out, at the right and below."""
+    if pixels.overview is None:
+        return [_cropped(_array_of(pixels), rules)]
+    image = _array_of(pixels)
+    views = [
+        image[top : top + tile, left : left + tile]
+        for top in range(0, pixels.height, tile)
+        for left in range(0, pixels.width, tile)
+    ]
+    return [_cropped(view, rules) for view in (*views, _array_of(pixels.overview))]
+
+
+def _cropped(image: NDArray[np.uint8], rules: PatchRules) -> Pixels:
+    height, width = (side // rules.token_size * rules.token_size for side in image.shape[:2])
+    return Pixels(height, width, image[:height, :width].tobytes())
+
+
+def _array_of(pixels: Pixels) -> NDArray[np.uint8]:
+    values = np.frombuffer(pixels.rgb, np.uint8)
+    return values.reshape(pixels.height, pixels.width, CHANNELS)
+
+
 def _normalised(pixels: Pixels, rules: PatchRules) -> mx.array:
     """(height, width, 3) float32."""
-    values = np.frombuffer(pixels.rgb, np.uint8).reshape(pixels.height, pixels.width, CHANNELS)
+    values = _array_of(pixels)
     scales = (rules.rescale / np.array(rules.std)).astype(np.float32)
     shifts = (np.array(rules.mean) / np.array(rules.std)).astype(np.float32)
     return mx.array(values).astype(mx.float32) * mx.array(scales) - mx.array(shifts)

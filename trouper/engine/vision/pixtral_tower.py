@@ -12,10 +12,10 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
-from trouper.engine.vision.layouts import PatchRules
-from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of
+from trouper.engine.vision.patch_rules import PatchRules
+from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
-from trouper.protocol.media import Pixels
+from trouper.protocol.media import CHANNELS, Pixels
 
 ROPE_BASE = 10_000.0
 NORM_EPS = 1e-5

@@ -8,12 +8,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from numpy.typing import NDArray
 
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
-from trouper.engine.vision.layouts import PatchRules
-from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of
+from trouper.engine.vision.patch_rules import PatchRules
+from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
-from trouper.protocol.media import Pixels
+from trouper.protocol.media import CHANNELS, Pixels
 
 ROPE_BASE = 10_000.0
 NORM_EPS = 1e-6
@@ -188,11 +189,17 @@ class QwenTower(nn.Module):
         return shares[0] + shares[1] + shares[2] + shares[3]
 
     def _rotation(self, pixels: Pixels) -> Rotation:
-        """Half of the frequencies turn by the row, the others by the column."""
-        exponents = np.arange(0, self._half_head, 2, dtype=np.float32) / self._half_head
-        frequencies = (1.0 / ROPE_BASE**exponents).astype(np.float32)
-        axes = grid_of(pixels, self._rules)
-        return rotation_of([np.outer(axis, frequencies) for axis in axes])
+        return rotation_of(axial_angles(grid_of(pixels, self._rules), self._half_head))
+
+
+def axial_angles(
+    grid: tuple[NDArray[np.int64], NDArray[np.int64]], half_head: int
+) -> list[NDArray[np.floating]]:
+    """Two of (patches, half_head / 2): half of the frequencies turn by the row, the others by the
+    column. `grid`: of `grid_of`."""
+    exponents = np.arange(0, half_head, 2, dtype=np.float32) / half_head
+    frequencies = (1.0 / ROPE_BASE**exponents).astype(np.float32)
+    return [np.outer(axis, frequencies) for axis in grid]
 
 
 def _deepstack_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,4 +1,6 @@
-"""The encoder of Gemma 3 (transformers' `SiglipVisionModel`), for one image, and its projector."""
+"""SigLIP, the encoder of Gemma 3, Idefics3, SmolVLM and LFM2-VL, for one image or its tiles
+(transformers' `SiglipVisionModel`, `SmolVLMVisionTransformer` and `Siglip2VisionModel`), and its
+projectors."""
 
 from __future__ import annotations
 
@@ -8,31 +10,48 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trouper.engine.vision.bounded_attention import attend
-from trouper.engine.vision.layouts import PatchRules
-from trouper.engine.vision.patches import CHANNELS, grid_of, patches_of
-from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
-from trouper.protocol.media import Pixels
+from trouper.engine.vision.grouped_attention import GroupedHeads, Lengths, attend_in_groups
+from trouper.engine.vision.learned_positions import linear_weights, resample
+from trouper.engine.vision.patch_rules import PatchRules
+from trouper.engine.vision.patches import channel_last, grid_of, patches_of, views_of
+from trouper.engine.vision.tower import ACTIVATIONS
+from trouper.protocol.media import CHANNELS, Pixels
+
+NORM_EPS = 1e-6
+IDEFICS_DEFAULTS = {
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+}
+"""Of transformers. SmolVLM's published configs leave out what is so."""
+
+
+class Embeddings(nn.Module):
+    def __init__(self, inputs: int, side: int, dim: int) -> None:
+        super().__init__()
+        self.patch_embedding = nn.Linear(inputs, dim)
+        self.position_embedding = nn.Embedding(side**2, dim)
 
 
 class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self._heads = heads
         self.q_proj = nn.Linear(dim, dim)
         self.k_proj = nn.Linear(dim, dim)
         self.v_proj = nn.Linear(dim, dim)
         self.out_proj = nn.Linear(dim, dim)
 
-    def project_heads(self, x: mx.array) -> Heads:
+    def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
         queries, keys, values = (
-            project(x).reshape(1, len(x), self.heads, -1).transpose(0, 2, 1, 3)
+            project(x).reshape(1, len(x), self._heads, -1).transpose(0, 2, 1, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return queries, keys, values
+        return GroupedHeads(queries, keys, values, groups)
 
-    def __call__(self, heads: Heads, patches: slice) -> mx.array:
-        attended = attend(*heads, patches)[0].transpose(1, 0, 2)
+    def __call__(self, heads: GroupedHeads, patches: slice) -> mx.array:
+        attended = attend_in_groups(heads, patches)[0].transpose(1, 0, 2)
         out: mx.array = self.out_proj(attended.reshape(len(attended), -1))
         return out
 
@@ -52,93 +71,133 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     def __init__(self, vision: Mapping[str, Any]) -> None:
         super().__init__()
-        dim, eps = vision["hidden_size"], vision.get("layer_norm_eps", 1e-6)
+        dim, eps = vision["hidden_size"], vision.get("layer_norm_eps", NORM_EPS)
         self.layer_norm1 = nn.LayerNorm(dim, eps=eps)
         self.layer_norm2 = nn.LayerNorm(dim, eps=eps)
         self.self_attn = Attention(dim, vision["num_attention_heads"])
         activation = vision.get("hidden_act", "gelu_pytorch_tanh")
         self.mlp = Mlp(dim, vision["intermediate_size"], activation)
 
-    def project_heads(self, x: mx.array) -> Heads:
-        return self.self_attn.project_heads(self.layer_norm1(x))
+    def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
+        return self.self_attn.project_heads(self.layer_norm1(x), groups)
 
-    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
+    def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
         """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.self_attn(heads, patches)
         out: mx.array = x + self.mlp(self.layer_norm2(x))
         return out
 
 
-class Encoder(nn.Module):
-    def __init__(self, vision: Mapping[str, Any]) -> None:
+class GemmaProjector(nn.Module):
+    """A token is the mean of a square of patches. `merge`: its side in patches."""
+
+    def __init__(self, config: Mapping[str, Any], dim: int, merge: int) -> None:
         super().__init__()
-        self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
-
-
-class Embeddings(nn.Module):
-    """`side`: patches on each side of the image."""
-
-    def __init__(self, dim: int, rules: PatchRules, side: int) -> None:
-        super().__init__()
-        self.patch_embedding = nn.Linear(CHANNELS * rules.patch_size**2, dim)
-        self.position_embedding = nn.Embedding(side**2, dim)
-
-
-class Projector(nn.Module):
-    """To the text model's space: each token is the mean of a square of patches."""
-
-    def __init__(self, config: Mapping[str, Any], merge: int) -> None:
-        super().__init__()
-        vision = config["vision_config"]
-        dim, text_dim = vision["hidden_size"], config["text_config"]["hidden_size"]
-        self._merge, self._eps = merge, vision.get("layer_norm_eps", 1e-6)
-        self.mm_input_projection_weight = mx.zeros((dim, text_dim))
+        self._square, self._eps = merge**2, config["vision_config"].get("layer_norm_eps", NORM_EPS)
+        self.mm_input_projection_weight = mx.zeros((dim, config["text_config"]["hidden_size"]))
         self.mm_soft_emb_norm = nn.RMSNorm(dim)
 
     def __call__(self, x: mx.array) -> mx.array:
         """(patches, dim) to (tokens, text dim)."""
-        pooled = x.astype(mx.float32).reshape(-1, self._merge**2, x.shape[-1]).mean(axis=1)
+        pooled = x.astype(mx.float32).reshape(-1, self._square, x.shape[-1]).mean(axis=1)
         gains = 1 + self.mm_soft_emb_norm.weight.astype(mx.float32)
         normed = mx.fast.rms_norm(pooled.astype(x.dtype).astype(mx.float32), gains, self._eps)
         return normed.astype(x.dtype) @ self.mm_input_projection_weight
 
 
+class IdeficsProjector(nn.Module):
+    """The patches of a token become one vector of the text model's size."""
+
+    def __init__(self, config: Mapping[str, Any], dim: int, merge: int) -> None:
+        super().__init__()
+        self._merged = dim * merge**2
+        self.proj = nn.Linear(self._merged, config["text_config"]["hidden_size"], bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """(patches, dim) to (tokens, text dim)."""
+        out: mx.array = self.proj(x.reshape(-1, self._merged))
+        return out
+
+
+class LfmProjector(nn.Module):
+    """As `IdeficsProjector`."""
+
+    def __init__(self, config: Mapping[str, Any], dim: int, merge: int) -> None:
+        super().__init__()
+        self._merged = dim * merge**2
+        self._activation = ACTIVATIONS[config.get("projector_hidden_act", "gelu")]
+        inner, bias = config.get("projector_hidden_size", 2560), config.get("projector_bias", True)
+        if config.get("projector_use_layernorm", True):
+            self.layer_norm = nn.LayerNorm(self._merged)
+        self.linear_1 = nn.Linear(self._merged, inner, bias=bias)
+        self.linear_2 = nn.Linear(inner, config["text_config"]["hidden_size"], bias=bias)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = x.reshape(-1, self._merged)
+        if "layer_norm" in self:
+            x = self.layer_norm(x)
+        out: mx.array = self.linear_2(self._activation(self.linear_1(x)))
+        return out
+
+
+PROJECTORS: Mapping[str, type[GemmaProjector | IdeficsProjector | LfmProjector]] = {
+    "gemma3": GemmaProjector,
+    "idefics3": IdeficsProjector,
+    "smolvlm": IdeficsProjector,
+    "lfm2_vl": LfmProjector,
+    "lfm2-vl": LfmProjector,
+}
+"""By `model_type`."""
+
+
 class SiglipTower(nn.Module):
-    """Implements `tower.Tower`."""
+    """Implements `tower.Tower`. Patches attend to those of their tile."""
 
     embedding_scale = 1.0
     patch_weight = "embeddings.patch_embedding.weight"
     num_deepstack = 0
 
-    def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's."""
+    def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
+        """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
+        last."""
         super().__init__()
-        vision = config["vision_config"]
+        projector, vision = PROJECTORS[config["model_type"]], config["vision_config"]
+        if projector is IdeficsProjector:
+            vision = IDEFICS_DEFAULTS | vision
+        self._is_lfm = projector is LfmProjector
+        if self._is_lfm and config.get("vision_feature_layer", -1) != -1:
+            raise ValueError("its vision_feature_layer is not the last layer")
         dim = vision["hidden_size"]
-        self._rules = rules
-        self._side = vision.get("image_size", 896) // rules.patch_size
-        self.embeddings = Embeddings(dim, rules, self._side)
-        self.encoder = Encoder(vision)
-        self.post_layernorm = nn.LayerNorm(dim, eps=vision.get("layer_norm_eps", 1e-6))
-        self.projector = Projector(config, rules.merge_size)
+        self._rules, self._tile = rules, tile
+        self._side = tile // rules.patch_size
+        if self._is_lfm:
+            self._side = int(vision.get("num_patches", 256) ** 0.5)
+        self.embeddings = Embeddings(CHANNELS * rules.patch_size**2, self._side, dim)
+        self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
+        self.post_layernorm = nn.LayerNorm(dim, eps=vision.get("layer_norm_eps", NORM_EPS))
+        self.projector = projector(config, dim, rules.merge_size)
 
     @property
     def num_layers(self) -> int:
-        return len(self.encoder.layers)
+        return len(self.layers)
 
-    def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
-        rows, columns = grid_of(pixels, self._rules)
-        patch_embedding = self.embeddings.patch_embedding
-        patches = patches_of(pixels, self._rules).astype(patch_embedding.bias.dtype)
-        positions = self.embeddings.position_embedding(mx.array(rows * self._side + columns))
-        return patch_embedding(patches) + positions, ()
+    def embed(self, pixels: Pixels) -> tuple[mx.array, Lengths]:
+        """The second: patches of each tile and of the overview."""
+        views = views_of(pixels, self._tile, self._rules)
+        patches = [self._patches_of(view) for view in views]
+        dtype = self.post_layernorm.weight.dtype
+        hidden = self.embeddings.patch_embedding(mx.concatenate(patches).astype(dtype))
+        positions = mx.concatenate([self._positions(view) for view in views])
+        return hidden + positions.astype(dtype), tuple(map(len, patches))
 
-    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:  # noqa: ARG002
-        heads: Heads = self.encoder.layers[index].project_heads(hidden)
+    def project_heads(self, index: int, hidden: mx.array, groups: Lengths) -> GroupedHeads:
+        heads: GroupedHeads = self.layers[index].project_heads(hidden, groups)
         return heads
 
-    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
-        out: mx.array = self.encoder.layers[index](hidden, heads, patches)
+    def run_patches(
+        self, index: int, hidden: mx.array, heads: GroupedHeads, patches: slice
+    ) -> mx.array:
+        out: mx.array = self.layers[index](hidden, heads, patches)
         return out
 
     def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
@@ -147,3 +206,19 @@ class SiglipTower(nn.Module):
     def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:  # noqa: ARG002
         out: mx.array = self.projector(self.post_layernorm(hidden))
         return out
+
+    def _patches_of(self, view: Pixels) -> mx.array:
+        make = channel_last if self._is_lfm else patches_of
+        return make(view, self._rules)
+
+    def _positions(self, view: Pixels) -> mx.array:
+        """(patches, dim): learned, for a tile; LFM2-VL's are resampled to the view's grid."""
+        rows, columns = grid_of(view, self._rules)
+        side = self._side
+        if not self._is_lfm:
+            learned: mx.array = self.embeddings.position_embedding(mx.array(rows * side + columns))
+            return learned
+        height, width = (each // self._rules.patch_size for each in (view.height, view.width))
+        grid = self.embeddings.position_embedding(mx.arange(side**2)).reshape(side, side, -1)
+        resampled = resample(grid, linear_weights(height, side), linear_weights(width, side))
+        return resampled.reshape(height * width, -1)[mx.array(rows * width + columns)]

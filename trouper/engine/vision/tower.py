@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,6 +20,7 @@ ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "gelu": nn.gelu,
     "gelu_pytorch_tanh": nn.gelu_approx,
     "silu": nn.silu,
+    "quick_gelu": nn.gelu_fast_approx,
 }
 """By their names in transformers' configs."""
 
@@ -49,13 +50,14 @@ class Tower(Protocol):
     def num_deepstack(self) -> int:
         """Number of the text model's layers that get vectors of inner layers."""
 
-    def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
-        """Hidden states (patches, dim) before the first layer."""
+    def embed(self, pixels: Pixels) -> tuple[mx.array, Any]:
+        """Hidden states (patches, dim) before the first layer, and what layers need to know of the
+        image: a tuple of arrays and numbers, such as a `Rotation`."""
 
-    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
-        """Queries, keys and values of layer `index`."""
+    def project_heads(self, index: int, hidden: mx.array, places: Any) -> Any:
+        """Queries, keys and values of layer `index`, such as `Heads`. `places`: from `embed`."""
 
-    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
+    def run_patches(self, index: int, hidden: mx.array, heads: Any, patches: slice) -> mx.array:
         """Hidden states of some patches after layer `index`."""
 
     def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,44 +13,84 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
 from trouper.engine.vision.gemma4_tower import Gemma4Tower, Gemma4UnifiedTower
+from trouper.engine.vision.gemma_layouts import Gemma3Layout
 from trouper.engine.vision.layouts import Layout
-from trouper.engine.vision.patches import CHANNELS
+from trouper.engine.vision.llama_tower import LlamaTower
+from trouper.engine.vision.moonvit_tower import MoonVitTower
+from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.pixtral_tower import PixtralTower
+from trouper.engine.vision.qwen2_tower import Qwen2Tower
 from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.engine.vision.siglip_tower import SiglipTower
+from trouper.engine.vision.tile_layouts import IdeficsLayout, LfmLayout, LlamaLayout
 from trouper.engine.vision.tower import Weights
+from trouper.protocol.media import CHANNELS
 
-AnyTower = QwenTower | PixtralTower | SiglipTower | Gemma4Tower | Gemma4UnifiedTower
-Names = tuple[tuple[re.Pattern[str], str], ...]
+AnyTower = (
+    Qwen2Tower
+    | QwenTower
+    | PixtralTower
+    | SiglipTower
+    | Gemma4Tower
+    | Gemma4UnifiedTower
+    | MoonVitTower
+    | LlamaTower
+)
+Renamings = tuple[tuple[re.Pattern[str], str], ...]
 
-QWEN_NAMES = ((re.compile(r"^(?:model\.)?(?:language_model\.)?(?:visual|vision_tower)\."), ""),)
-PIXTRAL_NAMES = (
-    (re.compile(r"^(?:model\.)?(?:vision_tower|vision_encoder)\.(?:vision_model\.)?"), ""),
-    (re.compile(r"^(?:model\.)?(?:multi_modal_projector|vision_projection)\."), "projector."),
+
+def _renamings(*pairs: tuple[str, str]) -> Renamings:
+    """The converters put `model.` before, or do not."""
+    return tuple((re.compile(f"^(?:model\\.)?{pattern}"), name) for pattern, name in pairs)
+
+
+QWEN_NAMES = _renamings((r"(?:language_model\.)?(?:visual|vision_tower)\.", ""))
+PIXTRAL_NAMES = _renamings(
+    (r"(?:vision_tower|vision_encoder)\.(?:vision_model\.)?", ""),
+    (r"(?:multi_modal_projector|vision_projection)\.", "projector."),
 )
-GEMMA4_NAMES = (
-    (re.compile(r"^(?:model\.)?vision_tower\."), ""),
-    (re.compile(r"^(?:model\.)?embed_vision\."), "projector."),
+MOONVIT_NAMES = _renamings(
+    (r"vision_tower\.(?:encoder\.)?(blocks\.\d+\.)attn\.", r"\1"),
+    (r"vision_tower\.(?:encoder\.)?", ""),
+    (r"mm_projector\.proj\.(?:layers\.)?0\.", "projector.linear_1."),
+    (r"mm_projector\.proj\.(?:layers\.)?2\.", "projector.linear_2."),
+    (r"(?:multi_modal_projector|mm_projector)\.", "projector."),
 )
-UNIFIED_NAMES = (
-    (
-        re.compile(r"^(?:model\.)?embed_vision\.(?:multimodal_embedder\.|(?=embedding_proj))"),
-        "projector.",
-    ),
-    (re.compile(r"^(?:model\.)?(?:embed_vision|vision_embedder)\."), ""),
+SIGLIP_NAMES = _renamings(
+    (r"vision_tower\.(?:vision_model\.)?(?:encoder\.)?", ""),
+    (r"vision_model\.(?:encoder\.)?", ""),
+    (r"connector\.modality_projection\.", "projector."),
+    (r"multi_modal_projector\.", "projector."),
 )
-"""Names of an encoder's weights in checkpoints of transformers and of mlx-vlm, and ours."""
+GEMMA4_NAMES = _renamings((r"vision_tower\.", ""), (r"embed_vision\.", "projector."))
+UNIFIED_NAMES = _renamings(
+    (r"embed_vision\.(?:multimodal_embedder\.|(?=embedding_proj))", "projector."),
+    (r"(?:embed_vision|vision_embedder)\.", ""),
+)
+LLAMA_NAMES = _renamings((r"vision_model\.", ""), (r"multi_modal_projector\.", "projector."))
+"""Names of an encoder's weights in checkpoints of transformers and of mlx-vlm, and ours. The first
+that fits counts."""
+TOWERS: Mapping[str, tuple[Callable[[Mapping[str, Any], PatchRules], AnyTower], Renamings]] = {
+    "qwen2": (Qwen2Tower, QWEN_NAMES),
+    "qwen3": (QwenTower, QWEN_NAMES),
+    "mistral3": (PixtralTower, PIXTRAL_NAMES),
+    "pixtral": (PixtralTower, PIXTRAL_NAMES),
+    "gemma4_unified": (Gemma4UnifiedTower, UNIFIED_NAMES),
+    "gemma4": (Gemma4Tower, GEMMA4_NAMES),
+    "kimi": (MoonVitTower, MOONVIT_NAMES),
+}
+"""Encoders without tiles, by the begin of `model_type`. The first that fits counts."""
 DERIVED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq)$")
 """Some checkpoints store what follows from the config."""
-UNCLIPPED = re.compile(r"\.(?:input|output)_(?:min|max)$")
-"""Bounds of Gemma 4's layers, which checkpoints may store, but not use."""
+UNCLIPPED = re.compile(rf"{DERIVED.pattern}|\.(?:input|output)_(?:min|max)$")
+"""Also bounds of Gemma 4's layers, which checkpoints may store, but not use."""
 
 
 def load_tower(directory: Path, config: Mapping[str, Any], layout: Layout) -> AnyTower:
     """Load the encoder lazily, as it is stored. Raises `ValueError` if weights and config
     do not make one."""
     tower, names = _empty(config, layout)
-    unused = None if config["vision_config"].get("use_clipped_linears") else UNCLIPPED
+    unused = DERIVED if config["vision_config"].get("use_clipped_linears") else UNCLIPPED
     weights = _flat_patches(_weights(directory, names, unused), tower.patch_weight, layout)
     _quantize(tower, weights)
     _require_all(tower, weights)
@@ -59,35 +99,42 @@ def load_tower(directory: Path, config: Mapping[str, Any], layout: Layout) -> An
     return tower
 
 
-def _empty(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Names]:
-    kind, rules = str(config["model_type"]), layout.patches
+def _empty(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Renamings]:
     try:
-        if kind.startswith("qwen3"):
-            return QwenTower(config, rules), QWEN_NAMES
-        if kind == "gemma3":
-            return SiglipTower(config, rules), PIXTRAL_NAMES
-        if kind == "gemma4":
-            return Gemma4Tower(config, rules), GEMMA4_NAMES
-        if kind == "gemma4_unified":
-            return Gemma4UnifiedTower(config, rules), UNIFIED_NAMES
-        return PixtralTower(config, rules), PIXTRAL_NAMES
+        return make_tower(config, layout)
     except (KeyError, TypeError) as error:
         raise ValueError(f"its vision_config makes no encoder: {error}") from error
 
 
-def _weights(directory: Path, names: Names, unused: re.Pattern[str] | None) -> Weights:
+def make_tower(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Renamings]:
+    """An encoder without weights, and names of them. Raises KeyError and TypeError."""
+    kind, rules = str(config["model_type"]), layout.patches
+    if isinstance(layout, Gemma3Layout | IdeficsLayout | LfmLayout):
+        return SiglipTower(config, rules, layout.tile), SIGLIP_NAMES
+    if isinstance(layout, LlamaLayout):
+        return LlamaTower(config, rules, layout.tile), LLAMA_NAMES
+    make, names = next(made for begin, made in TOWERS.items() if kind.startswith(begin))
+    return make(config, rules), names
+
+
+def _weights(directory: Path, names: Renamings, unused: re.Pattern[str]) -> Weights:
     """The encoder's weights by our names; lazy."""
     weights: Weights = {}
     for path in sorted(directory.glob("model*.safetensors")):
         tensors: Any = mx.load(str(path))
         for name, weight in tensors.items():
-            if DERIVED.search(name) or (unused is not None and unused.search(name)):
-                continue
-            for pattern, prefix in names:
-                if pattern.match(name):
-                    weights[pattern.sub(prefix, name, count=1)] = weight
-                    break
+            renamed = _rename(name, names)
+            if renamed and not unused.search(name):
+                weights[renamed] = weight
     return weights
+
+
+def _rename(name: str, names: Renamings) -> str:
+    """Our name of a weight; "" if it is of another part."""
+    for pattern, ours in names:
+        if pattern.match(name):
+            return pattern.sub(ours, name, count=1)
+    return ""
 
 
 def _flat_patches(weights: Weights, name: str, layout: Layout) -> Weights:

@@ -1,0 +1,140 @@
+"""Layout of Kimi-VL and Kimi-K2.5: an image keeps its ratio, and black fills it up to whole tokens.
+
+Rules: `navit_resize` (transformers/models/kimi_k25/image_processing_kimi_k25.py), and Kimi-VL's
+image_processing_kimi_vl.py in its checkpoint with `pad_input`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trouper.engine.vision.patch_rules import (
+    HALVES,
+    NO_ROOM,
+    PatchRules,
+    bound_tokens,
+    count_of,
+    name_layout,
+    read_rules,
+    token_of,
+)
+from trouper.protocol.media import Detail, ImageShape, ImageSize, MediaSpan
+from trouper.storage.checkpoint_files import section
+
+
+@attrs.frozen(kw_only=True)
+class NavitLayout:
+    """`max_patches`, `max_side`: bounds of the checkpoint in patches, on all and on one side."""
+
+    patches: PatchRules
+    encoder_layers: int
+    piece_patches: int = 0
+    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
+    image_token: int
+    max_patches: int
+    max_side: int
+    marker: str = "<|media_pad|>"
+
+    @property
+    def name(self) -> str:
+        return name_layout("navit", self.patches)
+
+    def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
+        """Raises `ValueError`."""
+        tokens = bound_tokens(detail, max_tokens)
+        # The number of tokens never falls as that of patches grows.
+        patches = bisect_right(
+            range(1, self.max_patches + 1),
+            tokens,
+            key=lambda patches: self.num_tokens(self._resize(size, patches)),
+        )
+        if not patches:
+            raise ValueError(NO_ROOM)
+        return self._resize(size, patches)
+
+    def _resize(self, size: ImageSize, max_patches: int) -> ImageShape:
+        """Shrink to the bounds, and fill up to whole tokens."""
+        patch, side = self.patches.patch_size, self.patches.token_size
+        longest = self.max_side * patch
+        present = max(1, size.height // patch) * max(1, size.width // patch)
+        scale = min(
+            1.0, math.sqrt(max_patches / present), longest / size.height, longest / size.width
+        )
+        height, width = (
+            min(longest, max(1, int(each * scale))) for each in (size.height, size.width)
+        )
+        rows, columns = -(-height // side), -(-width // side)
+        resized = (rows * side, columns * side)
+        scaled = None if resized == (height, width) else (height, width)
+        return ImageShape(resized, (1, rows, columns), scaled=scaled)
+
+    def num_tokens(self, shape: ImageShape) -> int:
+        _, rows, columns = shape.grid
+        return rows * columns
+
+    def num_pieces(self, shape: ImageShape) -> int:
+        # One more for the patches before the first layer.
+        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
+
+    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
+        count = self.num_tokens(shape)
+        return MediaSpan(
+            start=start,
+            tokens=(self.image_token,) * count,
+            embedded=((0, count),),
+            digest=digest,
+            shape=shape,
+            extent=count,
+        )
+
+
+def navit_layout(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
+) -> NavitLayout:
+    """Raises `ValueError`, as for the older processor that cuts an image's edges off."""
+    is_older = config["model_type"] == "kimi_vl"
+    if is_older and not preprocessor.get("pad_input", True):
+        raise ValueError("its image processor cuts the edges of images off (pad_input)")
+    vision = section(config, "vision_config")
+    # K2.5's own processor has its parameters in a section, by other names.
+    parameters = {**preprocessor, **section(preprocessor, "media_proc_cfg")}
+    limit = count_of(parameters, "in_token_limit", 4096 if is_older else 16_384)
+    limit = count_of(parameters, "in_patch_limit", limit)
+    rules = read_rules(
+        parameters,
+        mean=HALVES,
+        std=HALVES,
+        patch_size=count_of(vision, "patch_size", 14),
+        merge_size=_merge_size(vision),
+    )
+    return NavitLayout(
+        patches=rules,
+        encoder_layers=count_of(vision, "num_hidden_layers", _depth(vision)),
+        image_token=token_of(
+            config,
+            ("media_placeholder_token_id", "image_token_id", "image_token_index"),
+            "<|media_pad|>",
+            token_ids,
+        ),
+        max_patches=count_of(parameters, "max_patches", limit),
+        # Kimi-VL refuses an image of 512 patches on a side.
+        max_side=count_of(parameters, "patch_limit_on_one_side", 510 if is_older else 512),
+    )
+
+
+def _depth(vision: Mapping[str, Any]) -> int:
+    return count_of(vision, "vt_num_hidden_layers", count_of(vision, "depth", 27))
+
+
+def _merge_size(vision: Mapping[str, Any]) -> int:
+    """Raises `ValueError` if the sides differ."""
+    kernel = vision.get("merge_kernel_size", [2, 2])
+    sides = {*kernel} if isinstance(kernel, list | tuple) else {kernel}
+    if len(sides) != 1 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError("merge_kernel_size of the image encoder is no square")
+    return int(sides.pop())
