@@ -1,6 +1,7 @@
 """The model that sees (examples/shapes) answers by content, through every API, over real sockets.
 
-A wrong place, order or digest of an image is a wrong answer here.
+A wrong place, order or digest of an image is a wrong answer here. Questions that the model itself
+answers wrongly without a server (`MISTAKES`) are left out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import count, islice
 from typing import Any
 
 import anthropic
@@ -29,6 +31,7 @@ from tests.vision_model.asking import (
 )
 from tests.vision_model.files import DIRECTORY
 from tests.vision_model.questions import (
+    MISTAKES,
     IMAGE,
     NO_IMAGE,
     Message,
@@ -243,7 +246,8 @@ async def test_fresh_questions() -> None:
         ]
         return [f"question {seed}: {text!r}, not {right!r}" for text in texts if text != right]
 
-    assert not await wrong_of(answer, range(QUESTIONS))
+    seeds = islice((seed for seed in count() if seed not in MISTAKES), QUESTIONS)
+    assert not await wrong_of(answer, seeds)
 
 
 async def test_swapped_images_swap_the_answer() -> None:
