@@ -31,8 +31,8 @@ from tests.vision_model.asking import (
 )
 from tests.vision_model.files import DIRECTORY
 from tests.vision_model.questions import (
-    MISTAKES,
     IMAGE,
+    MISTAKES,
     NO_IMAGE,
     Message,
     draw,
