@@ -94,6 +94,37 @@ async def test_conversations_are_there_after_a_reload_and_can_be_deleted(browser
         assert await page.complaints() == []
 
 
+SLOW_STORE = """
+const real = IDBObjectStore.prototype.getAll;
+IDBObjectStore.prototype.getAll = function (...all) {
+  const asked = real.apply(this, all), late = {};
+  asked.onsuccess = () => { window.answer = () => { late.result = asked.result; late.onsuccess(); }; };
+  return late;
+};
+"""
+"""The conversations of the browser come when the test calls `answer`."""
+
+
+async def test_a_message_that_is_sent_before_the_store_answers_is_kept(browser: Browser) -> None:
+    async with shown(browser, says(ANSWER)) as (page, _):
+        await page.reads("#status", "Running")
+        await say(page, "Old")
+        script = {"source": SLOW_STORE}
+        command = "Page.addScriptToEvaluateOnNewDocument"
+        added = browser.driver.execute_cdp_cmd(command, script)
+        await page.open()
+        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+        await page.reads("#status", "Running")
+        await say(page, "New")
+        await page.until("window.answer")
+        await page.run("window.answer()")
+        await page.until(f"{TITLES}.length === 2")
+        assert await page.run(f"return {TITLES}") == ["New", "Old"]
+        assert await page.run(f"return {QUESTIONS}") == ["New"]
+        await page.open()
+        await page.until(f"{TITLES}.length === 2")
+
+
 async def test_what_came_before_a_reload_in_the_middle_is_kept(browser: Browser) -> None:
     async with shown(browser, says(ANSWER * 300)) as (page, _):
         await page.reads("#status", "Running")
