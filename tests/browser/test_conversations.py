@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from tests.browser.driver import Browser
-from tests.browser.page import Page, says, shown
+from tests.browser.page import PATIENCE_S, Page, says, shown
 from tests.browser.test_markdown import answered
+from tests.browser.test_modules import computed
 from tests.browser.test_pictures import hand_over, seeing
 from tests.fake_images import png_file
 from tests.fakes import ints
@@ -23,6 +24,7 @@ const inside = (selector) => {
 };
 return ["#messages", "#prompt", "#send"].map(inside)
 """
+KEPT = "return new module.Store().all().then(([one]) => one?.messages[1]?.text ?? '')"
 QUESTIONS = (
     "[...document.querySelectorAll('#messages [data-role=user] .said')].map(one => one.textContent)"
 )
@@ -92,14 +94,62 @@ async def test_conversations_are_there_after_a_reload_and_can_be_deleted(browser
         assert await page.complaints() == []
 
 
+SLOW_STORE = """
+const real = IDBObjectStore.prototype.getAll;
+IDBObjectStore.prototype.getAll = function (...all) {
+  const asked = real.apply(this, all), late = {};
+  asked.onsuccess = () => { window.answer = () => { late.result = asked.result; late.onsuccess(); }; };
+  return late;
+};
+"""
+"""The conversations of the browser come when the test calls `answer`."""
+
+
+async def test_a_message_that_is_sent_before_the_store_answers_is_kept(browser: Browser) -> None:
+    async with shown(browser, says(ANSWER)) as (page, _):
+        await page.reads("#status", "Running")
+        await say(page, "Old")
+        script = {"source": SLOW_STORE}
+        command = "Page.addScriptToEvaluateOnNewDocument"
+        added = browser.driver.execute_cdp_cmd(command, script)
+        await page.open()
+        browser.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+        await page.reads("#status", "Running")
+        await say(page, "New")
+        await page.until("window.answer")
+        await page.run("window.answer()")
+        await page.until(f"{TITLES}.length === 2")
+        assert await page.run(f"return {TITLES}") == ["New", "Old"]
+        assert await page.run(f"return {QUESTIONS}") == ["New"]
+        await page.open()
+        await page.until(f"{TITLES}.length === 2")
+
+
 async def test_what_came_before_a_reload_in_the_middle_is_kept(browser: Browser) -> None:
     async with shown(browser, says(ANSWER * 300)) as (page, _):
         await page.reads("#status", "Running")
         await page.type("#prompt", "Go on\n")
-        await page.until("document.querySelector('#messages .prose').textContent.length > 200")
+        with trio.fail_after(PATIENCE_S):
+            while len(str(await computed(page, "store.js", KEPT))) < len(ANSWER):
+                pass
         await page.open()
         await page.reads("#messages [data-role=user]", "Go on")
         await page.reads("#messages [data-role=assistant] .said", "The capital")
+
+
+async def test_an_answer_that_comes_takes_the_focus_from_no_conversation(browser: Browser) -> None:
+    """The list was built anew whenever the answer was saved."""
+    async with shown(browser, says(ANSWER * 300)) as (page, _):
+        await page.reads("#status", "Running")
+        await page.type("#prompt", "Go on\n")
+        await page.until(f"{TITLES}.length === 1")
+        await page.run("document.querySelector('#conversations .title').focus()")
+        await page.until("document.querySelector('#messages .prose').textContent.length > 400")
+        focused = "return document.activeElement.textContent"
+        assert await page.run(focused) == "Go on"
+        await page.run("document.querySelector('#stop').click()")
+        await page.reads("#messages .told", "stopped")
+        assert await page.run(focused) == "Go on"
 
 
 async def test_a_message_is_edited_and_answered_again(browser: Browser) -> None:

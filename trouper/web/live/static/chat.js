@@ -66,7 +66,9 @@ export class Chat {
   /** The conversation that was the last one, unless somebody has begun another meanwhile. */
   async #restore() {
     const begun = this.#current;
-    this.#all = await this.#store.all();
+    const stored = await this.#store.all();
+    // Whoever types at once has begun one before the browser's are there.
+    this.#all.push(...stored.filter(({ id }) => this.#all.every((one) => one.id !== id)));
     if (!(await this.#store.keeps())) byId("kept").textContent = "This browser keeps nothing: conversations end with the page.";
     if (this.#all.length && this.#current === begun && !begun.messages.length) await this.#open(this.#all[0]);
     else this.#conversations.show(this.#all, this.#current);

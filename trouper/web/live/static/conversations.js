@@ -8,6 +8,7 @@ export class Conversations {
   #place = byId("conversations");
   #list = this.#place.querySelector("ul");
   #opener = byId("show-conversations");
+  #shown = "";
   #on;
 
   /** on: {open(conversation), remove(conversation), clear()} */
@@ -20,7 +21,11 @@ export class Conversations {
     });
   }
 
+  /** New items only where they differ: else one that has the focus would lose it whenever an answer is saved. */
   show(all, current) {
+    const shown = JSON.stringify([current.id, ...all.map(({ id, title }) => [id, title])]);
+    if (shown === this.#shown) return;
+    this.#shown = shown;
     byId("forget-all").hidden = all.length < 2;
     this.#list.replaceChildren(...all.map((one) => this.#item(one, one === current)));
   }
