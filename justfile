@@ -19,12 +19,16 @@ no_python := "no Python 3.11 to 3.15 was found. Install one (from your system, p
 # time is waiting, for servers and limits. All tests took 7:43 with three on two cores.
 workers := env("TROUPER_TEST_WORKERS", "3")
 
+# Whether tests were named, and none of a browser: these need nothing more installed.
+elsewhere := 'case "$*" in *browser*) false;; tests/*|*" tests/"*) true;; *) false;; esac'
+
 _default:
     @just --list --unsorted
 
-# Packages into .venv; quiet unless it takes a while
+# Packages into .venv; at a terminal with uv's own progress
 _setup *groups: _python
-    @uv sync --frozen --quiet --inexact --extra lab {{ extras }} {{ groups }}
+    @[ -e .venv ] || echo "just: installing what uv.lock lists into .venv, once" >&2
+    @[ -t 2 ] || quiet=--quiet; uv sync --frozen ${quiet:-} --inexact --extra lab {{ extras }} {{ groups }}
 
 # One line for a machine whose Pythons are all too old or too new; a UV_PYTHON that is wrong, uv itself explains in one
 _python:
@@ -41,23 +45,24 @@ replicas *flags: _setup
     @exec .venv/bin/python examples/replicas.py "$@"
 
 # Chromium for the tests of the live page, where Debian's packages can be had; elsewhere they are skipped by name
-_browser:
-    @command -v chromium >/dev/null && command -v chromedriver >/dev/null || just _install-browser
+_browser *tests:
+    @{{ elsewhere }} && exit 0; command -v chromium >/dev/null && command -v chromedriver >/dev/null || just _install-browser
 
 _install-browser:
+    @echo "just: installing Chromium, for the tests of the live page" >&2
     @[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 \
         && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium chromium-driver >/dev/null 2>&1 \
         || echo "no Chromium here, and none to be installed: the tests of the live page are skipped"
 
 # JavaScript packages of tests in a browser: openai, axe
-_npm-packages: _setup
-    @.venv/bin/python -m tests.browser.npm_packages
+_npm-packages *tests: _setup
+    @{{ elsewhere }} && exit 0; .venv/bin/python -m tests.browser.npm_packages
 
 # With `--dist loadfile` xdist 3.8 replaces a worker that died, loses tests on the way, and then waits for them for ever: so a worker
 # that dies ends the run.
 
 # Run the tests, or some: `just test tests/policy -k chunks`; further flags go to pytest
-test *flags: _setup _browser _npm-packages
+test *flags: _setup (_browser flags) (_npm-packages flags)
     @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile --no-loadscope-reorder --max-worker-restart 0 "$@"
 
 # Formatting, lint, types and import rules

@@ -321,7 +321,7 @@ def whole(options: argparse.Namespace) -> Row:
     flags = ("--cache-memory", "0", "--speculation", "off")
     with servers.trouper(model, *flags) as server, chromium(told=False) as browser:
         browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": FRAMES})
-        report: Row = loads(browser, f"http://127.0.0.1:{server.port}/")
+        report: Row = loads(browser, f"http://127.0.0.1:{server.port}/#server")
         print(
             f"cold loads, medians of {LOADS}: loaded after {report['loaded_s']:.2f} s, the first figures after "
             f"{report['shown_s']:.2f} s (slowest {report['slowest_shown_s']:.2f} s)"

@@ -49,7 +49,8 @@ def _row(name: str, certificate: Json) -> str:
     held = sum(promise["held"] for promise in checked)
     failed = [name for found in unfinished_of(certificate).values() for name in found]
     names = [section["name"] for section in certificate["sections"]]
-    only = "" if names == [*SECTIONS] else f" ({', '.join(names)} only)"
+    # Models that read text alone have no images.
+    only = "" if {*SECTIONS} - {*names} <= {"images"} else f" ({', '.join(names)} only)"
     also = f"{only}; not run to the end: {', '.join(failed)}" if failed else only
     return f"| {device['name']}, {model['name']} | [{held} of {len(checked)} promises held{also}]({LINK[1:]}index.md#{name}) |"
 

@@ -4,6 +4,7 @@ knows, and a list of everything that was dialled."""
 from __future__ import annotations
 
 import inspect
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -42,28 +43,29 @@ def redirects(location: str, status: int = 302) -> Answer:
     return sends(answer(b"", f"Location: {location}", status=status))
 
 
+SYSTEM = socket.getaddrinfo
+
+
 @attrs.define(eq=False)
-class Resolver(trio.abc.HostnameResolver):
-    """Knows the addresses of names: of several tuples, each is the answer of one more look-up."""
+class Resolver:
+    """In place of `socket.getaddrinfo`. Knows the addresses of names: of several tuples, each is
+    the answer of one more look-up. The system reads addresses in digits."""
 
     names: Mapping[str, Sequence[Sequence[str]]]
     lookups: list[str] = attrs.field(factory=list)
 
-    async def getaddrinfo(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+    def getaddrinfo(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
         name = host.decode() if isinstance(host, bytes) else str(host)
+        if name not in self.names:
+            numeric = kwargs | {"flags": socket.AI_NUMERICHOST}
+            return SYSTEM(host, port, *args[:3], **numeric)
         times = self.lookups.count(name)
         self.lookups.append(name)
-        if name not in self.names:
-            raise trio.socket.gaierror(-2, "unknown")
         answers = self.names[name]
-        family = trio.socket.AF_INET
         return [
-            (family, trio.socket.SOCK_STREAM, 0, "", (ip, port))
+            (socket.AF_INET, socket.SOCK_STREAM, 0, "", (ip, port))
             for ip in answers[min(times, len(answers) - 1)]
         ]
-
-    async def getnameinfo(self, sockaddr: Any, flags: Any) -> Any:
-        raise NotImplementedError
 
 
 @attrs.define(eq=False)
@@ -105,7 +107,7 @@ async def elsewhere(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATES / "server.pem")
     at = Elsewhere(0, 0, Resolver(names), answers)
-    before = trio.socket.set_custom_hostname_resolver(at.resolver)
+    monkeypatch.setattr(socket, "getaddrinfo", at.resolver.getaddrinfo)
     dial = trio.open_tcp_stream
 
     async def dialled(host: str, port: int, **more: Any) -> trio.SocketStream:
@@ -115,15 +117,11 @@ async def elsewhere(
         return await dial("127.0.0.1", port, **more)
 
     monkeypatch.setattr(trio, "open_tcp_stream", dialled)
-    try:
-        async with trio.open_nursery() as nursery:
-            start = partial(trio.serve_tcp, at.serve, 0, host="127.0.0.1")
-            [plain] = await nursery.start(start)
-            secure = partial(trio.serve_ssl_over_tcp, at.serve, 0, context, host="127.0.0.1")
-            [tls] = await nursery.start(partial(secure, https_compatible=True))
-            at.port = plain.socket.getsockname()[1]
-            at.tls_port = tls.transport_listener.socket.getsockname()[1]
-            yield at
-            nursery.cancel_scope.cancel()
-    finally:
-        trio.socket.set_custom_hostname_resolver(before)
+    async with trio.open_nursery() as nursery:
+        [plain] = await nursery.start(partial(trio.serve_tcp, at.serve, 0, host="127.0.0.1"))
+        secure = partial(trio.serve_ssl_over_tcp, at.serve, 0, context, host="127.0.0.1")
+        [tls] = await nursery.start(partial(secure, https_compatible=True))
+        at.port = plain.socket.getsockname()[1]
+        at.tls_port = tls.transport_listener.socket.getsockname()[1]
+        yield at
+        nursery.cancel_scope.cancel()

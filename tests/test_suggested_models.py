@@ -52,6 +52,6 @@ def row(model: SuggestedModel) -> str:
 
 
 def test_the_table_of_models_for_agents_is_the_list() -> None:
-    page = (DOCS / "models.md").read_text("utf-8")
+    page = (DOCS / "choosing-a-model.md").read_text("utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `mlx-community/")]
     assert rows == [row(model) for model in SUGGESTED]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trouper import workarounds
 from trouper.system import heap, temporary_directory
-from trouper.workarounds import mlx_lm_open_files, mlx_reference_blas
+from trouper.workarounds import mlx_lm_open_files, mlx_reference_blas, openblas_threads
 
 # MLX caches 256 cuDNN kernels by shape and raises RuntimeError after 512 misses, which prompts soon
 # cause.
@@ -45,4 +45,5 @@ def prepare_process() -> None:
     temporary_directory.keep_private()
     prepare_cuda()
     mlx_lm_open_files.keep_limit()
-    mlx_reference_blas.load_fast()
+    if mlx_reference_blas.load_fast() is not None:
+        openblas_threads.cores_left()  # Other programs' work is known when a model is loaded.

@@ -1,5 +1,5 @@
-"""`just screenshots`: the live page of a real server at work, into docs/: dark and light, on a
-desktop and on a phone."""
+"""`just screenshots`: the page of a real server at work, into docs/: its chat, and its view of the
+server, dark and light, on a desktop and on a phone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.browser.driver import Browser, chromium
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAME = "SmolLM2-135M-Instruct"
-SIZES = {"desktop": (1280, 1000), "phone": (390, 1000)}
+SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
+CHATS = (("dark", "desktop"), ("light", "phone"))
 CLIENTS, WORK_S = 7, 100.0
 SYSTEM = (
     "You are a patient teacher. Explain each thing by a small example from everyday life, in plain words. "
@@ -73,21 +74,22 @@ def client(port: int, seed: int, over: threading.Event) -> None:
 def chat(browser: Browser) -> None:
     browser.run("document.querySelector('#temperature').value = 0")
     browser.driver.find_element("css selector", "#prompt").send_keys(
-        "What is the capital of France?\n"
+        "Write a Python function that reverses the words of a sentence.\n"
     )
     while "token" not in browser.text("#messages .told"):
         time.sleep(0.2)
 
 
-def take(browser: Browser, scheme: str, device: str) -> None:
+def take(browser: Browser, view: str, scheme: str, device: str) -> None:
     """Of few colours: it is a drawing, and a third of the bytes."""
+    browser.run("location.hash = arguments[0]", {"chat": "chat", "live": "server"}[view])
     browser.prefer(scheme)
     browser.resize(*SIZES[device])
     time.sleep(1.5)
     browser.resize(SIZES[device][0], browser.run("return document.documentElement.scrollHeight"))
     time.sleep(1.5)
     shot = Image.open(io.BytesIO(browser.driver.get_screenshot_as_png())).convert("RGB")
-    path = DOCS / f"live-{scheme}-{device}.png"
+    path = DOCS / f"{view}-{scheme}-{device}.png"
     shot.quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
     sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
 
@@ -115,7 +117,9 @@ def main() -> None:
             time.sleep(WORK_S)
             for scheme in ("dark", "light"):
                 for device in SIZES:
-                    take(browser, scheme, device)
+                    take(browser, "live", scheme, device)
+            for scheme, device in CHATS:
+                take(browser, "chat", scheme, device)
         finally:
             over.set()
 

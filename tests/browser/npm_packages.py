@@ -67,10 +67,10 @@ class NpmPackage:
             digest = hashlib.sha512(archive.read_bytes()).digest()
             if b64encode(digest).decode() != self.sha512:
                 raise ValueError(f"{archive.name} is not what it was")
-            (whole := Path(scratch) / "whole").mkdir()
+            (unpacked := Path(scratch) / "unpacked").mkdir()
             # The module tarfile has no safe way before 3.11.4.
-            subprocess.run(["tar", "-xzf", archive, "-C", whole], check=True)
-            whole.rename(self.directory.parent)
+            subprocess.run(["tar", "-xzf", archive, "-C", unpacked], check=True)
+            unpacked.rename(self.directory.parent)
 
 
 OPENAI = NpmPackage(
@@ -87,11 +87,11 @@ AXE = NpmPackage(
 
 
 def main() -> None:
-    wanted = [package for package in (OPENAI, AXE) if package.missing]
-    if wanted and shutil.which("npm") is None:
+    missing = [package for package in (OPENAI, AXE) if package.missing]
+    if missing and shutil.which("npm") is None:
         sys.stdout.write("no npm here: tests of openai's client and of axe are skipped\n")
         return
-    for package in wanted:
+    for package in missing:
         try:
             package.fetch()
         except (OSError, ValueError, subprocess.SubprocessError) as error:

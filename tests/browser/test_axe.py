@@ -40,9 +40,9 @@ async def violations(page: Page) -> list[str]:
 
     def run() -> list[str]:
         page.browser.run(source)
-        found, passed = page.browser.driver.execute_async_script(RUN)
+        violated, passed = page.browser.driver.execute_async_script(RUN)
         assert passed > 10, "rules were applied"
-        return list(found)
+        return list(violated)
 
     return await trio.to_thread.run_sync(run)
 

@@ -8,12 +8,13 @@ import pytest
 import trio
 
 from tests.browser.driver import Browser
-from tests.browser.page import SAID, Page, says, shown
+from tests.browser.page import Page, says, shown
 from tests.browser.test_markdown import answered
 from tests.browser.test_pictures import hand_over, seeing
 from tests.fake_images import png_file
 from tests.fakes import ints
 
+ANSWER = "The capital of France is Paris."
 SIZES = ((1440, 780), (1280, 900), (390, 844))
 IN_SIGHT = """
 const inside = (selector) => {
@@ -32,7 +33,7 @@ TAB, SHIFT, ENTER, ESCAPE = "\ue004", "\ue008", "\ue007", "\ue00c"
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_the_chat_is_in_sight_at_once(browser: Browser, scheme: str) -> None:
     browser.prefer(scheme)
-    async with shown(browser, says(SAID * 40)) as (page, _):
+    async with shown(browser, says(ANSWER * 40)) as (page, _):
         await page.reads("#status", "Running")
         for size in SIZES:
             await trio.to_thread.run_sync(browser.resize, *size)
@@ -51,7 +52,7 @@ async def say(page: Page, text: str, count: int = 1) -> None:
 
 
 async def test_conversations_are_there_after_a_reload_and_can_be_deleted(browser: Browser) -> None:
-    async with shown(browser, says(SAID)) as (page, _):
+    async with shown(browser, says(ANSWER)) as (page, _):
         await page.reads("#status", "Running")
         await page.run("document.querySelector('#system').value = 'Be brief'")
         await say(page, "First")
@@ -62,7 +63,7 @@ async def test_conversations_are_there_after_a_reload_and_can_be_deleted(browser
         await page.until("document.querySelector('#messages .told')")
         assert await page.run(f"return {TITLES}") == ["Second", "First"]
         assert await page.run(f"return {QUESTIONS}") == ["Second"]
-        await page.reads("#messages [data-role=assistant] .said", SAID)
+        await page.reads("#messages [data-role=assistant] .said", ANSWER)
         assert await page.run("return document.querySelector('#system').value") == "Be brief"
         await page.click("#conversations li:last-child .title")
         await page.reads("#messages .said", "First")
@@ -92,7 +93,7 @@ async def test_conversations_are_there_after_a_reload_and_can_be_deleted(browser
 
 
 async def test_what_came_before_a_reload_in_the_middle_is_kept(browser: Browser) -> None:
-    async with shown(browser, says(SAID * 300)) as (page, _):
+    async with shown(browser, says(ANSWER * 300)) as (page, _):
         await page.reads("#status", "Running")
         await page.type("#prompt", "Go on\n")
         await page.until("document.querySelector('#messages .prose').textContent.length > 200")
@@ -101,8 +102,8 @@ async def test_what_came_before_a_reload_in_the_middle_is_kept(browser: Browser)
         await page.reads("#messages [data-role=assistant] .said", "The capital")
 
 
-async def test_a_message_is_edited_and_another_answer_wanted(browser: Browser) -> None:
-    async with shown(browser, says(SAID)) as (page, served):
+async def test_a_message_is_edited_and_answered_again(browser: Browser) -> None:
+    async with shown(browser, says(ANSWER)) as (page, served):
         await page.reads("#status", "Running")
         await say(page, "One")
         await say(page, "Two", 2)
@@ -125,7 +126,7 @@ async def test_a_message_is_edited_and_another_answer_wanted(browser: Browser) -
 
 
 async def test_an_edit_that_fails_gives_back_what_was_there(browser: Browser) -> None:
-    async with shown(browser, says(SAID)) as (page, _):
+    async with shown(browser, says(ANSWER)) as (page, _):
         await page.reads("#status", "Running")
         await say(page, "One")
         await page.run("document.querySelector('#temperature').value = 9")
@@ -137,7 +138,7 @@ async def test_an_edit_that_fails_gives_back_what_was_there(browser: Browser) ->
         await page.reads("#messages [data-failed] .told", "Not answered")
         await page.run("document.querySelector('#temperature').value = ''")
         await page.open()
-        await page.reads("#messages [data-role=assistant] .said", SAID)
+        await page.reads("#messages [data-role=assistant] .said", ANSWER)
         assert await page.run(f"return {QUESTIONS}") == ["One"]
 
 
@@ -191,7 +192,7 @@ async def tab_to(page: Page, name: str, *, back: bool = False) -> None:
 
 
 async def test_everything_is_done_by_keyboard_alone(browser: Browser) -> None:
-    async with shown(browser, says(f"{SAID}\n\n```\ncode\n```\n")) as (page, _):
+    async with shown(browser, says(f"{ANSWER}\n\n```\ncode\n```\n")) as (page, _):
         await page.reads("#status", "Running")
         await page.type("body", TAB)
         await page.type(":focus", ENTER)
@@ -221,11 +222,11 @@ async def test_everything_is_done_by_keyboard_alone(browser: Browser) -> None:
         await page.until("document.documentElement.dataset.view === 'server'")
 
 
-async def test_on_a_phone_the_conversations_cover_the_chat_only_when_wanted(
+async def test_on_a_phone_the_conversations_cover_the_chat_only_when_opened(
     browser: Browser,
 ) -> None:
     browser.resize(390, 844)
-    async with shown(browser, says(SAID)) as (page, _):
+    async with shown(browser, says(ANSWER)) as (page, _):
         await page.reads("#status", "Running")
         await say(page, "Hello")
         height = "return document.querySelector('#conversations').getBoundingClientRect().height"
@@ -240,7 +241,7 @@ async def test_on_a_phone_the_conversations_cover_the_chat_only_when_wanted(
 
 
 async def test_the_line_at_the_top_says_in_words_what_the_server_does(browser: Browser) -> None:
-    async with shown(browser, says(SAID * 200)) as (page, _):
+    async with shown(browser, says(ANSWER * 200)) as (page, _):
         await page.reads("#now", "free")
         await page.type("#prompt", "Go on\n")
         await page.reads("#now", "writing 1 answer")

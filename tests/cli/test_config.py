@@ -117,11 +117,11 @@ def test_a_file_of_windows() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("prot = 81", "there is no flag --prot; did you mean port?"),
-        ("qqq = 81", "there is no flag --qqq; `trouper serve --help` lists them"),
-        ("print-config = true", "there is no flag --print-config"),
-        ("config = 'x'", "there is no flag --config"),
-        ("[serve]\nport = 81", "there is no flag --serve"),
+        ("prot = 81", "there is no key prot; did you mean port?"),
+        ("qqq = 81", "there is no key qqq; `trouper serve --help` lists them"),
+        ("print-config = true", "there is no key print-config"),
+        ("config = 'x'", "there is no key config"),
+        ("[serve]\nport = 81", "there is no key serve"),
         ("port = 81\nport = 82", "is not TOML"),
         ("heartbeat-s = 1\nheartbeat_s = 2", "heartbeat-s is there twice"),
         ("port = 8000.5", "port: '8000.5' is not a valid integer"),
@@ -233,7 +233,10 @@ def test_a_file_that_is_named_must_be_there() -> None:
     outcome = serve("--config", "none.toml")
     assert (outcome.exit_code, outcome.stderr) == (
         USAGE_ERROR,
-        "trouper: --config none.toml: No such file or directory\n",
+        (
+            "trouper: --config none.toml: No such file or directory; "
+            "`trouper serve --print-config` prints one to begin with\n"
+        ),
     )
 
 

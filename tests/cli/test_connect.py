@@ -47,7 +47,7 @@ async def connect(*arguments: str, url: str = "", **variables: str) -> Result:
     return await trio.to_thread.run_sync(run)
 
 
-def said(outcome: Result) -> str:
+def stdout_of(outcome: Result) -> str:
     assert outcome.exit_code == 0, outcome.output
     return outcome.stdout
 
@@ -64,7 +64,7 @@ def refusal(outcome: Result) -> str:
 async def test_each_client_gets_address_model_and_context(agent: str, home: Path) -> None:
     async with serving() as served:
         url = f"http://127.0.0.1:{served.port}"
-        shown = said(await connect(agent, url=url))
+        shown = stdout_of(await connect(agent, url=url))
     assert f"fake at {url}, context {CONTEXT}, output {CONTEXT // 4}\n" in shown
     assert shown.count(url) > 1
     assert files_in(home) == {}, "nothing is written unless asked for"
@@ -72,7 +72,7 @@ async def test_each_client_gets_address_model_and_context(agent: str, home: Path
 
 async def test_the_context_is_what_one_row_may_have(home: Path) -> None:
     async with serving(settings={"max_kv_size": 2048}) as served:
-        shown = said(await connect("codex", url=served.base_url))
+        shown = stdout_of(await connect("codex", url=served.base_url))
     assert "model_context_window = 2048" in shown
     assert "model_auto_compact_token_limit = 1536" in shown
 
@@ -100,9 +100,9 @@ async def test_another_server(body: str) -> None:
 async def test_a_model_by_its_name_and_one_that_is_not_there(home: Path) -> None:
     async with serving_several("small", "large") as served:
         outcome = await connect("codex", url=served.base_url)
-        assert 'model = "small"' in said(outcome)
+        assert 'model = "small"' in stdout_of(outcome)
         assert "the server has small, large; --name takes another than the first" in outcome.stderr
-        assert 'model = "large"' in said(
+        assert 'model = "large"' in stdout_of(
             await connect("codex", "--name", "large", url=served.base_url)
         )
         line = refusal(await connect("codex", "--name", "huge", url=served.base_url))
@@ -111,7 +111,7 @@ async def test_a_model_by_its_name_and_one_that_is_not_there(home: Path) -> None
 
 async def test_another_name_of_a_model_is_its_name(home: Path) -> None:
     async with serving(served_model_name=("gpt", "other")) as served:
-        assert 'model = "gpt"' in said(
+        assert 'model = "gpt"' in stdout_of(
             await connect("codex", "--name", "other", url=served.base_url)
         )
 
@@ -119,14 +119,14 @@ async def test_another_name_of_a_model_is_its_name(home: Path) -> None:
 async def test_a_model_that_is_not_loaded_is_loaded_to_know_its_context(home: Path) -> None:
     """`small`, `middle` and `large` do not fit together."""
     async with serving_several("large", "middle") as served:
-        shown = said(await connect("codex", "--name", "middle", url=served.base_url))
+        shown = stdout_of(await connect("codex", "--name", "middle", url=served.base_url))
     assert f"context {CONTEXT}" in shown
 
 
 async def test_a_context_that_is_too_short_is_named(home: Path) -> None:
     async with serving() as served:
         outcome = await connect("claude", url=served.base_url)
-    assert said(outcome)
+    assert stdout_of(outcome)
     first = AGENTS["claude"].first_prompt
     assert first is not None
     assert (
@@ -146,7 +146,7 @@ async def test_a_model_that_calls_no_tools_is_named(agent: str, warned: bool, ho
     """aider reads changes out of the text."""
     async with serving(FakeEngine(tokenizer=Untaught(), before_step=pace)) as served:
         outcome = await connect(agent, url=served.base_url)
-    assert said(outcome)
+    assert stdout_of(outcome)
     remedy = f"serve one that was, as `trouper serve {SUGGESTED[0].name}`"
     assert (remedy in outcome.stderr) == warned
 
@@ -170,19 +170,19 @@ async def test_a_key_that_is_wanted(home: Path) -> None:
         for agent in AGENTS:
             for flags in ((), *([("--dry-run",), ("--write",)] if agent in WITH_FILES else [])):
                 outcome = await connect(agent, *flags, url=url, TROUPER_API_KEY=KEY)
-                assert said(outcome)
+                assert stdout_of(outcome)
                 assert KEY not in outcome.output
         assert (
             read(home / ".codex/config.toml")["model_providers"]["trouper"]["env_key"]
             == "TROUPER_API_KEY"
         )
-        reminded = said(await connect("codex", "--write", "--api-key", KEY, url=url))
+        reminded = stdout_of(await connect("codex", "--write", "--api-key", KEY, url=url))
         assert "set TROUPER_API_KEY where the client starts: the server's key" in reminded
 
 
 async def test_a_key_that_is_not_wanted_stands_nowhere(home: Path) -> None:
     async with serving() as served:
-        assert said(await connect("aider", "--write", "--api-key", KEY, url=served.base_url))
+        assert stdout_of(await connect("aider", "--write", "--api-key", KEY, url=served.base_url))
     assert read(home / ".aider.conf.yml")["openai-api-key"] == "none"
 
 
@@ -194,11 +194,11 @@ async def test_write_says_what_it_changed_and_dry_run_what_it_would(home: Path) 
     before = (home / ".codex/config.toml").read_text()
     async with serving() as served:
         url = f"http://127.0.0.1:{served.port}"
-        diff = said(await connect("codex", "--dry-run", url=url))
+        diff = stdout_of(await connect("codex", "--dry-run", url=url))
         assert (home / ".codex/config.toml").read_text() == before
-        written = said(await connect("codex", "--write", url=url))
-        again = said(await connect("codex", "--write", url=url))
-        nothing = said(await connect("codex", "--dry-run", url=url))
+        written = stdout_of(await connect("codex", "--write", url=url))
+        again = stdout_of(await connect("codex", "--write", url=url))
+        nothing = stdout_of(await connect("codex", "--dry-run", url=url))
     assert '-model = "gpt-5" # the best\n' in diff
     assert '+model = "fake" # the best\n' in diff
     assert f'+base_url = "{url}/v1"\n' in diff
@@ -400,7 +400,7 @@ async def test_what_is_not_installed(home: Path, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_without_a_client_it_lists_them() -> None:
-    lines = said(await connect()).splitlines()
+    lines = stdout_of(await connect()).splitlines()
     assert [line.split()[0] for line in lines] == list(AGENTS)
 
 
@@ -461,6 +461,20 @@ def test_help_names_every_way() -> None:
 )
 async def test_clients_hear_that_a_model_reads_images(agent: str, line: str, home: Path) -> None:
     async with serving(SeeingEngine(before_step=pace)) as served:
-        assert line in said(await connect(agent, url=served.base_url))
+        assert line in stdout_of(await connect(agent, url=served.base_url))
     async with serving() as served:
-        assert line not in said(await connect(agent, url=served.base_url))
+        assert line not in stdout_of(await connect(agent, url=served.base_url))
+
+
+async def test_open_webui_chats_with_what_generates_and_indexes_files_by_the_embedder(
+    home: Path,
+) -> None:
+    embedder = {"id": "bge", "max_model_len": 512, "kind": "embedder"}
+    generator = {"id": "chatty", "max_model_len": CONTEXT, "kind": "generator"}
+    bodies = {"chatty": json.dumps(generator), "health": '{"status": "ok"}'}
+    for listed, indexes in (([embedder, generator], True), ([generator], False)):
+        async with saying(models=json.dumps({"data": listed}), **bodies) as url:
+            shown = stdout_of(await connect("open-webui", url=url))
+        assert "DEFAULT_MODELS=chatty" in shown
+        assert ("RAG_EMBEDDING_MODEL=bge" in shown) == indexes
+        assert (f"RAG_OPENAI_API_BASE_URL={url}/v1" in shown) == indexes

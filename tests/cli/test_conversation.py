@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trouper.cli.attached_images import content_of
 from trouper.cli.conversation import (
     COMMANDS,
     AskAgain,
@@ -191,3 +192,44 @@ def test_help_lists_every_command_and_quit_leaves(talked: Conversation) -> None:
     assert any("//" in line for line in said)
     with pytest.raises(EndOfChat):
         follow(talked, "/quit")
+
+
+def test_a_text_file_goes_before_the_next_question(tmp_path: Path) -> None:
+    conversation = Conversation()
+    notes = tmp_path / "notes.txt"
+    notes.write_text("The mill is old.")
+    assert follow(conversation, f"/file {notes}") == (
+        "notes.txt: 16 characters, for the next question"
+    )
+    conversation.ask(content_of("What is old?", conversation.attached))
+    [message] = conversation.body()["messages"]
+    texts = [part["text"] for part in message["content"]]
+    assert texts == ["notes.txt:\n```\nThe mill is old.\n```\n", "What is old?"]
+
+
+def test_a_long_file_is_not_shown_again_when_it_is_taken_back(tmp_path: Path) -> None:
+    conversation = Conversation()
+    (tmp_path / "long.txt").write_text("x" * 1000)
+    follow(conversation, f"/file {tmp_path / 'long.txt'}")
+    conversation.ask(content_of("Why?", conversation.attached))
+    assert follow(conversation, "/undo") == "taken back: [1,019 characters] Why?"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file"),
+        (b"\xff\xfe", "is no text"),
+        (b"x" * (2**20 + 1), "larger than 1 MiB"),
+    ],
+    ids=("absent", "binary", "large"),
+)
+def test_a_file_that_cannot_be_put_there_is_refused(
+    content: bytes | None, reason: str, tmp_path: Path
+) -> None:
+    path, conversation = tmp_path / "file", Conversation()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CommandRefused, match=reason):
+        follow(conversation, f"/file {path}")
+    assert not conversation.attached

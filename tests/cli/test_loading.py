@@ -63,3 +63,18 @@ def test_a_file_is_spared_the_bars() -> None:
     with shown(console) as watch:
         watch(Loading("smollm", "loading the weights", 50_000_000, 200_000_000))
     assert written.getvalue() == ""
+
+
+def test_the_log_names_each_stage_once_where_there_is_no_terminal(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A service and a pipe, too, are silent for no minute."""
+    caplog.set_level("INFO", "trouper")
+    with shown(terminal(force_terminal=False)[0]) as watch:
+        for done in (0, 50):
+            watch(Loading("/models/smollm", "loading the weights", done, 100))
+        watch(Loading("/models/smollm", "self-check, once for each model", 0, 12, "steps"))
+    assert caplog.messages == [
+        "smollm: loading the weights",
+        "smollm: self-check, once for each model",
+    ]

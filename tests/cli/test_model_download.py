@@ -38,7 +38,9 @@ async def test_bytes_are_reported_until_all_are_there(
     assert [*(tmp_path / "hub" / "models--owner--tiny" / "snapshots").glob("*/config.json")]
 
 
-async def test_why_nothing_came_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_why_nothing_came_is_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with hub_of("owner/tiny", save("llama", tmp_path / "model")) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         with pytest.raises(ModelUnusable, match="the hub has no owner/other"):

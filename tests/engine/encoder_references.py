@@ -321,11 +321,11 @@ def results_of(name: str, directory: Path) -> Any:
 def scored(model: Any, config: Config, tokens: list[int], second_at: int) -> float:
     import torch
 
-    given = {"input_ids": torch.tensor([tokens])}
+    inputs = {"input_ids": torch.tensor([tokens])}
     if config.get("type_vocab_size") == 2:
         types = [int(at >= second_at) for at in range(len(tokens))]
-        given["token_type_ids"] = torch.tensor([types])
-    return round(float(model(**given).logits[0, 0]), 6)
+        inputs["token_type_ids"] = torch.tensor([types])
+    return round(float(model(**inputs).logits[0, 0]), 6)
 
 
 def pooled(pooling: str, states: Any) -> Any:

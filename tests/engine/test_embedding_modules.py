@@ -173,11 +173,11 @@ def test_a_causal_model_whose_directory_of_the_pooling_is_lost_takes_the_last_to
 ) -> None:
     """As conversions lose it, which copy the files of the directory itself."""
     modules(tmp_path)
-    found = embedder_of(build("llama"), tmp_path).layout
-    assert found is not None and found.pooling == "last"
+    layout = embedder_of(build("llama"), tmp_path).layout
+    assert layout is not None and layout.pooling == "last"
     (tmp_path / "modules.json").unlink()
-    found = embedder_of(build("llama"), tmp_path).layout
-    assert found is not None and found.pooling == "mean"
+    layout = embedder_of(build("llama"), tmp_path).layout
+    assert layout is not None and layout.pooling == "mean"
 
 
 DENSE: Json = {"activation_function": "torch.nn.modules.activation.Tanh"}

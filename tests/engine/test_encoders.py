@@ -148,11 +148,11 @@ def test_queries_of_a_long_text_in_parts(
 ) -> None:
     """A CPU would else hold all scores at once."""
     save_encoder(tmp_path, CONFIGS[name], weights_of(name), "mean")
-    whole = engine_results(tmp_path, TEXTS, together=True)
+    expected_vectors = engine_results(tmp_path, TEXTS, together=True)
     monkeypatch.setattr(encoder, "is_cpu", lambda: True)
     monkeypatch.setattr(encoder, "CPU_QUERIES", 7)
-    parts = engine_results(tmp_path, TEXTS, together=True)
-    for vector, right in zip(parts, whole, strict=True):
+    cut_vectors = engine_results(tmp_path, TEXTS, together=True)
+    for vector, right in zip(cut_vectors, expected_vectors, strict=True):
         np.testing.assert_allclose(vector, right, atol=PLAIN_TOLERANCE)
 
 
@@ -180,8 +180,8 @@ class TestFilesOfSentenceTransformers:
         save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"))
         save_tokenizer(tmp_path)
         (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
-        for given, expected in ((None, 20), (40, 40), (100, 48)):
-            loaded = load_plainly(Settings(model=str(tmp_path), context_length=given))
+        for length, expected in ((None, 20), (40, 40), (100, 48)):
+            loaded = load_plainly(Settings(model=str(tmp_path), context_length=length))
             assert loaded.card.context_length == expected
 
     def test_prompts(self, tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ class TestFilesOfSentenceTransformers:
         content: Config = {"prompts": {"query": "q: ", "document": None}}
         file = tmp_path / "config_sentence_transformers.json"
         file.write_text(json.dumps(content | {"default_prompt_name": "query"}))
-        found = read_sentence_files(tmp_path)
-        assert found.prompts == (("query", "q: "), ("document", ""))
-        assert found.default_prompt == "query"
+        files = read_sentence_files(tmp_path)
+        assert files.prompts == (("query", "q: "), ("document", ""))
+        assert files.default_prompt == "query"
         file.write_text(json.dumps(content | {"default_prompt_name": "passage"}))
         with pytest.raises(ModelUnusable, match="'passage'"):
             read_sentence_files(tmp_path)

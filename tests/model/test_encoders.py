@@ -64,14 +64,14 @@ class Client:
         return answer.status_code, answer.json()
 
     async def vectors(self, **body: Any) -> list[Any]:
-        status, said = await self.post("/v1/embeddings", {"model": "embedder", **body})
-        assert status == 200, said
-        return [each["embedding"] for each in said["data"]]
+        status, result = await self.post("/v1/embeddings", {"model": "embedder", **body})
+        assert status == 200, result
+        return [each["embedding"] for each in result["data"]]
 
     async def refusal(self, path: str, **body: Any) -> Json:
-        status, said = await self.post(path, body)
-        assert status == 400, said
-        error: Json = said["error"]
+        status, result = await self.post(path, body)
+        assert status == 400, result
+        error: Json = result["error"]
         return error
 
 
@@ -89,7 +89,7 @@ async def serving(**models: Path) -> AsyncIterator[Client]:
         await manager.drain(10)
 
 
-async def test_an_embedder_beside_a_generator(tmp_path: Path) -> None:
+async def test_an_embedder_and_a_generator(tmp_path: Path) -> None:
     embedder, generator = save_embedder(tmp_path / "embedder"), save("llama", tmp_path / "llama")
     expected = REFERENCES["bert"]["results"]["cls"]
     async with serving(generator=generator, embedder=embedder) as client:
@@ -150,14 +150,14 @@ async def test_a_cross_encoder(name: str, tmp_path: Path) -> None:
     expected = own_scores(load(Settings(model=str(tmp_path)), lambda _: None))
     assert max(expected) - min(expected) > 100 * TOLERANCE
     async with serving(reranker=tmp_path) as client:
-        status, said = await client.post("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS})
-        assert status == 200, said
-        scores = [each["score"] for each in said["data"]]
+        status, result = await client.post("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS})
+        assert status == 200, result
+        scores = [each["score"] for each in result["data"]]
         np.testing.assert_allclose(scores, expected, atol=TOLERANCE)
         body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 3}
-        status, said = await client.post("/v1/rerank", body)
+        status, result = await client.post("/v1/rerank", body)
         best = sorted(range(len(DOCUMENTS)), key=lambda index: -expected[index])
-        assert [each["index"] for each in said["results"]] == best[:3]
+        assert [each["index"] for each in result["results"]] == best[:3]
         texts = {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True}
         _, raw = await client.post("/rerank", texts)
         logits = {each["index"]: each["score"] for each in raw}
@@ -166,8 +166,8 @@ async def test_a_cross_encoder(name: str, tmp_path: Path) -> None:
         embedding = await client.refusal("/v1/embeddings", input="a")
         assert embedding["code"] == "embeddings_not_supported"
         assert "cross-encoder" in embedding["message"]
-        asked = await client.refusal("/v1/score", text_1="a", text_2="b", instruction="c")
-        assert asked["param"] == "instruction"
+        refused = await client.refusal("/v1/score", text_1="a", text_2="b", instruction="c")
+        assert refused["param"] == "instruction"
         [listed] = (await client.get("/v1/models"))["data"]
         assert listed["kind"] == "reranker"
         assert listed["architecture"]["output_modalities"] == ["rerank"]

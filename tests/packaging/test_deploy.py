@@ -60,7 +60,8 @@ def test_the_compose_file_fits_the_schema_of_its_specification() -> None:
 
 @of("promtool")
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
-    for path in (DEPLOY / "prometheus.yml", REPOSITORY / "docs" / "alerts.yml"):
+    alerts = REPOSITORY / "trouper" / "cli" / "dashboards" / "alerts.yml"
+    for path in (DEPLOY / "prometheus.yml", alerts):
         shutil.copy(path, tmp_path)
     run("promtool", "check", "config", str(tmp_path / "prometheus.yml"))
 

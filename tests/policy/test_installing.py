@@ -68,6 +68,17 @@ def test_a_tool_of_uv_has_no_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert command == "uv tool install --force '/home/a b/trouper-0.1.0-py3-none-any.whl[demo]'"
 
 
+def test_a_tool_of_uv_keeps_the_extras_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """uv makes the environment anew: without `cpu` there would be no MLX in it."""
+    receipt = '[tool]\nrequirements = [{ name = "trouper", extras = ["cpu"], directory = "/d" }]\n'
+    (tmp_path / "uv-receipt.toml").write_text(receipt)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(metadata, "distribution", lambda _: Installed({"url": "file:///d"}))
+    assert installing.command_for("demo") == "uv tool install --force '/d[cpu,demo]'"
+
+
 def test_without_installation_it_is_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise metadata.PackageNotFoundError(name)

@@ -6,6 +6,7 @@ The fault stays: where a feature is off, nothing leads to it.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import trio
@@ -15,15 +16,17 @@ from tests.real.test_images import BLUE, ONE, RED, SEVEN, TWO, answer_to, servin
 from tests.vision_model.asking import CHAT, request
 from tests.vision_model.questions import IMAGE, NO_IMAGE
 from tests.web.serving import Served, exchange, get, post
+from trouper.engine.self_check import starting
 
 QUESTION = user("What color is the circle?")
 
 
 @pytest.mark.parametrize("name", FAULTS)
 async def test_a_planted_fault_turns_off_its_feature(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plant, feature = FAULTS[name]
+    monkeypatch.setattr(starting, "results_file", lambda: tmp_path / "self-checks.json")
     plant(monkeypatch)
     async with serving(speculation="auto") as served:
         _, _, data = await exchange(served, get("/health"))

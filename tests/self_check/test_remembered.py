@@ -13,6 +13,7 @@ import pytest
 from mlx.utils import tree_map
 
 from tests import families
+from tests.engine.vision.families import checkpoint
 from tests.family_configs import wide
 from tests.self_check.saving import save
 from tests.zoo.building import build
@@ -23,6 +24,7 @@ from trouper.engine.platform import device
 from trouper.engine.self_check import checking, starting
 from trouper.engine.self_check.accuracy import WrongAloneError
 from trouper.engine.self_check.checking import CANNOT_SHRINK, WRONG_ALONE, Check
+from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.matrix import Failure
 from trouper.engine.self_check.starting import (
     CheckResult,
@@ -32,7 +34,7 @@ from trouper.engine.self_check.starting import (
     results_file,
 )
 from trouper.engine.self_check.tiny import CannotShrinkError
-from trouper.protocol.capabilities import Capabilities, SelfCheck
+from trouper.protocol.capabilities import Capabilities, Feature, SelfCheck
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
@@ -229,3 +231,33 @@ def test_what_only_some_ranks_remember_is_checked_again() -> None:
     assert not starting._all_know(mine, same)
     assert starting._all_know(mine, ALONE)
     assert not starting._all_know(None, ALONE)
+
+
+def test_the_check_of_images_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = list[bool]()
+
+    def wrong(check: ImageCheck) -> dict[Feature, str]:
+        checked.append(True)
+        return {"images_restore": "rows differ"}
+
+    monkeypatch.setattr(ImageCheck, "off", wrong)
+    model = str(checkpoint("qwen3_vl", tmp_path / "model"))
+    for _ in range(2):
+        off = load(Settings(model=model), lambda _: None).card.capabilities.off
+        assert off == {"images_restore": "rows differ"}
+    assert checked == [True]
+    load(Settings(model=model, self_check="full"), lambda _: None)
+    assert len(checked) == 2, "another mode is another result"
+    assert load(Settings(model=model, self_check="off"), lambda _: None).card.capabilities.off == {}
+
+
+def test_a_check_of_images_that_met_a_full_device_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = "a pass with an image fails: [metal::malloc] Unable to allocate 8 bytes."
+    monkeypatch.setattr(ImageCheck, "off", lambda _: {"images": full})
+    model = str(checkpoint("qwen3_vl", tmp_path / "model"))
+    assert load(Settings(model=model), lambda _: None).card.no_images == full
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert load(Settings(model=model), lambda _: None).card.no_images == ""

@@ -1,4 +1,4 @@
-"""The whole graph in 40 worlds, 100 in the long version; `just sim N` runs more."""
+"""The whole graph in 46 worlds, 100 in the long version; `just sim N` runs more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.family_configs import LONG
 from tests.sim.world import World, run_world
 
-SEEDS = range(100 if LONG else 40)
+SEEDS = range(100 if LONG else 46)
 
 
 @cache

@@ -3,7 +3,7 @@ that another has sent an image.
 
 In each round one key sends a new picture, and another key the same picture and one that nobody has
 sent, in turns of either order. Prints the medians of both, of the first key's own second time, and
-in how many pairs the shared picture was the faster one, with the chance of that many or more by
+in how many pairs the shared picture was the faster one, with the chance of such a difference by
 coin. Exits 1 below one in a thousand.
 """
 
@@ -49,9 +49,11 @@ class Times:
 
     @property
     def chance(self) -> float:
-        """Of so many faster ones or more, if neither is."""
+        """Of a difference of so many pairs or more, either way, if neither is faster."""
         pairs = len(self.cold)
-        return sum(comb(pairs, count) for count in range(self.faster, pairs + 1)) * 0.5**pairs
+        farther = max(self.faster, pairs - self.faster)
+        tail = sum(comb(pairs, count) for count in range(farther, pairs + 1))
+        return min(1.0, 2 * tail * 0.5**pairs)
 
     def __str__(self) -> str:
         medians = [

@@ -1,4 +1,4 @@
-"""docs/metrics.md lists every metric and no other; docs/grafana.json and docs/alerts.yml ask for no
+"""docs/metrics.md lists every metric and no other; the dashboard and the alerts ask for no
 other."""
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tests.web.scraping import scrape
 from tests.web.serving import ask, serving
+from trouper.cli import main
 from trouper.protocol.problems import queue_full
 from trouper.web.metrics.collector import ALL
 from trouper.web.metrics.model_metrics import BANKS, DRAFTS, RANKS, MetricFamily
 from trouper.web.metrics.request_metrics import EXPECTED, ModelRequestCounts
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def printed(flag: str) -> str:
+    """A file of the package, as the command prints it."""
+    run = CliRunner().invoke(main, ["metrics", flag])
+    assert run.exit_code == 0, run.output
+    return run.stdout
 
 
 def full_name(family: str, kind: str) -> str:
@@ -135,13 +144,13 @@ def asked(expr: Any, grouped: frozenset[str] = frozenset()) -> Iterator[tuple[st
 
 
 def expressions() -> list[str]:
-    board = json.loads((DOCS / "grafana.json").read_text())
+    board = json.loads(printed("--grafana"))
     return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
 
 
 def rules() -> dict[str, str]:
     """Expressions of the alerts, by name."""
-    groups = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
+    groups = yaml.safe_load(printed("--alerts"))["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
@@ -191,7 +200,7 @@ def test_an_expression_can_be_wrong() -> None:
 
 
 def test_variables_of_the_dashboard_ask_for_what_there_is() -> None:
-    board = json.loads((DOCS / "grafana.json").read_text())
+    board = json.loads(printed("--grafana"))
     asked_for = [
         one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"
     ]
@@ -202,7 +211,7 @@ def test_variables_of_the_dashboard_ask_for_what_there_is() -> None:
 
 
 def test_panels_do_not_overlap() -> None:
-    board = json.loads((DOCS / "grafana.json").read_text())
+    board = json.loads(printed("--grafana"))
     taken = [
         (x, y)
         for panel in board["panels"]

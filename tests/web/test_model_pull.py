@@ -101,7 +101,7 @@ async def test_two_who_want_it_wait_for_one_download() -> None:
         ({"serves_it": False}, 422, "was downloaded, and cannot be served"),
     ],
 )
-async def test_why_it_is_not_there_is_said(
+async def test_why_it_is_not_there_is_the_error(
     facts: dict[str, bool], status: int, message: str
 ) -> None:
     async with hub_behind_a_server() as (hub, port):

@@ -132,6 +132,20 @@ def noted(lines: Sequence[Line]) -> str:
     )
 
 
+def states(text: str, line: Line) -> bool:
+    """Whether the page has the config among those that run so, and under each of its notes."""
+    starts = [" | ".join(line.ways), *line.notes, *_own(line.name)]
+    listed = {
+        start: name.strip(" |")
+        for start in starts
+        for row in text.splitlines()
+        if row.startswith(f"| {start} | ")
+        for name in row.removeprefix(f"| {start} | ").split(", ")
+        if name.strip(" |") == _code(line.name)
+    }
+    return list(listed) == starts
+
+
 def _code(name: str) -> str:
     """The module as code, what differs from its usual config in words."""
     module, _, variant = name.partition(" ")

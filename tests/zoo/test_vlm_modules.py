@@ -9,9 +9,10 @@ from tests.arithmetic import full_float32
 from tests.zoo.mixes import BOUND
 from tests.zoo.table import PAGE
 from tests.zoo.vlm_catalogue import DATA, NO_LANGUAGE, modules
-from tests.zoo.vlm_playing import Played, look_at
-from tests.zoo.vlm_table import GROUPS, HEADING, group_of
+from tests.zoo.vlm_playing import Played, build, look_at
+from tests.zoo.vlm_table import ALL, HEADING, REFUSED, group_of
 from trouper.engine.architectures import vlm_models
+from trouper.engine.self_check import tiny
 
 
 def line_of(title: str) -> str:
@@ -56,6 +57,12 @@ def test_data_is_of_modules_that_there_are() -> None:
 
 
 def test_a_module_that_is_batched_and_one_that_is_refused_have_other_groups() -> None:
-    assert group_of(Played("one")) == "everything"
-    assert group_of(Played("one", refused="it fails")) == "refused"
-    assert [*GROUPS][-1] == "refused"
+    assert group_of(Played("one")) == ALL
+    assert group_of(Played("one", refused="it fails")) == REFUSED
+
+
+@pytest.mark.parametrize("name", ["idefics3", "glm4v", "llava_next"])
+def test_a_model_that_needs_its_encoder_has_a_tiny_form_for_the_self_check(name: str) -> None:
+    """Else each start plays every scenario with the real weights."""
+    model, config = build(name)
+    assert next(tiny.configs(model, config), None) is not None

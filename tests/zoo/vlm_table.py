@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from tests.zoo.vlm_playing import Played
 from trouper.engine.architectures import vlm_models
 
 HEADING = "## Text modules of mlx-vlm"
-Chosen = Callable[[Played], bool]
+ALL, ALONE, REFUSED = "everything", "one by one", "refused"
+WITHOUT = {
+    "prefill_together": "prompts one by one",
+    "restore": "nothing restored",
+    "drafts": "no drafts",
+    "banks": "no banks",
+}
 
 
 def section(played: Sequence[Played]) -> str:
-    """Names in groups, in the order of the alphabet."""
-    rows = [
-        f"| {title} | {names} |"
-        for title, chosen in GROUPS.items()
-        if (names := _names(filter(chosen, played)))
-    ]
+    """Names in groups, those with most features first."""
+    groups = dict[str, list[Played]]()
+    for one in played:
+        groups.setdefault(group_of(one), []).append(one)
+    titles = sorted(groups, key=lambda title: (title in (ALONE, REFUSED), title != ALL, title))
     return TEXT.format(
         version=vlm_models.version(),
         modules=len(played),
         ran=sum(not one.refused for one in played),
         batched=sum(one.is_batched for one in played),
         worst=max(error for one in played for error in one.errors),
-        rows="\n".join(rows),
+        rows="\n".join(f"| {title} | {_names(groups[title])} |" for title in titles),
     )
 
 
-def _names(played: Iterable[Played]) -> str:
+def group_of(played: Played) -> str:
+    """Its group's title: what the self-check leaves of a module's features."""
+    if not played.is_batched:
+        return REFUSED if played.refused else ALONE
+    return ", ".join(WITHOUT[feature] for feature in played.capabilities.off) or ALL
+
+
+def _names(played: Sequence[Played]) -> str:
     """Modules, and the reason behind those that share it."""
     by_reason = dict[str, list[str]]()
     for one in sorted(played, key=lambda one: one.name):
@@ -39,29 +51,6 @@ def _names(played: Iterable[Played]) -> str:
     ]
     return "; ".join(cells)
 
-
-def group_of(played: Played) -> str:
-    """Its group's title."""
-    return next(title for title, chosen in GROUPS.items() if chosen(played))
-
-
-def _all_but(*features: str) -> Chosen:
-    def chosen(played: Played) -> bool:
-        return not played.refused and {*played.capabilities.off} == {*features}
-
-    return chosen
-
-
-GROUPS: dict[str, Chosen] = {
-    "everything": _all_but(),
-    "prompts one by one: recurrent state": _all_but("prefill_together"),
-    "no banks: they compute with keys": _all_but("banks"),
-    "prompts one by one, and no banks": _all_but("prefill_together", "banks"),
-    "other features off": lambda played: played.is_batched,
-    "one by one": lambda played: not played.refused,
-    "refused": lambda played: bool(played.refused),
-}
-"""By what the self-check leaves of a module's features; the first that holds."""
 
 TEXT = (
     HEADING

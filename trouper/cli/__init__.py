@@ -18,6 +18,7 @@ COMMANDS = (
     "doctor",
     "cache",
     "models",
+    "metrics",
     "completion",
 )
 LAB_COMMANDS = ("bench", "certify")

@@ -27,6 +27,10 @@ FIXED = {
     "stream_options": STREAMED,
     "model": "`/model NAME` does that",
 }
+MAX_TEXT_BYTES = 2**20
+"""Of an attached file. Few contexts hold as much."""
+MAX_SHOWN = 500
+"""Characters of a part that /undo shows"""
 COMMAND = re.compile(r"/[^/\s]*(\s|$)")  # A command is one word; `/usr/bin` is a question.
 
 
@@ -65,7 +69,7 @@ class Conversation:
     unanswered: Content | None = None
     """Not among the messages"""
     attached: list[Part] = attrs.field(factory=list)
-    """Pictures for the next question"""
+    """Pictures and texts for the next question"""
     checks: Checks | None = attrs.field(default=None, eq=False)
     """The server's, of what /set and /model say"""
 
@@ -181,7 +185,12 @@ def _undo(conversation: Conversation, _: str) -> str:
 def _shown(question: Content) -> str:
     if isinstance(question, str):
         return question
-    return " ".join(part.get("text") or "[picture]" for part in question)
+    return " ".join(_part_shown(part) for part in question)
+
+
+def _part_shown(part: Part) -> str:
+    text = str(part.get("text") or "[picture]")
+    return f"[{len(text):,} characters]" if len(text) > MAX_SHOWN else text
 
 
 def _retry(conversation: Conversation, _: str) -> str:
@@ -248,6 +257,21 @@ def _content(saved: Any) -> Content:
     return saved
 
 
+def _attach(conversation: Conversation, path: str) -> str:
+    """NAME: put a text file before the next question; pictures need no command"""
+    file = _file(path)
+    try:
+        if file.stat().st_size > MAX_TEXT_BYTES:
+            raise CommandRefused(f"{path} is larger than {MAX_TEXT_BYTES // 2**20} MiB")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandRefused(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CommandRefused(f"{path} is no text") from error
+    conversation.attached.append({"type": "text", "text": f"{file.name}:\n```\n{text}\n```\n"})
+    return f"{file.name}: {len(text):,} characters, for the next question"
+
+
 def _file(path: str) -> Path:
     if not path:
         raise CommandRefused("name a file")
@@ -269,6 +293,7 @@ COMMANDS: dict[str, Command] = {
     "/system": _system,
     "/set": _set,
     "/model": _model,
+    "/file": _attach,
     "/retry": _retry,
     "/undo": _undo,
     "/save": _save,

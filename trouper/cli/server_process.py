@@ -51,7 +51,8 @@ SPEED = len(" 100.0 MB/s")
 
 @contextmanager
 def shown(console: Console) -> Iterator[LoadWatch]:
-    """Show a bar for each stage, on a terminal. Before the first, the model hub has bars."""
+    """Show a bar for each stage, or a line of the log where there is no terminal. Before the first,
+    the model hub has bars."""
     progress = Progress(
         *_columns(console.width), console=console, transient=True, disable=not console.is_terminal
     )
@@ -63,6 +64,8 @@ def shown(console: Console) -> Iterator[LoadWatch]:
             return
         progress.start()
         if loading.stage not in tasks:
+            if progress.disable:
+                logger.info("%s: %s", _short(loading.model), loading.stage)
             tasks[loading.stage] = progress.add_task(
                 f"{_short(loading.model)}: {loading.stage}",
                 total=loading.total_bytes,

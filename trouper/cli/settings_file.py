@@ -172,6 +172,9 @@ def _key(option: click.Option) -> str:
 def _named(path: Path) -> SettingsText:
     try:
         return SettingsText(path, path.read_bytes())
+    except FileNotFoundError as error:
+        remedy = "`trouper serve --print-config` prints one to begin with"
+        raise FileInvalid(f"--config {path}: {error.strerror}; {remedy}") from error
     except OSError as error:
         raise FileInvalid(f"--config {path}: {error.strerror or error}") from error
 
@@ -220,7 +223,7 @@ def _unknown(key: str, known: Mapping[str, click.Option]) -> str:
         return meant
     near = difflib.get_close_matches(key, known, 1)
     remedy = f"did you mean {near[0]}?" if near else "`trouper serve --help` lists them"
-    return f"there is no flag --{key}; {remedy}"
+    return f"there is no key {key}; {remedy}"
 
 
 def _as_given(option: click.Option, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
 import sys
@@ -69,16 +70,23 @@ def message_of(error: click.UsageError, command: str) -> str:
     match error:
         case NameOfAnother():
             return error.message
-        case click.NoSuchOption(possibilities=near) if near:
-            return f"there is no flag {error.option_name}; did you mean {near[0]}?"
         case click.NoSuchOption():
-            return f"there is no flag {error.option_name}; `{command} --help` lists them"
+            near = _nearest(error)
+            remedy = f"did you mean {near}?" if near else f"`{command} --help` lists them"
+            return f"there is no flag {error.option_name}; {remedy}"
         case click.BadParameter(param=click.Option() as option) if not isinstance(
             error, click.MissingParameter
         ):
             return f"{option.opts[0]}: {_plain(error.message)}{_origin(error.ctx, option)}"
         case _:
             return f"{_plain(error.format_message())}; see `{command} --help`"
+
+
+def _nearest(error: click.NoSuchOption) -> str:
+    # click compares the dashes, too, by which --nope would be near --model.
+    names = {name.lstrip("-"): name for name in error.possibilities or ()}
+    near = difflib.get_close_matches(error.option_name.lstrip("-"), names, 1)
+    return names[near[0]] if near else ""
 
 
 def settings_error(context: click.Context, invalid: SettingsInvalid) -> str:

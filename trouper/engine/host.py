@@ -47,6 +47,7 @@ from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 from trouper.system import heap
 from trouper.workarounds import mlx_reference_blas
+from trouper.workarounds.openblas_threads import BlasThreads
 
 IDLE = "idle engine thread"
 
@@ -191,6 +192,8 @@ class MlxEngine:
 
     async def load(self) -> LoadedModel:
         """Load the model, and compile kernels if necessary. Raises `ModelUnusable`."""
+        # The self-check's products, too, leave cores to other programs.
+        BlasThreads(mlx_reference_blas.load_fast()).begin(0)
         self._loaded = await self._on_thread(
             lambda: load(self._settings, log.info, self._watch, self._group)
         )
@@ -222,7 +225,8 @@ class MlxEngine:
             card.vocab_size,
             card.context_length,
             self._settings.prefill_step_size,
-            images=card.images,
+            # Only rank 0 knows images, and all ranks have to run the same passes.
+            images=card.images if self._group.size == 1 else None,
         )
         mx.clear_cache()
         log.info("compiled in %.1f s", time.perf_counter() - began)

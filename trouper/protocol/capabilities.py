@@ -57,10 +57,10 @@ class Capabilities:
         return self if getattr(self, feature) else attrs.evolve(self, **{feature: reason})
 
     def without_all(self, reasons: Mapping[Feature, str]) -> Self:
-        found = self
+        remaining = self
         for feature, reason in reasons.items():
-            found = found.without(feature, reason)
-        return found
+            remaining = remaining.without(feature, reason)
+        return remaining
 
     @property
     def off(self) -> dict[str, str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,31 @@ DISTRIBUTION = "trouper"
 def command_for(extra: str) -> str:
     """The command that installs an extra, such as `otel`, beside this Trouper."""
     origin = read_origin()
-    if origin is None:
-        return _install(f"{DISTRIBUTION}[{extra}]")
-    if origin.get("dir_info", {}).get("editable"):
+    if origin is not None and origin.get("dir_info", {}).get("editable"):
         return f"uv sync --frozen --inexact --extra {extra}"
+    # uv writes this file into the environment of a tool, which has no pip.
+    receipt = Path(sys.prefix) / "uv-receipt.toml"
+    if not receipt.exists():
+        return f"pip install '{_requirement(origin, extra)}'"
+    extras = sorted({*_extras_in(receipt), extra})  # uv makes the environment anew.
+    return f"uv tool install --force '{_requirement(origin, ','.join(extras))}'"
+
+
+def _requirement(origin: Mapping[str, Any] | None, extras: str) -> str:
+    if origin is None:
+        return f"{DISTRIBUTION}[{extras}]"
     url = str(origin.get("url", ""))
     if url.startswith("file:"):
-        return _install(f"{unquote(urlsplit(url).path)}[{extra}]")
-    return _install(f"{DISTRIBUTION}[{extra}] @ {url}")
+        return f"{unquote(urlsplit(url).path)}[{extras}]"
+    return f"{DISTRIBUTION}[{extras}] @ {url}"
 
 
-def _install(requirement: str) -> str:
-    # uv writes this file into the environment of a tool, which has no pip.
-    is_tool = (Path(sys.prefix) / "uv-receipt.toml").exists()
-    return f"{'uv tool install --force' if is_tool else 'pip install'} '{requirement}'"
+def _extras_in(receipt: Path) -> Iterator[str]:
+    """The extras that a tool of uv was installed with."""
+    tool = tomllib.loads(receipt.read_text("utf-8")).get("tool", {})
+    for requirement in tool.get("requirements", ()):
+        if requirement.get("name") == DISTRIBUTION:
+            yield from requirement.get("extras", ())
 
 
 @cache

@@ -44,16 +44,14 @@ class Settings:
     adapter: tuple[str, ...] = setting(
         (),
         "NAME=DIR: a LoRA adapter that requests choose, as the model MODEL:NAME or NAME; PEFT's "
-        "files or mlx-lm's. Several may run in "
-        "one batch.",
+        "files or mlx-lm's.",
         repeat=True,
         directory=True,
     )
     draft_model: str | None = setting(
         None,
-        "Directory or hub id of a smaller model with the same vocabulary, which drafts for the "
-        "rows of --model; MODEL=DIR-OR-ID "
-        "for one of several.",
+        "Directory or hub id of a smaller model with the same vocabulary, which drafts; "
+        "MODEL=DIR-OR-ID for one of several models.",
         each=True,
         directory=True,
     )
@@ -72,14 +70,14 @@ class Settings:
     stream_interval: int = setting(
         1,
         "Tokens in each event of a stream but the first; more cost the server and the network "
-        "less. As in vLLM.",
+        "less.",
         1,
         4096,
     )
     gather_ms: float = setting(
         3.0,
-        "An idle engine waits so long for another request, so that a burst prefills together; not "
-        "if the last few came alone; 0: never.",
+        "An idle engine waits so long for another request, so that a burst prefills "
+        "together, unless the last few came alone; 0: never.",
         0,
         50,
     )
@@ -111,8 +109,7 @@ class Settings:
     )
     context_length: int | None = setting(
         None,
-        "Tokens of a sequence, in place of what config.json says, as its makers allow with other "
-        "rope. Default: config.json's.",
+        "Tokens of a sequence, in place of config.json's, as its makers allow with other rope.",
         32,
     )
     unread_config: str = setting(
@@ -164,17 +161,15 @@ class Settings:
     )
     self_check: str = setting(
         "fast",
-        "Before a model serves, what its rows do together is compared with each row alone, and "
-        "what differs is turned "
-        "off. full: every case on the model itself, too. off: guess from its caches.",
+        "Compare rows together with each row alone before a model serves, and turn off what "
+        "differs. full: every case on the model itself, too. off: guess from its caches.",
         choices=("fast", "full", "off"),
     )
     speculation: str = setting(
         "auto",
-        "Guess tokens, and verify them where that is faster. ngram: from what a row has said. "
-        "draft_model: by --draft-model. "
-        "mtp: by the head that the model's checkpoint brings. off: do not. auto: whichever pays, "
-        "but no n-grams on CUDA devices.",
+        "Draft tokens, and verify them where that is faster. ngram: from the row's own text. "
+        "draft_model: by --draft-model. mtp: by the checkpoint's head. off: do not. "
+        "auto: whichever pays, but no n-grams on CUDA devices.",
         choices=("auto", "ngram", "draft_model", "mtp", "off"),
     )
     tool_parser: str = setting(
@@ -193,16 +188,15 @@ class Settings:
     )
     special_tokens_in_content: bool = setting(
         False,
-        "Let text of a message that looks like a special token be that token, as other servers do. "
-        "Default: text is text.",
+        "Let text of a message that looks like a special token be that token. Default: text is "
+        "text.",
     )
     spec_ngram_min: int = setting(3, "Least tokens that must have stood somewhere before.", 1, 64)
     spec_ngram_max: int = setting(8, "The longest match is looked for up to so many tokens.", 1, 64)
     spec_draft_tokens: int = setting(16, "Most tokens that a row guesses at a time.", 1, 64)
     sequence_cache_size: int | None = setting(
         None,
-        "Older name of a bound. No effect: whole sequences are kept as blocks, under "
-        "--cache-memory.",
+        "Older name of a bound, without effect: --cache-memory bounds what is kept.",
         0,
     )
     tp_reduce_dtype: str = setting(
@@ -245,10 +239,9 @@ class Settings:
     )
     rank_secret_file: str | None = setting(
         None,
-        "File with the secret by which ranks know each other, the same on each machine, and its "
-        "user's alone. `trouper launch` "
-        "makes one for ranks on this machine. Default: a secret that travels through the ranks' "
-        "own network.",
+        "File with the secret of the ranks, the same on each machine, and its user's alone. "
+        "`trouper launch` makes one for ranks on this machine. Default: a secret that travels "
+        "through the ranks' own network.",
     )
     rank_timeout_s: float = setting(4.0, "A rank that is silent for so long is lost.", 0.5)
     collective_timeout_s: float = setting(
@@ -303,8 +296,7 @@ class ServerSettings:
     )
     api_key_file: Path | None = setting(
         None,
-        "File with one key a line, and perhaps options behind it: name=batch models=small "
-        "priority=5.",
+        "File with one key a line, options behind it: name=batch models=small priority=5.",
         never_empty=True,
     )
     allow_no_key: bool = setting(
@@ -328,9 +320,8 @@ class ServerSettings:
     )
     allowed_media_domains: tuple[str, ...] = entries(
         media_domain,
-        "Servers, parted by commas, from which images are fetched that requests name by address: "
-        "NAME or *.NAME by https; http://NAME by http; private:NAME where its address is in your "
-        "own network.",
+        "Servers, parted by commas, from which images are fetched by address: NAME or *.NAME by "
+        "https; http://NAME by http; private:NAME where its address is in your own network.",
     )
     served_model_name: tuple[str, ...] = setting(
         (),
@@ -350,9 +341,8 @@ class ServerSettings:
     )
     models_from: tuple[str, ...] = setting(
         (),
-        "Models that requests may name beside those of --model: hub-cache (what the hub's cache "
-        "holds), lm-studio, ollama or omlx (what these programs have here), or a directory of "
-        "models; several.",
+        "Models that requests may name beside --model: hub-cache, lm-studio, ollama or omlx (what "
+        "these have here), or a directory of models; several.",
         repeat=True,
     )
     adapters_from: tuple[str, ...] = setting(
@@ -420,9 +410,9 @@ class ServerSettings:
     )
     request_memory: ByteSize | None = size(
         None,
-        "Memory for what is held of requests: bodies, waiting prompts, answers that are not sent "
-        "yet. Beyond it requests are "
-        "refused. Default: a 16th of main memory, at most 1GB, at least 8 times --max-body-bytes.",
+        "Memory for bodies, waiting prompts and answers that are not sent yet. Beyond it requests "
+        "are refused. Default: a 16th of main memory, at most 1GB, at least 8 times "
+        "--max-body-bytes.",
     )
     max_connections: int = setting(
         1000,

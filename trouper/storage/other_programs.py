@@ -47,6 +47,8 @@ def _lm_studio_home() -> Path:
 
 def ollama_models(root: Path) -> Iterator[ModelFiles]:
     """The models of ollama's manifests below `root`, none of which is read here."""
+    if not is_directory(root / MANIFESTS):  # Globbing raises where one may not search.
+        return
     for manifest in sorted((root / MANIFESTS).glob("*/*/*/*")):
         with suppress(ModelUnusable):
             yield _described(root, manifest)

@@ -70,12 +70,14 @@ def test_an_adapter_of_the_vision_model_is_added(
         answer_with(model, adapter, prompt.tokens, prompt.images) for prompt in (text, shown)
     ]
     assert expected != [text.answer, shown.answer]
-    given = []
+    directories = []
     for number, prefix in enumerate(PREFIXES.values()):
         made = save_adapter(model.model, tmp_path / f"a{number}", SEEDS[name], form="peft")
-        given.append(with_prefix(made, prefix))
+        directories.append(with_prefix(made, prefix))
     directory = checkpoint(name, tmp_path / name)
-    loaded = load(Settings(model=str(directory), adapter=flags(given), no_ssd=True), lambda _: None)
+    loaded = load(
+        Settings(model=str(directory), adapter=flags(directories), no_ssd=True), lambda _: None
+    )
     assert loaded.card.no_images == ""
     engine = StepEngine(
         loaded.model,

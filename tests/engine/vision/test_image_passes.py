@@ -140,11 +140,11 @@ def test_slices_do_not_change_the_vectors(vision_model: Models, name: str, patch
         pytest.skip("a GPU runs whole layers")
     model = vision_model(name)
     _, _, [pixels] = model.prompt([PICTURES[0]])
-    whole = encode(model.tower, pixels, pieces=999, piece_patches=patches)
+    at_once = encode(model.tower, pixels, pieces=999, piece_patches=patches)
     sliced = encode(model.tower, pixels, pieces=1, piece_patches=patches)
     if patches:
         layers = encode(model.tower, pixels, piece_patches=0)
-        for one, other in zip(whole.arrays(), layers.arrays(), strict=True):
+        for one, other in zip(at_once.arrays(), layers.arrays(), strict=True):
             np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-5)
-    for one, other in zip(whole.arrays(), sliced.arrays(), strict=True):
+    for one, other in zip(at_once.arrays(), sliced.arrays(), strict=True):
         assert np.array_equal(np.array(one), np.array(other))

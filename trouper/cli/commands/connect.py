@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import secrets
 import shutil
@@ -45,6 +46,20 @@ SYNONYMS = {
 }
 
 
+class AgentName(click.Choice[str]):
+    """A name of an agent. The error names the nearest, or the recipe for any other client."""
+
+    def __init__(self) -> None:
+        super().__init__([*AGENTS, *SYNONYMS])
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:  # noqa: ARG002
+        near = difflib.get_close_matches(str(value), self.choices, 1)
+        remedy = "`trouper connect` lists them, `trouper connect generic` is for any other client"
+        if near:
+            remedy = f"did you mean {near[0]}?"
+        return f"{value!r} is not one of the agents that are known here; {remedy}"
+
+
 @click.command(short_help="Set up a coding agent to use this server.")
 @client_of
 @click.option(
@@ -58,7 +73,7 @@ SYNONYMS = {
     "--run", is_flag=True, help="Start the client so, once, with the arguments behind `--`."
 )
 @click.option("--name", help="Which of the server's models. Default: its first.")
-@click.argument("agent", type=click.Choice([*AGENTS, *SYNONYMS]), metavar="[AGENT]", required=False)
+@click.argument("agent", type=AgentName(), metavar="[AGENT]", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def connect(
     where: Where,

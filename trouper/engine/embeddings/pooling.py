@@ -135,13 +135,13 @@ def encoder_embedder(encoder: Encoder, directory: Path, report: Callable[[str], 
         )
     zero = mx.zeros((1, 1), mx.int32)
     width = encoder(zero, zero, None).shape[-1]
-    found = _from_files(directory, width, "mean")
-    found = attrs.evolve(found, modules=attrs.evolve(found.modules, encode=encode))
-    if found.reason:
-        report(f"no embeddings: {found.reason}")
-    elif not (directory / found.modules.pooling / "config.json").exists():
+    embedder = _from_files(directory, width, "mean")
+    embedder = attrs.evolve(embedder, modules=attrs.evolve(embedder.modules, encode=encode))
+    if embedder.reason:
+        report(f"no embeddings: {embedder.reason}")
+    elif not (directory / embedder.modules.pooling / "config.json").exists():
         report("embeddings are the mean of hidden states: no 1_Pooling/config.json says otherwise")
-    return found
+    return embedder
 
 
 def _embedder(

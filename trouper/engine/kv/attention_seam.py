@@ -21,8 +21,6 @@ from trouper.engine.kv.model_caches import ListSlots, begin, pass_fault, slot_ca
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.slot_cache import SlotCache
-from trouper.engine.kv.unfused_attention import attend as attend_unfused
-from trouper.engine.kv.unfused_attention import pays
 from trouper.engine.passes.region import Region
 from trouper.engine.platform.device import is_cpu
 
@@ -149,8 +147,6 @@ def _attend(
         keys, values = keys.view(), values.view()
     elif _is_cut(mask, keys):
         keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))
-    if pays(queries, keys, options):
-        return attend_unfused(queries, keys, values, options["scale"], mask)
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
     if shared == 1 or not _grouping_pays(queries, keys, mask, options):
         return plain(queries, keys, values, cache, mask=mask, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -24,7 +25,7 @@ from trouper.engine.loading.weights import bytes_of
 from trouper.engine.platform import device
 from trouper.engine.self_check.encoder_check import encoder_fault
 from trouper.engine.self_check.image_check import ImageCheck
-from trouper.engine.self_check.starting import Candidate
+from trouper.engine.self_check.starting import Candidate, check_images
 from trouper.engine.vision.gemma_layouts import Gemma3Layout
 from trouper.engine.vision.layouts import Layout, layout_of, read_preprocessor
 from trouper.engine.vision.step_memory import encoder_step_bytes
@@ -106,7 +107,9 @@ def load_images(
         connect(candidate.model, images.tower, candidate.config)
         off: Mapping[Feature, str] = {}
         if settings.self_check != "off":
-            off = _check(candidate, images.tower, layout, capabilities, group)
+            of_model = partial(_check, candidate, images.tower, layout)
+            check = partial(of_model, capabilities=capabilities, group=group)
+            off = check_images(candidate, settings, group, check)
     except ValueError as error:
         report(f"the model takes no images: {error}")
         return LoadedImages(reason=str(error))
@@ -198,6 +201,7 @@ def _check(
     candidate: Candidate,
     tower: Tower | DistantTower,
     layout: Layout,
+    *,
     capabilities: Capabilities,
     group: RankGroup,
 ) -> Mapping[Feature, str]:

@@ -100,20 +100,32 @@ def load(
 ) -> EvaluatedModel:
     """Load the model or this rank's part. `report` gets one line per stage. Several ranks wait for
     one another at the end. Raises `ModelUnusable`."""
+    target, hub_tokenizer = _checked(settings, report, watch)
+    _announce(target, report, group)
+    load_kind = _load_encoder if target.source.encodes else _load_generator
+    return load_kind(target, hub_tokenizer, settings, report, watch=watch, group=group)
+
+
+def _load_generator(
+    target: checkpoint.Checkpoint,
+    hub_tokenizer: HubTokenizer,
+    settings: Settings,
+    report: Callable[[str], None],
+    *,
+    watch: LoadWatch,
+    group: RankGroup,
+) -> EvaluatedModel:
+    """Load a model that generates. Raises `ModelUnusable`."""
     name = settings.model or bundled_model.NAME
-    found, hub_tokenizer = _checked(settings, report, watch)
-    directory = found.directory
-    _announce(found, report, group)
-    if found.source.encodes:
-        return _load_encoder(found, hub_tokenizer, settings, report, watch=watch, group=group)
+    directory = target.directory
     found_adapters = find_adapters(adapters_of(settings.adapter), group)
-    found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
+    found_draft = find_draft(settings, target, hub_tokenizer, report, watch, group=group)
     model, config = _prepared(directory, settings, report, group)
-    matrices = read_adapters(found_adapters, model, found)
+    matrices = read_adapters(found_adapters, model, target)
     evaluate(model, directory, stage(watch, name, "loading the weights"))
-    _require_same(found, group)
+    _require_same(target, group)
     adapters = load_adapters(found_adapters, matrices, model, report)
-    candidate = candidate_of(model, config, found, settings)
+    candidate = candidate_of(model, config, target, settings)
     _require_vocabulary(hub_tokenizer, candidate, report)
     capabilities, check = self_check(
         candidate, settings, group, report, stage(watch, name, STAGE, "steps")
@@ -123,8 +135,8 @@ def load(
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     images = load_images(candidate, hub_tokenizer, capabilities, settings, report, group=group)
     hub_tokenizer = attrs.evolve(hub_tokenizer, image_text=images.image_text)
-    embedder = embedder_of(model, directory, report, found.config)
-    card = images.on(_card(settings, found, candidate, capabilities, drafters))
+    embedder = embedder_of(model, directory, report, target.config)
+    card = images.on(_card(settings, target, candidate, capabilities, drafters))
     card = attrs.evolve(
         card,
         ranks=group.size,
@@ -138,7 +150,7 @@ def load(
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
         extra = _rank(settings, group) | images.identity
-        content = _fingerprint(found, drafters, settings, extra, report=report, progress=progress)
+        content = _fingerprint(target, drafters, settings, extra, report=report, progress=progress)
         card = attrs.evolve(card, fingerprint=content)
     return EvaluatedModel(
         model=model,
@@ -154,7 +166,7 @@ def load(
 
 
 def _load_encoder(
-    found: checkpoint.Checkpoint,
+    target: checkpoint.Checkpoint,
     hub_tokenizer: HubTokenizer,
     settings: Settings,
     report: Callable[[str], None],
@@ -163,15 +175,15 @@ def _load_encoder(
     group: RankGroup,
 ) -> EvaluatedModel:
     """Load a model of `trouper.engine.encoders`. Raises `ModelUnusable`."""
-    _require_encoder_settings(found, settings, group)
-    model, config = _prepared(found.directory, settings, report, ALONE)
-    name = settings.model or found.directory.name
-    evaluate(model, found.directory, stage(watch, name, "loading the weights"))
-    candidate = candidate_of(model, config, found, settings)
+    _require_encoder_settings(target, settings, group)
+    model, config = _prepared(target.directory, settings, report, ALONE)
+    name = settings.model or target.directory.name
+    evaluate(model, target.directory, stage(watch, name, "loading the weights"))
+    candidate = candidate_of(model, config, target, settings)
     _require_vocabulary(hub_tokenizer, candidate, report)
-    embedder = encoder_embedder(model, found.directory, report)
+    embedder = encoder_embedder(model, target.directory, report)
     drafters, images = Drafters(None, LoadedHead()), LoadedImages()
-    card = _card(settings, found, candidate, Capabilities(batch=ENCODES), drafters)
+    card = _card(settings, target, candidate, Capabilities(batch=ENCODES), drafters)
     card = attrs.evolve(
         card,
         context_length=min(card.context_length, context_length(config)),
@@ -184,7 +196,7 @@ def _load_encoder(
         model=model,
         card=card,
         tokenizer=hub_tokenizer,
-        directory=found.directory,
+        directory=target.directory,
         config=config,
         kv=candidate.kv,
         drafters=drafters,
@@ -194,7 +206,7 @@ def _load_encoder(
 
 
 def _require_encoder_settings(
-    found: checkpoint.Checkpoint, settings: Settings, group: RankGroup
+    target: checkpoint.Checkpoint, settings: Settings, group: RankGroup
 ) -> None:
     """Raises `ModelUnusable`."""
     unusable = {
@@ -205,7 +217,7 @@ def _require_encoder_settings(
     for name, given in unusable.items():
         if given:
             raise ModelUnusable(
-                f"{found.directory} is an encoder, with which {name} cannot be used"
+                f"{target.directory} is an encoder, with which {name} cannot be used"
             )
 
 

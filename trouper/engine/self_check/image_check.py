@@ -64,13 +64,13 @@ class ImageCheck:
 
     def off(self) -> dict[Feature, str]:
         """Return the reason of each feature that is wrong. Without "images" none is tried."""
-        found: dict[Feature, str] = {}
+        reasons: dict[Feature, str] = {}
         for feature, needed, scenario in SCENARIOS:
-            wrong = "images" in found or feature in found
+            wrong = "images" in reasons or feature in reasons
             if not wrong and self.capabilities.allows(needed):
                 reason = self.agree(self._fault(scenario))
-                found.update({feature: reason} if reason else {})
-        return found
+                reasons.update({feature: reason} if reason else {})
+        return reasons
 
     def _fault(self, scenario: Callable[[ImageCheck], str]) -> str:
         try:
@@ -96,14 +96,12 @@ class ImageCheck:
         return self._judged(logits, self._reference(Illustrated(text)), [TEXT] * len(text))
 
     def vectors_matter(self) -> str:
-        """Each image's vectors, and those of each deepstack layer, change the logits."""
-        shown = self.texts[TWO]
-        for index in range(len(shown.images)):
-            for term in range(1 + self.deepstack):
-                other = self._reference(_without(shown, index, term))
-                if bool(mx.array_equal(other, self.references[TWO]).item()):
-                    part = f"vectors of deepstack layer {term - 1}" if term else "vectors"
-                    return f"the {part} of image {index + 1} change nothing"
+        """The vectors of images, and those of each deepstack layer, change the logits."""
+        for term in range(1 + self.deepstack):
+            other = self._reference(_without(self.texts[TWO], term))
+            if bool(mx.array_equal(other, self.references[TWO]).item()):
+                part = f"vectors of deepstack layer {term - 1}" if term else "vectors"
+                return f"the {part} of images change nothing"
         return ""
 
     def alone_and_with_text(self) -> str:
@@ -358,11 +356,11 @@ def _walk(count: int, spans: Sequence[MediaSpan]) -> tuple[list[int], list[tuple
     return columns, positions
 
 
-def _without(shown: Illustrated, index: int, term: int) -> Illustrated:
-    """The text with zeros for one image's embeddings (0), or for one of its deepstack layers."""
-    image = shown.images[index]
-    arrays = image.arrays()
-    arrays[term] = mx.zeros_like(arrays[term])
-    changed = EncodedImage(arrays[0], tuple(arrays[1:]))
-    images = (*shown.images[:index], changed, *shown.images[index + 1 :])
-    return attrs.evolve(shown, images=images)
+def _without(shown: Illustrated, term: int) -> Illustrated:
+    """The text with zeros for its images' embeddings (0), or for one of the deepstack layers."""
+    images = []
+    for image in shown.images:
+        arrays = image.arrays()
+        arrays[term] = mx.zeros_like(arrays[term])
+        images.append(EncodedImage(arrays[0], tuple(arrays[1:])))
+    return attrs.evolve(shown, images=tuple(images))

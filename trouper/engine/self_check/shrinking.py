@@ -166,6 +166,15 @@ def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
     return small(config)
 
 
+def encoders(config: Mapping[str, Any]) -> Config:
+    """The entries of a config, as they are, that say how images and sound are read."""
+    return {
+        key: value
+        for key, value in config.items()
+        if OTHER_SENSES.search(key) and "quantization" not in key
+    }
+
+
 Rule = Callable[[int], int]
 
 

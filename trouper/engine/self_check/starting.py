@@ -23,7 +23,14 @@ from trouper.engine.platform import device
 from trouper.engine.platform.error_text import is_out_of_memory
 from trouper.engine.self_check.accuracy import WrongAloneError
 from trouper.engine.self_check.checking import STEPS, Check
-from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheck, SelfCheckMode
+from trouper.protocol.capabilities import (
+    FEATURES,
+    IMAGE_FEATURES,
+    Capabilities,
+    Feature,
+    SelfCheck,
+    SelfCheckMode,
+)
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings, default_cache_dir
 from trouper.protocol.version import VERSION
@@ -103,7 +110,7 @@ def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:
     )
 
 
-STAGE = "checking what it does right"
+STAGE = "self-check, once for each model"
 REMEDY = "--self-check off serves it all the same"
 
 
@@ -136,7 +143,7 @@ def self_check(
         capabilities, check = known[0], attrs.evolve(known[1], mode=mode)
     else:
         capabilities, check = _run(candidate, mode, group, progress)
-        if check.mode != "off" and not _transient(capabilities):
+        if check.mode != "off" and not _transient(capabilities.off):
             result = CheckResult(capabilities.off, check.checked, check.seconds, time.time())
             remember(results_file(), key, result)
     report(line_of(capabilities, check))
@@ -151,11 +158,41 @@ def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
     return f"self-check ({how}; {check.checked}): {off or 'nothing is turned off'}"
 
 
+def check_images(
+    candidate: Candidate,
+    settings: Settings,
+    group: RankGroup,
+    check: Callable[[], Mapping[Feature, str]],
+) -> Mapping[Feature, str]:
+    """Run or recall the check of images. Returns the features that are off, with reasons."""
+    architecture = find_architecture(candidate.config).identity
+    key = key_of(candidate.digest, settings, group, f"{architecture} with images")
+    result = read_memo(results_file(), CheckResult).get(key)
+    known = None if result is None else _image_features(result.off)
+    if _same_everywhere(known, group):
+        assert known is not None
+        return known
+    began = time.perf_counter()
+    off = check()
+    if not _transient(off):
+        seconds = round(time.perf_counter() - began, 3)
+        reasons: dict[str, str] = {feature: reason for feature, reason in off.items()}  # noqa: C416
+        remember(results_file(), key, CheckResult(reasons, "images", seconds, time.time()))
+    return off
+
+
+def _image_features(off: Mapping[str, str]) -> Mapping[Feature, str]:
+    return {feature: off[feature] for feature in IMAGE_FEATURES if feature in off}
+
+
 def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: RankGroup) -> bool:
     """Whether every rank remembers the same result."""
-    number_here = (
-        0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
-    )
+    return _same_everywhere(None if known is None else known[0].off, group)
+
+
+def _same_everywhere(off: Mapping[Any, str] | None, group: RankGroup) -> bool:
+    """Whether the same features are off on all ranks. None: unknown on this one."""
+    number_here = 0 if off is None else 1 + (xxh3_64_intdigest(repr(sorted(off)).encode()) >> 2)
     numbers = group.gather(number_here)
     return numbers[0] != 0 and len(set(numbers)) == 1
 
@@ -194,6 +231,6 @@ def _run(
     return found.capabilities, SelfCheck(mode=mode, checked=found.checked, seconds=seconds)
 
 
-def _transient(capabilities: Capabilities) -> bool:
+def _transient(off: Mapping[Any, str]) -> bool:
     """Whether a feature is off for lack of memory."""
-    return any(map(is_out_of_memory, capabilities.off.values()))
+    return any(map(is_out_of_memory, off.values()))

@@ -20,6 +20,7 @@ from trouper.engine.self_check.shrinking import (
     PARTS_OF_LAYERS,
     VOCABULARY,
     Config,
+    encoders,
     factors,
     layers_of,
     shrunk,
@@ -57,7 +58,9 @@ def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
     shares = any(PARTS_OF_LAYERS.search(key) and value for key, value in values(config))
     for by in factors(config, 0):
         for layers in range(min(2 if shares else max(first, 2), last), last + 1):
-            small = shrunk(config, attrs.evolve(by, layers=layers, vocabulary=vocabulary))
+            by_layers = attrs.evolve(by, layers=layers, vocabulary=vocabulary)
+            # Some models of mlx-vlm do not build without their encoders, which nothing computes.
+            small = encoders(config) | shrunk(config, by_layers)
             if _builds(small, required):
                 yield small
                 break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +21,7 @@ import attrs
 import h11
 import trio
 
+from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.hosts import PORTS, Host
 from trouper.protocol.media_domains import NAME, MediaDomain
 from trouper.protocol.problems import RequestFailed, bad_request
@@ -121,6 +123,8 @@ class MediaFetcher:
     def __init__(self, domains: Sequence[str]) -> None:
         self._domains = tuple(MediaDomain.parse(each) for each in domains)
         self._limiter = trio.CapacityLimiter(AT_ONCE)
+        # Threads of slow name servers outlive their fetch, and may hold up no other threads.
+        self._resolving = trio.CapacityLimiter(AT_ONCE)
         self._tls: SSLContext | None = None
 
     @property
@@ -165,7 +169,8 @@ class MediaFetcher:
             for image in by_url.values():
                 nursery.start_soon(fetch, image)
         if failures:
-            raise failures[0]
+            # In a variable it and this frame, with the files, would refer to each other.
+            raise failures.pop(0)
         return files
 
     async def fetch(self, image: RemoteImage, hold: Hold) -> bytes:
@@ -206,8 +211,9 @@ class MediaFetcher:
 
     async def _connect(self, address: MediaAddress, *, private: bool) -> trio.abc.Stream:
         """Raises `NotAllowed`, `Unreachable` and `OSError`."""
-        infos = await trio.socket.getaddrinfo(
-            address.host, address.port, type=trio.socket.SOCK_STREAM
+        infos = await run_on_thread(
+            partial(socket.getaddrinfo, address.host, address.port, type=socket.SOCK_STREAM),
+            self._resolving,
         )
         resolved = tuple(dict.fromkeys(str(info[4][0]) for info in infos))
         if not private and not all(map(is_public, resolved)):

@@ -158,7 +158,7 @@ class Responses:
         items = await self._input(parsed, earlier)
         served, resolved, generate = await self._prepare(resolved, earlier, items)
         items = with_placeholders(items, self._service.image_roles(served))
-        if isinstance(generate.prompt, ChatPrompt) and generate.prompt.images:
+        if stored and isinstance(generate.prompt, ChatPrompt) and generate.prompt.images:
             items = await self._service.run_off_loop(with_files, items, generate.prompt.images)
         try:
             with called(PARAMS):

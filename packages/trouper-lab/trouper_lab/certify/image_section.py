@@ -60,9 +60,9 @@ def images(run: SectionRun) -> None:
     questions = image_questions(3 if run.quick else 8, 8 if run.quick else 24)
     flags = ("--ssd-cache-dir", str(run.folder("images")))
     with run.starter.trouper(*flags) as server:
-        found = server.health()["images"]
-        if not found["roles"]:
-            raise NotApplicable(f"this model reads no images: {found['reason']}")
+        support = server.health()["images"]
+        if not support["roles"]:
+            raise NotApplicable(f"this model reads no images: {support['reason']}")
         until_attached(server)
         run.show(0.1, "each request with images alone")
         alone = _one_by_one(server, questions)
