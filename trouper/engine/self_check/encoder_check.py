@@ -10,7 +10,7 @@ from trouper.engine.platform.error_text import line_of
 from trouper.engine.vision.encoder import Encoding
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.tower import Tower
-from trouper.protocol.media import CHANNELS, ImageSize, Pixels
+from trouper.protocol.media import ImageSize, Pixels
 
 PIECE_PATCHES, PIECES = 7, 3
 """Fewest patches of a piece, and most whole pieces of a layer: images of some families have
@@ -29,7 +29,7 @@ def encoder_fault(tower: Tower, layout: Layout) -> str:
     pixels = Pixels.of(shape, rgb.tobytes())
     try:
         in_layers = _encoded(tower, pixels, 0)
-        patches = shape.num_bytes // (CHANNELS * layout.patches.patch_size**2)
+        patches = layout.patches.count_patches(shape)
         in_pieces = _encoded(tower, pixels, max(PIECE_PATCHES, patches // PIECES - 1))
     except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
         return f"the encoder fails: {line_of(error)}"
