@@ -8,6 +8,8 @@ import attrs
 import mlx.core as mx
 import pytest
 
+from tests.engine.family_references import CONFIGS
+from tests.engine.family_references import TOKEN_IDS as FAMILY_TOKEN_IDS
 from tests.engine.vision.families import FAMILIES, GEMMA, TOKEN_IDS, picture
 from trouper.engine.vision.encoder import Encoding
 from trouper.engine.vision.layouts import Layout, layout_of
@@ -15,7 +17,7 @@ from trouper.engine.vision.qwen_tower import QwenTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
 from trouper.engine.vision.tower import Heads, Rotation
 from trouper.engine.vision.towers import make_tower
-from trouper.protocol.media import ImageSize
+from trouper.protocol.media import ImageSize, Pixels
 
 SIDE = 96
 """Pixels; 576 patches of 4 x 4."""
@@ -35,11 +37,28 @@ WIDE = {
         "num_hidden_layers": 2,
     },
     "gemma4_unified": {"mm_embed_dim": 96},
+    "qwen2_5_vl": {"hidden_size": 96, "intermediate_size": 360, "depth": 2},
+    "kimi_k25": {"vt_hidden_size": 96, "vt_intermediate_size": 360, "vt_num_hidden_layers": 2},
+    "smolvlm": {"hidden_size": 96, "intermediate_size": 360, "num_hidden_layers": 2},
+    "llama4": {"hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2},
 }
+TILE = 48
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "qwen2_5_vl": {"max_pixels": SIDE**2},
+    "kimi_k25": {"in_patch_limit": 576},
+    "smolvlm": {"size": {"longest_edge": SIDE}},
+    "llama4": {"max_patches": 4},
+}
+"""Of families whose configs are those of `family_references`."""
 
 
 def encoder(name: str) -> tuple[Any, Layout, dict[str, Any]]:
     """A tower, its layout and its config."""
+    if name in PROCESSORS:
+        vision = CONFIGS[name]["vision_config"] | WIDE[name] | {"image_size": TILE}
+        config = CONFIGS[name] | {"vision_config": vision}
+        layout = layout_of(config, PROCESSORS[name], FAMILY_TOKEN_IDS[name])
+        return make_tower(config, layout)[0], layout, vision
     of_family = (FAMILIES | GEMMA)[name]
     vision = of_family["vision_config"] | WIDE[name] | {"image_size": SIDE}
     config = of_family | {"vision_config": vision, "mm_tokens_per_image": (SIDE // 8) ** 2}
@@ -60,8 +79,10 @@ def test_the_formula_covers_the_peak(
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    height, width = layout.shape(ImageSize(SIDE, SIDE, "png"), "high", 4096).resized
-    encoding = Encoding(tower, picture(height, width, 1), piece_patches)
+    shape = layout.shape(ImageSize(SIDE, SIDE, "png"), "high", 4096)
+    encoding = Encoding(
+        tower, Pixels.of(shape, (bytes(range(256)) * 256)[: shape.num_bytes]), piece_patches
+    )
     while encoding.advance(pieces) is None:
         pass
     peak = mx.get_peak_memory() - before
