@@ -85,7 +85,7 @@ async def test_a_kill_before_a_model_works_for_a_request_says_little_about_it(
     likes."""
     running = trio.Event()
 
-    async def waits(*_: Any, begin: Begin) -> None:
+    async def waits(*_: Any, begin: Begin, **__: Any) -> None:
         if begins:
             await begin()
         running.set()
