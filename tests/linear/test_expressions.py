@@ -20,6 +20,7 @@ from tests.linear.automaton import Use, faults_of
 from trouper.engine.loading import control_tokens
 from trouper.engine.loading.layer_patterns import LayerPatterns
 from trouper.engine.loading.output_format_detection import RENDERED
+from trouper.engine.vision import towers
 from trouper.protocol.output_formats import THINKING
 from trouper.web.http import leniency
 from trouper.web.output.formats import json_calls, text_source
@@ -63,6 +64,12 @@ MARKERS = {"<|im_start|>": 1, "<|im_end|>": 1, "<s>": 1, "</s>": 1, "[INST]": 4}
 
 
 MADE: Mapping[tuple[str, str], Any] = {
+    ("engine/vision/towers.py", "_renamings"): lambda: [
+        ("match", pattern)
+        for name, renamings in vars(towers).items()
+        if name.endswith("_NAMES")
+        for pattern, _ in renamings
+    ],
     ("engine/loading/control_tokens.py", "compiled"): lambda: [
         ("search", control_tokens.compiled(MARKERS)),
         ("search", control_tokens.compiled(MARKERS, MARKERS)),

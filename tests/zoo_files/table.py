@@ -60,6 +60,11 @@ def _short(text: str) -> str:
     return next((short for begin, short in WORDS.items() if text.startswith(begin)), text)
 
 
+def states(page: str, outcome: Outcome) -> bool:
+    """Whether the page has the family's row, or its words among those that have no row."""
+    return row(outcome) in page.splitlines() or f" {in_short(outcome)}" in page
+
+
 def table(outcomes: Iterable[Outcome]) -> str:
     rows, others = [], []
     for outcome in outcomes:

@@ -30,18 +30,18 @@ COMPUTED = {"position_embedding_type": ("absolute", None), "is_decoder": (False,
 PREFIXES = ("bert.", "roberta.", "model.")
 UNUSED = ("cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
 CLASSIFIER, POOLER = "classifier.", "pooler."
-OTHER_NAMES = {
-    r"^emb_ln\.": "embeddings.LayerNorm.",
-    r"^encoder\.layers\.": "encoder.layer.",
-    r"\.mixer\.out_proj\.": ".attention.output.dense.",
-    r"\.norm1\.": ".attention.output.LayerNorm.",
-    r"\.mlp\.fc1\.": ".intermediate.dense.",
-    r"\.mlp\.fc2\.": ".output.dense.",
-    r"\.norm2\.": ".output.LayerNorm.",
-    r"\.LayerNorm\.gamma$": ".LayerNorm.weight",
-    r"\.LayerNorm\.beta$": ".LayerNorm.bias",
-}
-"""Our names of weights by regular expressions of others'."""
+OTHER_NAMES = (
+    (re.compile(r"^emb_ln\."), "embeddings.LayerNorm."),
+    (re.compile(r"^encoder\.layers\."), "encoder.layer."),
+    (re.compile(r"\.mixer\.out_proj\."), ".attention.output.dense."),
+    (re.compile(r"\.norm1\."), ".attention.output.LayerNorm."),
+    (re.compile(r"\.mlp\.fc1\."), ".intermediate.dense."),
+    (re.compile(r"\.mlp\.fc2\."), ".output.dense."),
+    (re.compile(r"\.norm2\."), ".output.LayerNorm."),
+    (re.compile(r"\.LayerNorm\.gamma$"), ".LayerNorm.weight"),
+    (re.compile(r"\.LayerNorm\.beta$"), ".LayerNorm.bias"),
+)
+"""Names of weights by others, and ours."""
 JOINED = ".mixer.Wqkv."
 MATRICES = ("query", "key", "value")
 
@@ -200,8 +200,8 @@ class Model(Encoder):
         named = Weights()
         for stored_name, weight in without(weights, PREFIXES, self._unused).items():
             name = stored_name
-            for pattern, replacement in OTHER_NAMES.items():
-                name = re.sub(pattern, replacement, name)
+            for pattern, replacement in OTHER_NAMES:
+                name = pattern.sub(replacement, name)
             if JOINED in name:
                 for part, third in zip(MATRICES, mx.split(weight, 3), strict=True):
                     named[name.replace(JOINED, f".attention.self.{part}.")] = third

@@ -36,9 +36,8 @@ EXPERT = re.compile(r"\.experts\b")  # mlx-lm joins the experts of a layer.
 
 # Names around an image encoder in checkpoints of transformers and mlx-vlm. Some have layers of the
 # text model's names behind them.
-TOWER = re.compile(
-    r"(?:^|\.)(?:visual|vision_\w+|multi_modal_projector|mm_projector|connector|embed_vision)\."
-)
+TOWERS = {"visual", "multi_modal_projector", "mm_projector", "connector", "embed_vision"}
+"""Names of modules of image encoders, beside those that begin with `vision_`."""
 OF_TOWER = "is of the image encoder, which has no adapters"
 TRAIN_TEXT = "train the adapter on the layers of the language model alone"
 
@@ -82,6 +81,12 @@ class FoundAdapter:
     def unusable(self, what: str, remedy: str = "") -> ModelUnusable:
         text = f"--adapter {self.name}={self.directory}: {what}"
         return ModelUnusable(text, remedy) if remedy else ModelUnusable(text)
+
+
+def is_of_tower(name: str) -> bool:
+    """Whether a layer, or a weight, is one of an image encoder."""
+    *modules, _ = name.split(".")
+    return any(part in TOWERS or part.startswith("vision_") for part in modules)
 
 
 def find_adapter(name: str, path: str) -> FoundAdapter:
@@ -171,7 +176,7 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
     tails = _tails(paths)
     read = {}
     for layer, pair in sides.items():
-        of_text = TOWER.search(layer) is None
+        of_text = not is_of_tower(layer)
         path = (paths.get(layer) or tails.get(_tail(layer))) if of_text else None
         if path is None and "b" in pair and not mx.any(pair["b"]).item():
             # A layer that a family shares with another one: training has left the initial zeros.
@@ -189,7 +194,7 @@ def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
 
 
 def _misfit(found: FoundAdapter, layer: str) -> ModelUnusable:
-    if TOWER.search(layer):
+    if is_of_tower(layer):
         return found.unusable(f"{layer} {OF_TOWER}", TRAIN_TEXT)
     if EXPERT.search(layer):
         return found.unusable(f"{layer} is of experts, which are not adapted by request", FUSE)

@@ -7,7 +7,7 @@ from pathlib import Path
 from mlx import nn
 from mlx_lm.utils import load_adapters
 
-from trouper.engine.loading.adapter_files import OF_TOWER, TOWER, TRAIN_TEXT
+from trouper.engine.loading.adapter_files import OF_TOWER, TRAIN_TEXT, is_of_tower
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.paths import exists, is_directory, is_file
 from trouper.protocol.problems import ModelUnusable
@@ -40,7 +40,7 @@ def require(path: str) -> None:
     if not isinstance(rank, int) or rank > MAX_RANK:
         raise ModelUnusable(f"--adapter-path {path}: its rank is no number up to {MAX_RANK}")
     # mlx-lm ignores names that it does not know.
-    if of_tower := next(filter(TOWER.search, header), None):
+    if of_tower := next(filter(is_of_tower, header), None):
         raise ModelUnusable(f"--adapter-path {path}: {of_tower} {OF_TOWER}", TRAIN_TEXT)
 
 
