@@ -44,6 +44,7 @@ def play(block: Block, environment: Mapping[str, str], port: int | None) -> str:
     shutil.which("just") is None, reason="just is what starts the server: pip install rust-just"
 )
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.long(but=("tutorial-api",))
 def test_a_tutorial_works_from_its_first_line_to_its_last(page: Path, tmp_path: Path) -> None:
     environment = environment_of(tmp_path) | {"HOME": str(tmp_path)}
     environment |= {"UV_PYTHON": sys.executable, "UV_PYTHON_DOWNLOADS": "never"}

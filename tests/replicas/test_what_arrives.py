@@ -76,7 +76,7 @@ LOST_BY_SMG: Mapping[str, set[str]] = {
         "xtc_probability",
         "xtc_threshold",
     },
-    "/v1/embeddings": {"priority"},
+    "/v1/embeddings": {"priority", "prompt_name"},
     "/v1/rerank": {
         "cache_salt",
         "instruction",
