@@ -287,7 +287,7 @@ async def test_a_live_row_gives_its_images_to_others(name: str, tiny: Tiny) -> N
 @every_family
 @pytest.mark.parametrize("source", ["memory", "disk"])
 @each_step
-@pytest.mark.long(but=("1-memory-qwen3_vl", "2-disk-mistral3"))
+@pytest.mark.long(but=("2-disk-mistral3",))
 async def test_an_image_is_restored_up_to_its_middle(
     name: str, source: str, start: int, tiny: Tiny, tmp_path: Path
 ) -> None:
