@@ -15,7 +15,7 @@ import attrs
 from trouper.engine.vision.patch_rules import (
     HALVES,
     NO_ROOM,
-    PatchRules,
+    PatchLayout,
     bound_tokens,
     count_of,
     filter_of,
@@ -30,33 +30,37 @@ SOFT_TOKENS = (70, 140, 280, 560, 1120)
 """Bounds on the tokens of an image for which Gemma 4 was trained."""
 
 
-def _gemma_span(
-    start: int, tokens: tuple[int, ...], shape: ImageShape, digest: bytes, *, atomic: bool
-) -> MediaSpan:
-    """`tokens`: with a mark at each end."""
-    return MediaSpan(
-        start=start,
-        tokens=tokens,
-        embedded=((1, len(tokens) - 2),),
-        digest=digest,
-        shape=shape,
-        extent=len(tokens),
-        atomic=atomic,
-    )
+@attrs.frozen(kw_only=True)
+class MarkedLayout(PatchLayout):
+    """`atomic`: whether tokens of an image attend to later ones."""
+
+    start_token: int
+    end_token: int
+    atomic: bool
+
+    def num_tokens(self, shape: ImageShape) -> int:
+        return super().num_tokens(shape) + 2
+
+    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
+        embedded = super().num_tokens(shape)
+        tokens = (self.start_token, *(self.image_token,) * embedded, self.end_token)
+        return MediaSpan(
+            start=start,
+            tokens=tokens,
+            embedded=((1, embedded),),
+            digest=digest,
+            shape=shape,
+            extent=len(tokens),
+            atomic=self.atomic,
+        )
 
 
 @attrs.frozen(kw_only=True)
-class Gemma3Layout:
+class Gemma3Layout(MarkedLayout):
     """`tile`: side in pixels of the square to which every image is resized. Crops of long images
     ("pan and scan") are off, as in the published processors."""
 
-    patches: PatchRules
-    encoder_layers: int
-    piece_patches: int = 0
-    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
-    image_token: int
-    start_token: int
-    end_token: int
+    atomic: bool = True
     tile: int
     resample: int = BILINEAR
     marker: str = "<start_of_image>"
@@ -74,34 +78,13 @@ class Gemma3Layout:
             raise ValueError(NO_ROOM)
         return ImageShape((self.tile, self.tile), (1, rows, rows), resample=self.resample)
 
-    def num_tokens(self, shape: ImageShape) -> int:
-        _, rows, columns = shape.grid
-        return rows * columns + 2
-
-    def num_pieces(self, shape: ImageShape) -> int:
-        # One more for the patches before the first layer.
-        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
-
-    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
-        _, rows, columns = shape.grid
-        tokens = (self.start_token, *(self.image_token,) * (rows * columns), self.end_token)
-        return _gemma_span(start, tokens, shape, digest, atomic=True)
-
 
 @attrs.frozen(kw_only=True)
-class Gemma4Layout:
-    """`soft_tokens`: the checkpoint's bound on the tokens of an image, without marks. `atomic`:
-    whether tokens of an image attend to later ones; the smallest models' do not."""
+class Gemma4Layout(MarkedLayout):
+    """`soft_tokens`: the checkpoint's bound on the tokens of an image, without marks.
+    Images of the smallest models are not atomic."""
 
-    patches: PatchRules
-    encoder_layers: int
-    piece_patches: int = 0
-    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
-    image_token: int
-    start_token: int
-    end_token: int
     soft_tokens: int
-    atomic: bool
     resample: int = BICUBIC
     marker: str = "<|image|>"
 
@@ -130,19 +113,6 @@ class Gemma4Layout:
         if not columns:
             return min(height // width, tokens), 1
         return rows, columns
-
-    def num_tokens(self, shape: ImageShape) -> int:
-        _, rows, columns = shape.grid
-        return rows * columns + 2
-
-    def num_pieces(self, shape: ImageShape) -> int:
-        # One more for the patches before the first layer.
-        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
-
-    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
-        _, rows, columns = shape.grid
-        tokens = (self.start_token, *(self.image_token,) * (rows * columns), self.end_token)
-        return _gemma_span(start, tokens, shape, digest, atomic=self.atomic)
 
 
 def gemma3_layout(

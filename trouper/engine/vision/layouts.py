@@ -26,7 +26,7 @@ from trouper.engine.vision.patch_rules import (
     CLIP_STD,
     HALVES,
     NO_ROOM,
-    PatchRules,
+    PatchLayout,
     bound_tokens,
     count_of,
     fit_grid,
@@ -51,15 +51,10 @@ MAX_RATIO = 200
 
 
 @attrs.frozen(kw_only=True)
-class QwenLayout:
+class QwenLayout(PatchLayout):
     """`min_pixels`, `max_pixels`: bounds of the checkpoint on a resized image. Chat templates write
     the tokens around the span."""
 
-    patches: PatchRules
-    encoder_layers: int
-    piece_patches: int = 0
-    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
-    image_token: int
     min_pixels: int
     max_pixels: int
     marker: str = "<|image_pad|>"
@@ -98,14 +93,6 @@ class QwenLayout:
             width = math.ceil(size.width * scale / side) * side
         return height, width
 
-    def num_tokens(self, shape: ImageShape) -> int:
-        _, rows, columns = shape.grid
-        return rows * columns
-
-    def num_pieces(self, shape: ImageShape) -> int:
-        # One more for the patches before the first layer.
-        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
-
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         _, rows, columns = shape.grid
         return MediaSpan(
@@ -122,14 +109,9 @@ class QwenLayout:
 
 
 @attrs.frozen(kw_only=True)
-class PixtralLayout:
+class PixtralLayout(PatchLayout):
     """`longest_edge`: the checkpoint's bound in pixels on both sides."""
 
-    patches: PatchRules
-    encoder_layers: int
-    piece_patches: int = 0
-    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
-    image_token: int
     break_token: int
     end_token: int
     longest_edge: int
@@ -165,10 +147,6 @@ class PixtralLayout:
     def num_tokens(self, shape: ImageShape) -> int:
         _, rows, columns = shape.grid
         return rows * (columns + 1)
-
-    def num_pieces(self, shape: ImageShape) -> int:
-        # One more for the patches before the first layer.
-        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         """Each row ends with a break, the last one with the image's end."""

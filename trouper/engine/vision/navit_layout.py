@@ -16,7 +16,7 @@ import attrs
 from trouper.engine.vision.patch_rules import (
     HALVES,
     NO_ROOM,
-    PatchRules,
+    PatchLayout,
     bound_tokens,
     count_of,
     name_layout,
@@ -28,14 +28,9 @@ from trouper.storage.checkpoint_files import section
 
 
 @attrs.frozen(kw_only=True)
-class NavitLayout:
+class NavitLayout(PatchLayout):
     """`max_patches`, `max_side`: bounds of the checkpoint in patches, on all and on one side."""
 
-    patches: PatchRules
-    encoder_layers: int
-    piece_patches: int = 0
-    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
-    image_token: int
     max_patches: int
     max_side: int
     marker: str = "<|media_pad|>"
@@ -72,14 +67,6 @@ class NavitLayout:
         resized = (rows * side, columns * side)
         scaled = None if resized == (height, width) else (height, width)
         return ImageShape(resized, (1, rows, columns), scaled=scaled)
-
-    def num_tokens(self, shape: ImageShape) -> int:
-        _, rows, columns = shape.grid
-        return rows * columns
-
-    def num_pieces(self, shape: ImageShape) -> int:
-        # One more for the patches before the first layer.
-        return 1 + self.encoder_layers * self.patches.count_pieces(shape, self.piece_patches)
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         count = self.num_tokens(shape)

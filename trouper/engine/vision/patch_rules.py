@@ -41,10 +41,6 @@ class PatchRules:
         """Side in pixels of the square of one embedded token."""
         return self.patch_size * self.merge_size
 
-    def count_pieces(self, shape: ImageShape, piece_patches: int) -> int:
-        patches = self.count_patches(shape)
-        return -(-patches // (piece_patches or patches))
-
     def count_patches(self, shape: ImageShape) -> int:
         """Of all tiles and the overview; pixels that make no whole patch are left out."""
         side, (rows, columns) = self.patch_size, shape.tiles
@@ -52,6 +48,31 @@ class PatchRules:
         in_tile = (height // rows // side) * (width // columns // side)
         height, width = shape.overview or (0, 0)
         return rows * columns * in_tile + (height // side) * (width // side)
+
+
+@attrs.frozen(kw_only=True)
+class PatchLayout:
+    """Fields and counts of all layouts."""
+
+    patches: PatchRules
+    encoder_layers: int
+    piece_patches: int = 0
+    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
+    image_token: int
+
+    def num_tokens(self, shape: ImageShape) -> int:
+        """Of a grid without separators."""
+        _, rows, columns = shape.grid
+        return rows * columns
+
+    def num_pieces(self, shape: ImageShape) -> int:
+        patches = self.count_patches(shape)
+        # One more for the patches before the first layer.
+        return 1 + self.encoder_layers * -(-patches // (self.piece_patches or patches))
+
+    def count_patches(self, shape: ImageShape) -> int:
+        """In each layer of the encoder."""
+        return self.patches.count_patches(shape)
 
 
 def fit_grid(size: ImageSize, tokens: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import numpy as np
 from trouper.engine.vision.patch_rules import (
     HALVES,
     NO_ROOM,
+    PatchLayout,
     PatchRules,
     bound_tokens,
     count_of,
@@ -35,18 +36,12 @@ Tokens = tuple[int, ...]
 
 
 @attrs.frozen(kw_only=True)
-class Tiles:
+class Tiles(PatchLayout):
     """`tile`: side of a tile in pixels."""
 
-    patches: PatchRules
-    encoder_layers: int
-    piece_patches: int = 0
-    """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
-    image_token: int
     tile: int
     resample: int
     marker: str = "<image>"
-
     extra_patches: int = 0
     """Of each tile, which make no tokens."""
 
@@ -62,11 +57,9 @@ class Tiles:
     def num_tokens(self, shape: ImageShape) -> int:
         return len(self.span(0, shape, b"").tokens)
 
-    def num_pieces(self, shape: ImageShape) -> int:
+    def count_patches(self, shape: ImageShape) -> int:
         views = shape.tiles[0] * shape.tiles[1] + (shape.overview is not None)
-        patches = self.patches.count_patches(shape) + self.extra_patches * views
-        # One more for the patches before the first layer.
-        return 1 + self.encoder_layers * -(-patches // (self.piece_patches or patches))
+        return super().count_patches(shape) + self.extra_patches * views
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         tokens, embedded = list[int](), list[tuple[int, int]]()
