@@ -15,6 +15,7 @@ from trouper.engine.vision.tower import Rotation
 FUSED_DIMS = (64, 80, 128)
 """Sizes of heads for which Metal has a fused kernel, without scores in memory."""
 MAX_SCORE_BYTES = 2**26
+ROPE_BASE = 10_000.0
 
 
 def attend(
@@ -61,6 +62,16 @@ def rotation_of(angles: Sequence[NDArray[np.floating]]) -> Rotation:
     both = np.concatenate(angles, axis=1)
     cosines, sines = np.cos(both).astype(np.float32), np.sin(both).astype(np.float32)
     return mx.array(cosines), mx.array(sines)
+
+
+def axial_angles(
+    axes: Sequence[NDArray[np.int64]], half_head: int, base: float = ROPE_BASE
+) -> list[NDArray[np.floating]]:
+    """Two of (patches, half_head / 2): half of the frequencies turn by the first of `axes`, the
+    others by the second. `axes`: rows and columns of patches, of `grid_of`."""
+    exponents = np.arange(0, half_head, 2, dtype=np.float32) / half_head
+    frequencies = (1.0 / base**exponents).astype(np.float32)
+    return [np.outer(axis, frequencies) for axis in axes]
 
 
 def rotate(x: mx.array, cosines: mx.array, sines: mx.array) -> mx.array:

@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
-from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
+from trouper.engine.vision.bounded_attention import attend, axial_angles, rotate, rotation_of
+from trouper.engine.vision.layers import LayeredTower, join_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import channel_last, grid_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
@@ -63,8 +63,7 @@ class Attention(nn.Module):
         return _rotate_halves(queries, rotation), _rotate_halves(keys, rotation), values
 
     def __call__(self, heads: Heads, patches: slice) -> mx.array:
-        attended = attend(*heads, patches, scale=1.0)[0].transpose(1, 0, 2)
-        out: mx.array = self.o_proj(attended.reshape(len(attended), -1))
+        out: mx.array = self.o_proj(join_heads(attend(*heads, patches, scale=1.0)))
         return out
 
 
@@ -142,12 +141,10 @@ class Projector(nn.Module):
         return out
 
 
-class Gemma4Tower(nn.Module):
+class Gemma4Tower(LayeredTower):
     """Implements `tower.Tower`."""
 
-    embedding_scale = 1.0
     patch_weight = "patch_embedder.input_proj.weight"
-    num_deepstack = 0
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
         """`config`: the checkpoint's."""
@@ -165,28 +162,16 @@ class Gemma4Tower(nn.Module):
         self.projector = Projector(dim, config["text_config"]["hidden_size"], eps)
 
     @property
-    def num_layers(self) -> int:
-        return len(self.encoder.layers)
+    def stack(self) -> list[Any]:
+        return self.encoder.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
         rows, columns = grid_of(pixels, self._rules)
         table = self.patch_embedder.position_embedding_table
         values = 2 * (channel_last(pixels, self._rules) - 0.5)
         hidden = self.patch_embedder.input_proj(values.astype(table.dtype))
-        return hidden + table[0][mx.array(columns)] + table[1][mx.array(rows)], self._rotation(
-            rows, columns
-        )
-
-    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
-        heads: Heads = self.encoder.layers[index].project_heads(hidden, rotation)
-        return heads
-
-    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
-        out: mx.array = self.encoder.layers[index](hidden, heads, patches)
-        return out
-
-    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
-        return None
+        rotation = rotation_of(axial_angles((columns, rows), self._head_dim // 2, self._base))
+        return hidden + table[0][mx.array(columns)] + table[1][mx.array(rows)], rotation
 
     def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:  # noqa: ARG002
         # In float32: scaled numbers may exceed float16, and the bias cancels large ones.
@@ -198,21 +183,12 @@ class Gemma4Tower(nn.Module):
         out: mx.array = self.projector(pooled.astype(hidden.dtype))
         return out
 
-    def _rotation(self, rows: np.ndarray[Any, Any], columns: np.ndarray[Any, Any]) -> Rotation:
-        half = self._head_dim // 2
-        exponents = np.arange(0, half, 2, dtype=np.float32) / half
-        frequencies = (1.0 / self._base**exponents).astype(np.float32)
-        return rotation_of([np.outer(axis, frequencies) for axis in (columns, rows)])
 
-
-class Gemma4UnifiedTower(nn.Module):
+class Gemma4UnifiedTower(LayeredTower):
     """An encoder without layers: each token is a patch, in the text model's space at once.
     Implements `tower.Tower`."""
 
-    embedding_scale = 1.0
     patch_weight = "patch_dense.weight"
-    num_deepstack = 0
-    num_layers = 0
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
         """`config`: the checkpoint's."""
@@ -228,6 +204,10 @@ class Gemma4UnifiedTower(nn.Module):
         self.pos_norm = nn.LayerNorm(dim)
         self.projector = Projector(dim, config["text_config"]["hidden_size"], eps)
 
+    @property
+    def stack(self) -> list[Any]:
+        return []
+
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
         rows, columns = grid_of(pixels, self._rules)
         patches = channel_last(pixels, self._rules).astype(self.patch_dense.bias.dtype)
@@ -235,15 +215,6 @@ class Gemma4UnifiedTower(nn.Module):
         table = self.pos_embedding
         positions = table[mx.array(columns), 0] + table[mx.array(rows), 1]
         return self.pos_norm(hidden + positions), ()
-
-    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
-        raise NotImplementedError("the encoder has no layers")
-
-    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
-        raise NotImplementedError("the encoder has no layers")
-
-    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:
-        raise NotImplementedError("the encoder has no layers")
 
     def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:  # noqa: ARG002
         out: mx.array = self.projector(hidden)

@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+
+from trouper.engine.vision.patch_rules import PatchRules
+from trouper.engine.vision.patches import grid_of
+from trouper.protocol.media import Pixels
 
 Weights = NDArray[np.float32]
 SHARPNESS = -0.75
@@ -17,6 +23,17 @@ def resample(grid: mx.array, down: Weights, along: Weights) -> mx.array:
     width)."""
     rows = mx.tensordot(mx.array(down), grid.astype(mx.float32), axes=1)
     return mx.tensordot(rows, mx.array(along), axes=[[1], [1]]).transpose(0, 2, 1)
+
+
+def positions_of(
+    table: mx.array, weights: Callable[[int, int], Weights], pixels: Pixels, rules: PatchRules
+) -> mx.array:
+    """(patches, dim): a square table (side, side, dim), resampled to the image's patches."""
+    height, width = (each // rules.patch_size for each in (pixels.height, pixels.width))
+    side = table.shape[0]
+    resampled = resample(table, weights(height, side), weights(width, side))
+    rows, columns = grid_of(pixels, rules)
+    return resampled.reshape(height * width, -1)[mx.array(rows * width + columns)]
 
 
 def cubic_weights(size: int, side: int) -> Weights:

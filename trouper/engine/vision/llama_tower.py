@@ -9,11 +9,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper.engine.vision.bounded_attention import rotate_pairs, rotation_of
+from trouper.engine.vision.bounded_attention import axial_angles, rotate_pairs, rotation_of
 from trouper.engine.vision.grouped_attention import GroupedHeads, Places, attend_in_groups
+from trouper.engine.vision.layers import LayeredTower, Mlp, join_heads, split_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of, views_of
-from trouper.engine.vision.qwen_tower import axial_angles
 from trouper.engine.vision.tower import Heads, Rotation
 from trouper.protocol.media import CHANNELS, Pixels
 
@@ -37,21 +37,10 @@ class Attention(nn.Module):
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
         queries, keys, values = (
-            project(x).reshape(1, len(x), self._heads, -1).transpose(0, 2, 1, 3)
+            split_heads(project(x), self._heads)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         return rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation), values
-
-
-class Mlp(nn.Module):
-    def __init__(self, dim: int, inner: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, inner)
-        self.fc2 = nn.Linear(inner, dim)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.fc2(nn.gelu(self.fc1(x)))
-        return out
 
 
 class Layer(nn.Module):
@@ -59,14 +48,13 @@ class Layer(nn.Module):
         super().__init__()
         dim = vision["hidden_size"]
         self.self_attn = Attention(dim, vision["num_attention_heads"])
-        self.mlp = Mlp(dim, vision["intermediate_size"])
+        self.mlp = Mlp(dim, vision["intermediate_size"], "gelu")
         self.input_layernorm = nn.LayerNorm(dim, eps=NORM_EPS)
         self.post_attention_layernorm = nn.LayerNorm(dim, eps=NORM_EPS)
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
         """Compute the layer for some patches of x (patches, dim)."""
-        attended = attend_in_groups(heads, patches)[0].transpose(1, 0, 2)
-        x = x[patches] + self.self_attn.o_proj(attended.reshape(len(attended), -1))
+        x = x[patches] + self.self_attn.o_proj(join_heads(attend_in_groups(heads, patches)))
         out: mx.array = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -100,12 +88,10 @@ class Projector(nn.Module):
         self.linear_1 = nn.Linear(inputs, out, bias=False)
 
 
-class LlamaTower(nn.Module):
+class LlamaTower(LayeredTower):
     """Implements `tower.Tower`. Behind the patches of each tile is one more, the tile's class."""
 
-    embedding_scale = 1.0
     patch_weight = "patch_embedding.linear.weight"
-    num_deepstack = 0
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
         """`config`: the checkpoint's."""
@@ -125,8 +111,8 @@ class LlamaTower(nn.Module):
         self.projector = Projector(vision["vision_output_dim"], text_dim)
 
     @property
-    def num_layers(self) -> int:
-        return len(self.model.layers)
+    def stack(self) -> list[Any]:
+        return self.model.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Places]:
         views = views_of(pixels, self._tile, self._rules)
@@ -148,15 +134,6 @@ class LlamaTower(nn.Module):
         normed = layer.input_layernorm(hidden)
         queries, keys, values = layer.self_attn.project_heads(normed, places.rotation)
         return GroupedHeads(queries, keys, values, places.groups)
-
-    def run_patches(
-        self, index: int, hidden: mx.array, heads: GroupedHeads, patches: slice
-    ) -> mx.array:
-        out: mx.array = self.model.layers[index](hidden, heads, patches)
-        return out
-
-    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
-        return None
 
     def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:  # noqa: ARG002
         dim, merged = hidden.shape[-1], self._rules.merge_size**2

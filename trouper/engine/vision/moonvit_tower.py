@@ -10,11 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper.engine.vision.bounded_attention import attend, rotate_pairs, rotation_of
-from trouper.engine.vision.learned_positions import cubic_weights, resample
+from trouper.engine.vision.bounded_attention import attend, axial_angles, rotate_pairs, rotation_of
+from trouper.engine.vision.layers import LayeredTower, PatchEmbedding, join_heads
+from trouper.engine.vision.learned_positions import cubic_weights, positions_of
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of
-from trouper.engine.vision.qwen_tower import axial_angles
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
 from trouper.protocol.media import CHANNELS, Pixels
 
@@ -27,12 +27,9 @@ class Positions(nn.Module):
         self.weight = mx.zeros((side, side, dim))
 
 
-class PatchEmbedding(nn.Module):
-    """A convolution without overlap is a product of flat patches."""
-
+class PositionedEmbedding(PatchEmbedding):
     def __init__(self, inputs: int, side: int, dim: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(inputs, dim)
+        super().__init__(inputs, dim)
         self.pos_emb = Positions(side, dim)
 
 
@@ -64,8 +61,7 @@ class Block(nn.Module):
 
     def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
         """Compute the layer for some patches of x (patches, dim)."""
-        attended = attend(*heads, patches)[0].transpose(1, 0, 2)
-        x = x[patches] + self.wo(attended.reshape(len(attended), -1))
+        x = x[patches] + self.wo(join_heads(attend(*heads, patches)))
         out: mx.array = x + self.mlp(self.norm1(x))
         return out
 
@@ -87,12 +83,10 @@ class Projector(nn.Module):
         return out
 
 
-class MoonVitTower(nn.Module):
+class MoonVitTower(LayeredTower):
     """Implements `tower.Tower`."""
 
-    embedding_scale = 1.0
     patch_weight = "patch_embed.proj.weight"
-    num_deepstack = 0
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
         """`config`: the checkpoint's."""
@@ -100,8 +94,8 @@ class MoonVitTower(nn.Module):
         vision = config["vision_config"]
         dim, heads = _read(vision, "hidden_size"), _read(vision, "num_attention_heads")
         self._rules, self._half_head = rules, dim // heads // 2
-        self._side = vision.get("init_pos_emb_height") or vision.get("pos_emb_height", 64)
-        self.patch_embed = PatchEmbedding(CHANNELS * rules.patch_size**2, self._side, dim)
+        side = vision.get("init_pos_emb_height") or vision.get("pos_emb_height", 64)
+        self.patch_embed = PositionedEmbedding(CHANNELS * rules.patch_size**2, side, dim)
         inner = _read(vision, "intermediate_size")
         layers = range(_read(vision, "num_hidden_layers"))
         self.blocks = [Block(dim, heads, inner) for _ in layers]
@@ -110,40 +104,23 @@ class MoonVitTower(nn.Module):
         self.projector = Projector(dim, rules.merge_size, out)
 
     @property
-    def num_layers(self) -> int:
-        return len(self.blocks)
+    def stack(self) -> list[Any]:
+        return self.blocks
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
         patches = patches_of(pixels, self._rules)
-        hidden = self.patch_embed.proj(patches.astype(self.final_layernorm.weight.dtype))
+        hidden = self.patch_embed(patches.astype(self.final_layernorm.weight.dtype))
         rows, columns = grid_of(pixels, self._rules)
         down, along = axial_angles((rows, columns), self._half_head)
+        table = self.patch_embed.pos_emb.weight
+        positions = positions_of(table, cubic_weights, pixels, self._rules)
         # Of two neighbouring pairs the first turns by the column, the second by the row.
         angles = np.stack([along, down], axis=-1).reshape(len(rows), -1)
-        return hidden + self._positions(pixels).astype(hidden.dtype), rotation_of([angles])
-
-    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
-        heads: Heads = self.blocks[index].project_heads(hidden, rotation)
-        return heads
-
-    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
-        out: mx.array = self.blocks[index](hidden, heads, patches)
-        return out
-
-    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
-        return None
+        return hidden + positions.astype(hidden.dtype), rotation_of([angles])
 
     def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:  # noqa: ARG002
         out: mx.array = self.projector(self.final_layernorm(hidden))
         return out
-
-    def _positions(self, pixels: Pixels) -> mx.array:
-        """(patches, dim)."""
-        height, width = (side // self._rules.patch_size for side in (pixels.height, pixels.width))
-        weights = cubic_weights(height, self._side), cubic_weights(width, self._side)
-        resampled = resample(self.patch_embed.pos_emb.weight, *weights)
-        rows, columns = grid_of(pixels, self._rules)
-        return resampled.reshape(height * width, -1)[mx.array(rows * width + columns)]
 
 
 def _read(vision: Mapping[str, Any], key: str) -> int:

@@ -22,6 +22,14 @@ def patches_of(pixels: Pixels, rules: PatchRules) -> mx.array:
     return ordered.reshape(-1, CHANNELS * size * size)
 
 
+def framed_patches_of(pixels: Pixels, rules: PatchRules) -> mx.array:
+    """(patches, 3 * frames * size * size) float32: as `patches_of`, of an image that is as many
+    equal frames."""
+    patches = patches_of(pixels, rules)
+    framed = patches.reshape(len(patches), CHANNELS, 1, -1)
+    return mx.repeat(framed, rules.temporal_patch_size, axis=2).reshape(len(patches), -1)
+
+
 def grid_of(pixels: Pixels, rules: PatchRules) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(patches,) each: row and column of each patch, in the order of `patches_of`."""
     size, merge = rules.patch_size, rules.merge_size

@@ -12,6 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
+from trouper.engine.vision.layers import GatedMlp, LayeredTower, join_heads, split_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
@@ -32,27 +33,13 @@ class Attention(nn.Module):
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
         queries, keys, values = (
-            project(x).reshape(1, len(x), self.heads, -1).transpose(0, 2, 1, 3)
+            split_heads(project(x), self.heads)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         return rotate(queries, *rotation), rotate(keys, *rotation), values
 
     def __call__(self, heads: Heads, patches: slice) -> mx.array:
-        attended = attend(*heads, patches)[0].transpose(1, 0, 2)
-        out: mx.array = self.o_proj(attended.reshape(len(attended), -1))
-        return out
-
-
-class FeedForward(nn.Module):
-    def __init__(self, dim: int, inner: int, activation: str) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(dim, inner, bias=False)
-        self.up_proj = nn.Linear(dim, inner, bias=False)
-        self.down_proj = nn.Linear(inner, dim, bias=False)
-        self._activation = ACTIVATIONS[activation]
-
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        out: mx.array = self.o_proj(join_heads(attend(*heads, patches)))
         return out
 
 
@@ -64,7 +51,7 @@ class Layer(nn.Module):
         self.ffn_norm = nn.RMSNorm(dim, eps=NORM_EPS)
         self.attention = Attention(dim, vision["num_attention_heads"])
         activation = vision.get("hidden_act", "gelu")
-        self.feed_forward = FeedForward(dim, vision["intermediate_size"], activation)
+        self.feed_forward = GatedMlp(dim, vision["intermediate_size"], activation, bias=False)
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
         return self.attention.project_heads(self.attention_norm(x), rotation)
@@ -115,12 +102,10 @@ class Projector(nn.Module):
         return out
 
 
-class PixtralTower(nn.Module):
+class PixtralTower(LayeredTower):
     """Implements `tower.Tower`."""
 
-    embedding_scale = 1.0
     patch_weight = "patch_conv.weight"
-    num_deepstack = 0
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
         """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
@@ -140,24 +125,13 @@ class PixtralTower(nn.Module):
         self.projector = Projector(config, rules.merge_size)
 
     @property
-    def num_layers(self) -> int:
-        return len(self.transformer.layers)
+    def stack(self) -> list[Any]:
+        return self.transformer.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
         patches = patches_of(pixels, self._rules)
         hidden = self.patch_conv(patches.astype(self.ln_pre.weight.dtype))
         return self.ln_pre(hidden), self._rotation(pixels)
-
-    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
-        heads: Heads = self.transformer.layers[index].project_heads(hidden, rotation)
-        return heads
-
-    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
-        out: mx.array = self.transformer.layers[index](hidden, heads, patches)
-        return out
-
-    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
-        return None
 
     def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:
         rows, columns = (size // self._rules.patch_size for size in pixels)

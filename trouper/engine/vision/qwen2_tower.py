@@ -12,52 +12,21 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.vision.bounded_attention import rotation_of
+from trouper.engine.vision.bounded_attention import axial_angles, rotation_of
 from trouper.engine.vision.grouped_attention import GroupedHeads, Lengths, Places, attend_in_groups
+from trouper.engine.vision.layers import (
+    GatedMlp,
+    LayeredTower,
+    Mlp,
+    PatchEmbedding,
+    join_heads,
+)
 from trouper.engine.vision.patch_rules import PatchRules
-from trouper.engine.vision.patches import grid_of, patches_of
-from trouper.engine.vision.qwen_tower import Attention, axial_angles
-from trouper.engine.vision.tower import ACTIVATIONS
+from trouper.engine.vision.patches import framed_patches_of, grid_of
+from trouper.engine.vision.qwen_tower import Attention
 from trouper.protocol.media import CHANNELS, Pixels
 
 NORM_EPS = 1e-6
-
-
-class PatchEmbedding(nn.Module):
-    """A convolution without overlap is a product of flat patches."""
-
-    def __init__(self, inputs: int, dim: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(inputs, dim, bias=False)
-
-
-class Mlp(nn.Module):
-    """Of Qwen2-VL."""
-
-    def __init__(self, dim: int, inner: int, activation: str) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, inner)
-        self.fc2 = nn.Linear(inner, dim)
-        self._activation = ACTIVATIONS[activation]
-
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.fc2(self._activation(self.fc1(x)))
-        return out
-
-
-class GatedMlp(nn.Module):
-    """Of Qwen2.5-VL."""
-
-    def __init__(self, dim: int, inner: int, activation: str) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(dim, inner)
-        self.up_proj = nn.Linear(dim, inner)
-        self.down_proj = nn.Linear(inner, dim)
-        self._activation = ACTIVATIONS[activation]
-
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
-        return out
 
 
 class Block(nn.Module):
@@ -69,15 +38,14 @@ class Block(nn.Module):
         self.attn = Attention(dim, vision["num_heads"])
         if windows:
             activation = vision.get("hidden_act", "silu")
-            self.mlp: nn.Module = GatedMlp(dim, vision["intermediate_size"], activation)
+            self.mlp: nn.Module = GatedMlp(dim, vision["intermediate_size"], activation, bias=True)
         else:
             inner = int(dim * vision.get("mlp_ratio", 4))
             self.mlp = Mlp(dim, inner, vision.get("hidden_act", "quick_gelu"))
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
         """Compute the layer for some patches of x (patches, dim)."""
-        attended = attend_in_groups(heads, patches)[0].transpose(1, 0, 2)
-        x = x[patches] + self.attn.proj(attended.reshape(len(attended), -1))
+        x = x[patches] + self.attn.proj(join_heads(attend_in_groups(heads, patches)))
         out: mx.array = x + self.mlp(self.norm2(x))
         return out
 
@@ -100,12 +68,10 @@ class Merger(nn.Module):
         return x
 
 
-class Qwen2Tower(nn.Module):
+class Qwen2Tower(LayeredTower):
     """Implements `tower.Tower`."""
 
-    embedding_scale = 1.0
     patch_weight = "patch_embed.proj.weight"
-    num_deepstack = 0
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
         """`config`: the checkpoint's."""
@@ -117,26 +83,22 @@ class Qwen2Tower(nn.Module):
         self._window = vision.get("window_size", 112) // rules.token_size if windows else 0
         self._full_layers = tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31)))
         self.patch_embed = PatchEmbedding(
-            CHANNELS * rules.temporal_patch_size * rules.patch_size**2, dim
+            CHANNELS * rules.temporal_patch_size * rules.patch_size**2, dim, bias=False
         )
         self.blocks = [Block(vision, windows=windows) for _ in range(vision["depth"])]
         out = vision["out_hidden_size"] if windows else vision["hidden_size"]
         self.merger = Merger(dim, merged, out, windows=windows)
 
     @property
-    def num_layers(self) -> int:
-        return len(self.blocks)
+    def stack(self) -> list[Any]:
+        return self.blocks
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Places]:
         """The groups are windows, or all patches."""
-        patches = patches_of(pixels, self._rules)
-        # An image is as many equal frames: channel, frame, row, column in a patch.
-        framed = patches.reshape(len(patches), CHANNELS, 1, -1)
-        inputs = mx.repeat(framed, self._rules.temporal_patch_size, axis=2)
-        inputs = inputs.reshape(len(patches), -1)
-        hidden = self.patch_embed.proj(inputs.astype(self.merger.ln_q.weight.dtype))
+        inputs = framed_patches_of(pixels, self._rules)
+        hidden = self.patch_embed(inputs.astype(self.merger.ln_q.weight.dtype))
         angles = axial_angles(grid_of(pixels, self._rules), self._half_head)
-        lengths: Lengths = (len(patches),)
+        lengths: Lengths = (len(inputs),)
         if self._window:
             order, lengths = self._windows((pixels.height, pixels.width))
             hidden, angles = hidden[mx.array(order)], [axis[order] for axis in angles]
@@ -147,15 +109,6 @@ class Qwen2Tower(nn.Module):
         heads = block.attn.project_heads(block.norm1(hidden), places.rotation)
         is_full = not self._window or index in self._full_layers
         return GroupedHeads(*heads, (len(hidden),) if is_full else places.groups)
-
-    def run_patches(
-        self, index: int, hidden: mx.array, heads: GroupedHeads, patches: slice
-    ) -> mx.array:
-        out: mx.array = self.blocks[index](hidden, heads, patches)
-        return out
-
-    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
-        return None
 
     def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:
         merged: mx.array = self.merger(hidden)

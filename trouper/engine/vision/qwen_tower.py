@@ -8,28 +8,15 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from numpy.typing import NDArray
 
-from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
+from trouper.engine.vision.bounded_attention import attend, axial_angles, rotate, rotation_of
+from trouper.engine.vision.layers import LayeredTower, PatchEmbedding, join_heads
 from trouper.engine.vision.patch_rules import PatchRules
-from trouper.engine.vision.patches import grid_of, patches_of
+from trouper.engine.vision.patches import framed_patches_of, grid_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
 from trouper.protocol.media import CHANNELS, Pixels
 
-ROPE_BASE = 10_000.0
 NORM_EPS = 1e-6
-
-
-class PatchEmbedding(nn.Module):
-    """A convolution without overlap is a product of flat patches."""
-
-    def __init__(self, inputs: int, dim: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(inputs, dim)
-
-    def __call__(self, patches: mx.array) -> mx.array:
-        embedded: mx.array = self.proj(patches)
-        return embedded
 
 
 class Attention(nn.Module):
@@ -45,8 +32,7 @@ class Attention(nn.Module):
         return queries, keys, projected[2:]
 
     def __call__(self, heads: Heads, patches: slice) -> mx.array:
-        attended = attend(*heads, patches)[0].transpose(1, 0, 2)
-        out: mx.array = self.proj(attended.reshape(len(attended), -1))
+        out: mx.array = self.proj(join_heads(attend(*heads, patches)))
         return out
 
 
@@ -105,10 +91,9 @@ class Merger(nn.Module):
         return out
 
 
-class QwenTower(nn.Module):
+class QwenTower(LayeredTower):
     """Implements `tower.Tower`."""
 
-    embedding_scale = 1.0
     patch_weight = "patch_embed.proj.weight"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
@@ -130,30 +115,18 @@ class QwenTower(nn.Module):
         self.deepstack_merger_list = [Merger(vision, norm_after=True) for _ in self._deepstack]
 
     @property
-    def num_layers(self) -> int:
-        return len(self.blocks)
+    def stack(self) -> list[Any]:
+        return self.blocks
 
     @property
     def num_deepstack(self) -> int:
         return len(self._deepstack)
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
-        patches = patches_of(pixels, self._rules)
-        # An image is as many equal frames: channel, frame, row, column in a patch.
-        framed = patches.reshape(len(patches), CHANNELS, 1, -1)
-        inputs = mx.repeat(framed, self._rules.temporal_patch_size, axis=2)
-        inputs = inputs.reshape(len(patches), -1)
+        inputs = framed_patches_of(pixels, self._rules)
         hidden = self.patch_embed(inputs.astype(self.patch_embed.proj.bias.dtype))
         positions = self._positions(pixels).astype(hidden.dtype)
         return hidden + positions, self._rotation(pixels)
-
-    def project_heads(self, index: int, hidden: mx.array, rotation: Rotation) -> Heads:
-        heads: Heads = self.blocks[index].project_heads(hidden, rotation)
-        return heads
-
-    def run_patches(self, index: int, hidden: mx.array, heads: Heads, patches: slice) -> mx.array:
-        out: mx.array = self.blocks[index](hidden, heads, patches)
-        return out
 
     def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:
         if index not in self._deepstack:
@@ -190,16 +163,6 @@ class QwenTower(nn.Module):
 
     def _rotation(self, pixels: Pixels) -> Rotation:
         return rotation_of(axial_angles(grid_of(pixels, self._rules), self._half_head))
-
-
-def axial_angles(
-    grid: tuple[NDArray[np.int64], NDArray[np.int64]], half_head: int
-) -> list[NDArray[np.floating]]:
-    """Two of (patches, half_head / 2): half of the frequencies turn by the row, the others by the
-    column. `grid`: of `grid_of`."""
-    exponents = np.arange(0, half_head, 2, dtype=np.float32) / half_head
-    frequencies = (1.0 / ROPE_BASE**exponents).astype(np.float32)
-    return [np.outer(axis, frequencies) for axis in grid]
 
 
 def _deepstack_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.vision.grouped_attention import GroupedHeads, Lengths, attend_in_groups
-from trouper.engine.vision.learned_positions import linear_weights, resample
+from trouper.engine.vision.layers import LayeredTower, Mlp, join_heads, split_heads
+from trouper.engine.vision.learned_positions import linear_weights, positions_of
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import channel_last, grid_of, patches_of, views_of
 from trouper.engine.vision.tower import ACTIVATIONS
@@ -45,26 +46,13 @@ class Attention(nn.Module):
 
     def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
         queries, keys, values = (
-            project(x).reshape(1, len(x), self._heads, -1).transpose(0, 2, 1, 3)
+            split_heads(project(x), self._heads)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         return GroupedHeads(queries, keys, values, groups)
 
     def __call__(self, heads: GroupedHeads, patches: slice) -> mx.array:
-        attended = attend_in_groups(heads, patches)[0].transpose(1, 0, 2)
-        out: mx.array = self.out_proj(attended.reshape(len(attended), -1))
-        return out
-
-
-class Mlp(nn.Module):
-    def __init__(self, dim: int, inner: int, activation: str) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, inner)
-        self.fc2 = nn.Linear(inner, dim)
-        self._activation = ACTIVATIONS[activation]
-
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.fc2(self._activation(self.fc1(x)))
+        out: mx.array = self.out_proj(join_heads(attend_in_groups(heads, patches)))
         return out
 
 
@@ -150,12 +138,10 @@ PROJECTORS: Mapping[str, type[GemmaProjector | IdeficsProjector | LfmProjector]]
 """By `model_type`."""
 
 
-class SiglipTower(nn.Module):
+class SiglipTower(LayeredTower):
     """Implements `tower.Tower`. Patches attend to those of their tile."""
 
-    embedding_scale = 1.0
     patch_weight = "embeddings.patch_embedding.weight"
-    num_deepstack = 0
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
         """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
@@ -178,8 +164,8 @@ class SiglipTower(nn.Module):
         self.projector = projector(config, dim, rules.merge_size)
 
     @property
-    def num_layers(self) -> int:
-        return len(self.layers)
+    def stack(self) -> list[Any]:
+        return self.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Lengths]:
         """The second: patches of each tile and of the overview."""
@@ -189,19 +175,6 @@ class SiglipTower(nn.Module):
         hidden = self.embeddings.patch_embedding(mx.concatenate(patches).astype(dtype))
         positions = mx.concatenate([self._positions(view) for view in views])
         return hidden + positions.astype(dtype), tuple(map(len, patches))
-
-    def project_heads(self, index: int, hidden: mx.array, groups: Lengths) -> GroupedHeads:
-        heads: GroupedHeads = self.layers[index].project_heads(hidden, groups)
-        return heads
-
-    def run_patches(
-        self, index: int, hidden: mx.array, heads: GroupedHeads, patches: slice
-    ) -> mx.array:
-        out: mx.array = self.layers[index](hidden, heads, patches)
-        return out
-
-    def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
-        return None
 
     def project(self, hidden: mx.array, pixels: tuple[int, int]) -> mx.array:  # noqa: ARG002
         out: mx.array = self.projector(self.post_layernorm(hidden))
@@ -213,12 +186,10 @@ class SiglipTower(nn.Module):
 
     def _positions(self, view: Pixels) -> mx.array:
         """(patches, dim): learned, for a tile; LFM2-VL's are resampled to the view's grid."""
-        rows, columns = grid_of(view, self._rules)
         side = self._side
         if not self._is_lfm:
+            rows, columns = grid_of(view, self._rules)
             learned: mx.array = self.embeddings.position_embedding(mx.array(rows * side + columns))
             return learned
-        height, width = (each // self._rules.patch_size for each in (view.height, view.width))
-        grid = self.embeddings.position_embedding(mx.arange(side**2)).reshape(side, side, -1)
-        resampled = resample(grid, linear_weights(height, side), linear_weights(width, side))
-        return resampled.reshape(height * width, -1)[mx.array(rows * width + columns)]
+        table = self.embeddings.position_embedding(mx.arange(side**2)).reshape(side, side, -1)
+        return positions_of(table, linear_weights, view, self._rules)
