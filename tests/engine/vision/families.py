@@ -28,7 +28,7 @@ from trouper.engine.vision.layouts import Layout, layout_of
 from trouper.engine.vision.patches import patches_of
 from trouper.engine.vision.tower import Tower
 from trouper.engine.vision.towers import load_tower
-from trouper.protocol.media import ImageSize, MediaSpan, Pixels
+from trouper.protocol.media import ImageShape, ImageSize, MediaSpan, Pixels
 from trouper.protocol.plans import RowId
 
 VOCABULARY = 512
@@ -271,17 +271,25 @@ class VisionModel:
             if not isinstance(part, Pixels):
                 tokens += part
                 continue
-            size = ImageSize(part.width, part.height, "png")
-            shape = self.layout.shape(size, "auto", 4096)
-            assert shape.resized == (part.height, part.width), "test images need no resizing"
-            mrope = self.name.startswith("qwen")
-            tokens += [START] if mrope else []
-            span = self.layout.span(len(tokens), shape, bytes([len(spans)]) * 32)
-            tokens += span.tokens
-            tokens += [END] if mrope else []
-            spans.append(span)
-            images.append(part)
+            has_marks = self.name.startswith("qwen")  # The template's, around the span.
+            tokens += [START] if has_marks else []
+            images.append(self._fitted(part))
+            spans.append(self._span(len(tokens), images[-1], len(spans)))
+            tokens += spans[-1].tokens
+            tokens += [END] if has_marks else []
         return tokens, tuple(spans), images
+
+    def _fitted(self, image: Pixels) -> Pixels:
+        """The image in a size of the layout."""
+        resized = self._shape(image).resized
+        assert resized == (image.height, image.width), "test images need no resizing"
+        return image
+
+    def _span(self, start: int, image: Pixels, number: int) -> MediaSpan:
+        return self.layout.span(start, self._shape(image), bytes([number]) * 32)
+
+    def _shape(self, image: Pixels) -> ImageShape:
+        return self.layout.shape(ImageSize(image.width, image.height, "png"), "auto", 4096)
 
     def logits(self, tokens: Sequence[int], images: Sequence[Pixels]) -> Numbers:
         """(tokens, vocabulary) by mlx-vlm, the whole prompt at once."""
@@ -329,20 +337,6 @@ class VisionModel:
 
 @attrs.frozen(eq=False)
 class GemmaModel(VisionModel):
-    def prompt(
-        self, texts_and_images: Sequence[Sequence[int] | Pixels]
-    ) -> tuple[list[int], tuple[MediaSpan, ...], list[Pixels]]:
-        """Images are repeated, or cut, to a size of the layout."""
-        tokens, spans, images = list[int](), list[MediaSpan](), list[Pixels]()
-        for part in texts_and_images:
-            if not isinstance(part, Pixels):
-                tokens += part
-                continue
-            images.append(self._of_its_size(part))
-            spans.append(self._span(len(tokens), images[-1], len(spans)))
-            tokens += spans[-1].tokens
-        return tokens, tuple(spans), images
-
     def logits(self, tokens: Sequence[int], images: Sequence[Pixels]) -> Numbers:
         """(tokens, vocabulary), in one pass of a row alone."""
         rows, _ = rows_for(self.model, PLAIN)
@@ -356,16 +350,12 @@ class GemmaModel(VisionModel):
         rows.images.show(row, 0, len(tokens), [each for each in vectors if each is not None])
         return np.array(rows.score(row, list(tokens)))
 
-    def _of_its_size(self, image: Pixels) -> Pixels:
-        shape = self.layout.shape(ImageSize(image.width, image.height, "png"), "auto", 4096)
-        height, width = shape.resized
+    def _fitted(self, image: Pixels) -> Pixels:
+        """Repeated, or cut."""
+        height, width = self._shape(image).resized
         rgb = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
         rows, columns = np.arange(height) % image.height, np.arange(width) % image.width
         return Pixels(height, width, rgb[rows][:, columns].tobytes())
-
-    def _span(self, start: int, image: Pixels, number: int) -> MediaSpan:
-        shape = self.layout.shape(ImageSize(image.width, image.height, "png"), "auto", 4096)
-        return self.layout.span(start, shape, bytes([number]) * 32)
 
 
 def save_gemma(name: str, directory: Path) -> None:

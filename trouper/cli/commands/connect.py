@@ -52,7 +52,11 @@ class AgentName(click.Choice[str]):
     def __init__(self) -> None:
         super().__init__([*AGENTS, *SYNONYMS])
 
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:  # noqa: ARG002
+    def get_invalid_choice_message(
+        self,
+        value: Any,
+        ctx: click.Context | None,  # noqa: ARG002
+    ) -> str:
         near = difflib.get_close_matches(str(value), self.choices, 1)
         remedy = "`trouper connect` lists them, `trouper connect generic` is for any other client"
         if near:

@@ -186,8 +186,9 @@ class Model(Encoder):
 
     def __call__(self, tokens: mx.array, types: mx.array, mask: mx.array | None) -> mx.array:
         x = self.embeddings(tokens, types)
+        padding = padding_mask(mask)
         for layer in self.encoder.layer:
-            x = layer(x, padding_mask(mask))
+            x = layer(x, padding)
         return x
 
     def score(self, hidden: mx.array) -> mx.array:

@@ -169,7 +169,12 @@ class Model(Encoder):
             self.head = Head(args)
             self.classifier = nn.Linear(args.width, 1)
 
-    def __call__(self, tokens: mx.array, types: mx.array, mask: mx.array | None) -> mx.array:  # noqa: ARG002
+    def __call__(
+        self,
+        tokens: mx.array,
+        types: mx.array,  # noqa: ARG002
+        mask: mx.array | None,
+    ) -> mx.array:
         x = self.embeddings(tokens)
         padding = padding_mask(mask)
         window = self._window(tokens.shape[1], padding)

@@ -154,8 +154,9 @@ class Model(Encoder):
 
     def __call__(self, tokens: mx.array, types: mx.array, mask: mx.array | None) -> mx.array:
         x = self.emb_ln(self.embeddings(tokens, types))
+        padding = padding_mask(mask)
         for layer in self.encoder.layers:
-            x = layer(x, padding_mask(mask))
+            x = layer(x, padding)
         return x
 
     def sanitize(self, weights: Weights) -> Weights:

@@ -49,4 +49,5 @@ def _encoded(tower: Tower, pixels: Pixels, piece_patches: int) -> EncodedImage:
 def _difference(expected: mx.array, computed: mx.array) -> float:
     wide = expected.astype(mx.float32)
     difference = mx.square(computed.astype(mx.float32) - wide).mean()
-    return float(mx.sqrt(difference / mx.maximum(mx.square(wide).mean(), 1e-12)).item())  # type: ignore[arg-type]
+    size = mx.maximum(mx.square(wide).mean(), 1e-12)
+    return float(mx.sqrt(difference / size))
