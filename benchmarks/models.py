@@ -94,14 +94,7 @@ def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
     if bits < 16:
         nn.quantize(model, 64, bits)
         config["quantization"] = {"group_size": 64, "bits": bits}
-    scratch = Path(target).with_suffix(".part")
-    scratch.mkdir(parents=True, exist_ok=True)
-    weights = dict(tree_flatten(model.parameters()))
-    layer = {name: array for name, array in weights.items() if ".layers.0." in name}
-    rest = {name: array for name, array in weights.items() if name not in layer}
-    mx.save_safetensors(str(scratch / "model-rest.safetensors"), rest, {"format": "mlx"})
-    mx.save_safetensors(str(scratch / "model-000.safetensors"), layer, {"format": "mlx"})
-    _copy_layer(scratch / "model-000.safetensors", layers)
+    scratch = _save_layers(dict(tree_flatten(model.parameters())), layers, Path(target))
     _finish({**config, "num_hidden_layers": layers}, Path(source), scratch, Path(target))
 
 
@@ -145,15 +138,9 @@ def save_random_vision(shape: str, tower: str, source: str, target: str) -> None
     rules = PatchRules((0.5,) * 3, (0.5,) * 3, 1 / 255, 16, 2, 2)
     encoder = QwenTower({"model_type": "qwen3_vl", "vision_config": vision}, rules)
     encoder.set_dtype(getattr(mx, SHAPES[shape][6]))
-    scratch = Path(target).with_suffix(".part")
-    scratch.mkdir(parents=True, exist_ok=True)
     weights = {f"language_model.{name}": array for name, array in tree_flatten(model.parameters())}
-    layer = {name: array for name, array in weights.items() if ".layers.0." in name}
-    rest = {name: array for name, array in weights.items() if name not in layer}
-    rest |= {f"vision_tower.{name}": array for name, array in tree_flatten(encoder.parameters())}
-    mx.save_safetensors(str(scratch / "model-rest.safetensors"), rest, {"format": "mlx"})
-    mx.save_safetensors(str(scratch / "model-000.safetensors"), layer, {"format": "mlx"})
-    _copy_layer(scratch / "model-000.safetensors", layers)
+    weights |= {f"vision_tower.{name}": array for name, array in tree_flatten(encoder.parameters())}
+    scratch = _save_layers(weights, layers, Path(target))
     for name in ("chat_template.jinja", "preprocessor_config.json"):
         shutil.copy(Path(source) / name, scratch)
     config = {**read, "text_config": text, "vision_config": vision}
@@ -193,6 +180,19 @@ def _drawn(shape: str, layers: int, vocabulary: int = 49152) -> tuple[nn.Module,
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     model.set_dtype(getattr(mx, dtype))
     return model, config
+
+
+def _save_layers(weights: dict[str, Any], layers: int, target: Path) -> Path:
+    """Write the weights, the text's first layer as `layers` layers; returns the directory, which is
+    not yet `target`."""
+    scratch = target.with_suffix(".part")
+    scratch.mkdir(parents=True, exist_ok=True)
+    layer = {name: array for name, array in weights.items() if ".layers.0." in name}
+    rest = {name: array for name, array in weights.items() if name not in layer}
+    mx.save_safetensors(str(scratch / "model-rest.safetensors"), rest, {"format": "mlx"})
+    mx.save_safetensors(str(scratch / "model-000.safetensors"), layer, {"format": "mlx"})
+    _copy_layer(scratch / "model-000.safetensors", layers)
+    return scratch
 
 
 def _copy_layer(first: Path, layers: int) -> None:
