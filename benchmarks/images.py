@@ -43,6 +43,8 @@ def ask_about_image(port: int, seed: int, tokens: int) -> tuple[float, int]:
     began = time.perf_counter()
     with urllib.request.urlopen(request) as answer:  # noqa: S310 - the server of this benchmark
         usage = json.load(answer)["usage"]
+    if usage["prompt_tokens"] < tokens:
+        raise RuntimeError("the server saw no image: its log says why")
     return time.perf_counter() - began, int(usage["prompt_tokens"])
 
 

@@ -115,12 +115,13 @@ TOWERS: dict[str, dict[str, Any]] = {
 """Qwen3-VL's encoders, by the size of the text model."""
 
 
-def vision_config(tower: str, text_dim: int) -> dict[str, Any]:
+def vision_config(tower: str, text_dim: int, text_layers: int = 3) -> dict[str, Any]:
+    """Each layer of the text gets vectors of one inner layer, up to three."""
     depth = TOWERS[tower]["depth"]
     return VISION | {
         **TOWERS[tower],
         "out_hidden_size": text_dim,
-        "deepstack_visual_indexes": [depth // 4, depth // 2, 3 * depth // 4],
+        "deepstack_visual_indexes": [depth // 4, depth // 2, 3 * depth // 4][:text_layers],
     }
 
 
@@ -134,7 +135,7 @@ def save_random_vision(shape: str, tower: str, source: str, target: str) -> None
     sections = [head_dim // 2 - 2 * (head_dim // 6), head_dim // 6, head_dim // 6]
     rope = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": sections}
     text |= {"model_type": "qwen3_vl_text", "rope_scaling": rope, "num_hidden_layers": layers}
-    vision = vision_config(tower, text["hidden_size"])
+    vision = vision_config(tower, text["hidden_size"], layers)
     rules = PatchRules((0.5,) * 3, (0.5,) * 3, 1 / 255, 16, 2, 2)
     encoder = QwenTower({"model_type": "qwen3_vl", "vision_config": vision}, rules)
     encoder.set_dtype(getattr(mx, SHAPES[shape][6]))
