@@ -1,4 +1,4 @@
-"""Several servers behind HAProxy, or behind smg, on one machine; docs/replicas.md says more.
+"""Several servers behind HAProxy, with smg or without, on one machine; docs/replicas.md says more.
 
 python examples/replicas.py --replicas 2 --port 8000 -- --model DIR --completion-batch-size 16
 
@@ -54,10 +54,14 @@ def replica(name: str, port: int, flags: Sequence[str]) -> list[str]:
     ]
 
 
-def haproxy(port: int, urls: Sequence[str], directory: Path) -> list[str]:
+def haproxy(
+    port: int, urls: Sequence[str], directory: Path, smg_port: int | None = None
+) -> list[str]:
     """The command of HAProxy, with deploy/haproxy.cfg for these servers, named a, b, c, ..., in a
     file of `directory`."""
     lines: list[str] = []
+    if smg_port is not None:
+        lines += ["global", f"    setenv SMG 127.0.0.1:{smg_port}"]
     for line in CONFIGURATION.read_text("utf-8").splitlines():
         if line.startswith("    server a "):
             lines += [
@@ -170,23 +174,27 @@ def ready(url: str) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Replicas:
-    """`ports`: of the replicas, by their names."""
+    """`ports`: of the replicas, by their names. `smg_port`: None without smg."""
 
     port: int
     ports: Mapping[str, int]
     flags: Sequence[str]
-    router: str
+    smg_port: int | None
     policy: str
 
     @property
     def urls(self) -> list[str]:
         return [f"http://127.0.0.1:{port}" for port in self.ports.values()]
 
-    def router_command(self, directory: Path) -> list[str]:
-        if self.router == "haproxy":
-            return haproxy(self.port, self.urls, directory)
+    def router_commands(self, directory: Path) -> Mapping[str, list[str]]:
+        before = haproxy(self.port, self.urls, directory, self.smg_port)
+        if self.smg_port is None:
+            return {"haproxy": before}
         [metrics_port] = free_ports(1)
-        return smg(self.port, metrics_port, self.urls, self.policy)
+        return {
+            "smg": smg(self.smg_port, metrics_port, self.urls, self.policy),
+            "haproxy": before,
+        }
 
     async def run(self, directory: Path) -> int:
         """Run until a signal, or until one of them cannot be. Return the exit code."""
@@ -202,7 +210,8 @@ class Replicas:
                 for name, port in self.ports.items():
                     command = replica(name, port, self.flags)
                     nursery.start_soon(run, f"the replica {name} on port {port}", command)
-                nursery.start_soon(run, self.router, self.router_command(directory))
+                for name, command in self.router_commands(directory).items():
+                    nursery.start_soon(run, name, command)
                 nursery.start_soon(self._announce)
                 async for _ in signals:
                     nursery.cancel_scope.cancel(reason="a signal")
@@ -210,7 +219,10 @@ class Replicas:
         return code
 
     def _all_ready(self) -> bool:
-        return all(map(ready, self.urls)) and healthy(self.port) == len(self.ports)
+        fronts = [self.port] if self.smg_port is None else [self.smg_port, self.port]
+        return all(map(ready, self.urls)) and all(
+            healthy(port) == len(self.ports) for port in fronts
+        )
 
     async def _announce(self) -> None:
         # The replicas and the router tell nobody
@@ -220,21 +232,24 @@ class Replicas:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description="Replicas behind a router.")
+    arguments = argparse.ArgumentParser(description="Replicas behind HAProxy.")
     arguments.add_argument("--replicas", type=int, default=2, help="at most 26")
     arguments.add_argument(
-        "--port", type=int, default=8000, help="the router's; replicas take free ones"
+        "--port", type=int, default=8000, help="HAProxy's; the others take free ones"
     )
-    arguments.add_argument("--router", choices=("haproxy", "smg"), default="haproxy")
     arguments.add_argument(
-        "--policy", default="cache_aware", help="smg's, for prompts of no named conversation"
+        "--router",
+        choices=("haproxy", "smg"),
+        default="haproxy",
+        help="smg: behind HAProxy, for prompts of no named conversation",
     )
+    arguments.add_argument("--policy", default="cache_aware", help="smg's")
     arguments.add_argument(
         "flags", nargs="*", metavar="FLAG", help="after --: flags of each `trouper serve`"
     )
     given = arguments.parse_args()
-    if given.router == "haproxy" and shutil.which("haproxy") is None:
-        arguments.error("haproxy is not installed: apt-get install haproxy, or --router smg")
+    if shutil.which("haproxy") is None:
+        arguments.error("haproxy is not installed: apt-get install haproxy")
     if given.router == "smg" and find_spec("smg") is None:
         arguments.error("smg is not installed in this Python: pip install smg")
     names = ascii_lowercase[: given.replicas]
@@ -242,7 +257,7 @@ def main() -> int:
         port=given.port,
         ports=dict(zip(names, free_ports(len(names)), strict=True)),
         flags=given.flags,
-        router=given.router,
+        smg_port=free_ports(1)[0] if given.router == "smg" else None,
         policy=given.policy,
     )
     with tempfile.TemporaryDirectory(prefix="replicas-") as directory:

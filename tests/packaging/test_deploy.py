@@ -38,7 +38,9 @@ def run(*command: str, **variables: str) -> str:
 
 
 @of("haproxy")
-@pytest.mark.parametrize("variables", [{}, {"LISTEN": ":8000", "SERVER_A": "127.0.0.2:8000"}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"LISTEN": ":8000", "SERVER_A": "127.0.0.2:8000", "SMG": "127.0.0.3:1"}]
+)
 def test_haproxy_takes_its_configuration(variables: dict[str, str]) -> None:
     run("haproxy", "-c", "-dW", "-f", str(DEPLOY / "haproxy.cfg"), **variables)
 

@@ -1,4 +1,4 @@
-"""A server that answers anything and keeps what arrived, and a router before several servers."""
+"""A server that answers anything and keeps what arrived, and routers before several servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from tests.test_process import until
 MODEL = "tiny"
 NAME_OF_SERVER = "x-trouper-server"
 needs_haproxy = pytest.mark.skipif(which("haproxy") is None, reason="haproxy is not installed")
-needs_smg = pytest.mark.skipif(not find_spec("smg"), reason="smg is not installed for this Python")
+needs_smg = pytest.mark.skipif(
+    which("haproxy") is None or not find_spec("smg"),
+    reason="haproxy is not installed, or smg for this Python",
+)
 ANSWERS: Mapping[str, Any] = {
     "/readyz": {"status": "ok"},
     "/health": {"status": "ok"},
@@ -97,24 +100,36 @@ def recording_server() -> Iterator[RecordingServer]:
 def router_before(
     urls: Sequence[str], directory: Path, router: str, policy: str = "cache_aware"
 ) -> Iterator[int]:
-    """The port of a router that has seen all servers ready. `policy` "round_robin": in turns."""
-    port, metrics_port = free_ports(2)
-    if router == "haproxy":
-        command = haproxy(port, urls, directory)
+    """The port of a router that has seen all servers ready: HAProxy, "smg" behind it, or "smg
+    alone". `policy` "round_robin": in turns."""
+    port, smg_port, metrics_port = free_ports(3)
+    with ExitStack() as stack:
+        if router != "haproxy":
+            command = smg(smg_port, metrics_port, urls, policy)
+            stack.enter_context(running(command, smg_port, len(urls)))
+        if router == "smg alone":
+            yield smg_port
+            return
+        command = haproxy(port, urls, directory, smg_port if router == "smg" else None)
         if policy == "round_robin":
             file = directory / "haproxy.cfg"
             text = file.read_text("utf-8").replace(
                 "balance hash var(txn.session)", "balance roundrobin"
             )
             file.write_text(text, "utf-8")
-    else:
-        command = smg(port, metrics_port, urls, policy)
+        stack.enter_context(running(command, port, len(urls)))
+        yield port
+
+
+@contextmanager
+def running(command: Sequence[str], port: int, count: int) -> Iterator[None]:
+    """A router, from when it has seen so many servers ready."""
     with subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            until(lambda: healthy(port) == len(urls))
-            yield port
+            until(lambda: healthy(port) == count)
+            yield
         finally:
             process.kill()
 

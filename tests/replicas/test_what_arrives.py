@@ -1,5 +1,5 @@
-"""Every parameter of docs/parameters.md arrives behind each router, but for those that are named
-here and in docs/replicas.md."""
+"""Every parameter of docs/parameters.md arrives, also where smg is behind HAProxy. Behind smg alone
+those that are named here are lost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from examples.replicas import free_ports, haproxy
 from tests.parameters import TABLES, Table
-from tests.replicas.recording_server import MODEL, RecordingServer, behind, needs_haproxy, needs_smg
+from tests.replicas.recording_server import (
+    MODEL,
+    RecordingServer,
+    behind,
+    needs_haproxy,
+    needs_smg,
+    recording_server,
+    running,
+)
+from tests.test_process import until
 from trouper.web.http.request_schema import components_of, schema_of
 
 NEEDED: Mapping[str, Any] = {
@@ -89,6 +101,7 @@ LOST_BY_SMG: Mapping[str, set[str]] = {
     },
 }
 """Refused with 400 in responses, left out in the others"""
+ROUTERS = (pytest.param("haproxy", marks=needs_haproxy), pytest.param("smg", marks=needs_smg))
 PATHS_OF_SMG = (
     "/v1/chat/completions",
     "/v1/completions",
@@ -152,9 +165,9 @@ def lost(port: int, server: RecordingServer, table: Table) -> set[str]:
     return names
 
 
-@needs_haproxy
-def test_every_byte_arrives_behind_haproxy(tmp_path: Path) -> None:
-    with behind(tmp_path, "haproxy", 1) as (port, [server]):
+@pytest.mark.parametrize("router", ROUTERS)
+def test_every_byte_arrives(router: str, tmp_path: Path) -> None:
+    with behind(tmp_path, router, 1) as (port, [server]):
         assert {table.path: lost(port, server, table) for table in TABLES} == {
             table.path: set() for table in TABLES
         }
@@ -170,9 +183,9 @@ def test_every_byte_arrives_behind_haproxy(tmp_path: Path) -> None:
 
 
 @needs_smg
-def test_what_arrives_behind_smg(tmp_path: Path) -> None:
-    """docs/replicas.md has the same list."""
-    with behind(tmp_path, "smg", 1) as (port, [server]):
+def test_what_arrives_behind_smg_alone(tmp_path: Path) -> None:
+    """Therefore HAProxy sends chats and completions to it, and nothing else."""
+    with behind(tmp_path, "smg alone", 1) as (port, [server]):
         missing = {
             table.path: lost(port, server, table) for table in TABLES if table.path in PATHS_OF_SMG
         }
@@ -180,3 +193,35 @@ def test_what_arrives_behind_smg(tmp_path: Path) -> None:
         for table in others:
             assert lost(port, server, table) == {name for name, _ in bodies(table)}
     assert {path: names for path, names in missing.items() if names} == LOST_BY_SMG
+
+
+PROMPT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+
+
+@needs_smg
+def test_smg_gets_prompts_of_no_named_conversation_and_nothing_else(tmp_path: Path) -> None:
+    """A name for the server is HAProxy's own."""
+    with behind(tmp_path, "smg", 1) as (port, [server]):
+
+        def past_smg(path: str, body: Mapping[str, Any], **headers: str) -> bool:
+            server.arrived.clear()
+            assert send(port, path, json.dumps(body).encode(), **headers) == 200
+            return server.arrived[-1].server == "a"
+
+        assert not past_smg("/v1/chat/completions", PROMPT)
+        assert not past_smg("/v1/completions", {"model": MODEL, "prompt": "x"})
+        assert past_smg("/v1/chat/completions", PROMPT, **{"x-session-id": "1"})
+        assert past_smg("/v1/chat/completions", PROMPT | {"prompt_cache_key": "1"})
+        assert past_smg("/v1/messages", PROMPT)
+        assert past_smg("/v1/responses", {"model": MODEL, "input": "x", "client_metadata": {}})
+
+
+@needs_haproxy
+def test_without_an_smg_that_answers_prompts_go_to_the_servers(tmp_path: Path) -> None:
+    with recording_server() as server:
+        port, nobody = free_ports(2)
+        command = haproxy(port, [server.url], tmp_path, nobody)
+        with running(command, port, 1):
+            body = json.dumps(PROMPT).encode()
+            until(lambda: send(port, "/v1/chat/completions", body) == 200)
+            assert server.arrived[-1].server == "a"
