@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import trio
 from rich.console import Console
 
@@ -132,6 +133,104 @@ def from_disk(model: Path, lengths: list[int], rounds: int) -> list[Row]:
     return rows
 
 
+TURNS = ("own", "other", "anew")
+"""The next turn: at the server of the first one, from memory; at another one of the same directory,
+from disk; and computed again there, under a salt of its own."""
+
+
+def between_servers(model: Path, lengths: list[int], rounds: int) -> list[Row]:
+    """Conversations begin at each of two servers of one cache directory in turn; `TURNS` are asked
+    in turn."""
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as name,
+        servers.trouper(model, *ROOM, disk=Path(name) / "blocks") as one,
+        servers.trouper(model, *ROOM, disk=Path(name) / "blocks") as two,
+    ):
+        for number, server in enumerate((one, two)):
+            ttft(server.port, words(200, 998 + number))  # A speed to decide by.
+        for length in lengths:
+            pairs = [(one, two) if k % 2 else (two, one) for k in range(rounds)]
+            asked = [
+                _turns(begun.port, away.port, words(length, 700 + 10 * k + length), k)
+                for k, (begun, away) in enumerate(pairs)
+            ]
+            seconds = {
+                f"{name}_s": statistics.median(turn[name].first_s for turn in asked)
+                for name in TURNS
+            }
+            rows.append(
+                {
+                    "words": length,
+                    **seconds,
+                    "other / own": seconds["other_s"] / seconds["own_s"],
+                    "other / anew": seconds["other_s"] / seconds["anew_s"],
+                    "cached": {
+                        name: [turn[name].cached_tokens for turn in asked] for name in TURNS
+                    },
+                    "prompts": [turn["own"].prompt_tokens for turn in asked],
+                    "answers that differ": sum(
+                        len({turn[name].text for name in TURNS}) > 1 for turn in asked
+                    ),
+                }
+            )
+    return rows
+
+
+def _turns(begun: int, away: int, prompt: str, first: int) -> dict[str, Greedy]:
+    """The turns after a prompt that the server at port `begun` answered, by their names."""
+    turn = f"{prompt}{greedy(begun, prompt).text} And then the"
+    until_written(begun)
+    while blocks(away) < blocks(begun):
+        time.sleep(0.5)
+    ways: dict[str, tuple[int, Row]] = {
+        "own": (begun, {}),
+        "other": (away, {}),
+        "anew": (away, {"cache_salt": "anew"}),
+    }
+    names = [TURNS[(first + k) % 3] for k in range(3)]
+    return {name: greedy(ways[name][0], turn, **ways[name][1]) for name in names}
+
+
+def blocks(port: int) -> int:
+    return int(health(port)["directory"]["blocks"])
+
+
+@attrs.define
+class Greedy:
+    """One answer. `first_s`: time to its first text."""
+
+    first_s: float = 0.0
+    text: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+def greedy(port: int, prompt: str, tokens: int = 24, **more: Any) -> Greedy:
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True} | more
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    answer, began = Greedy(), time.perf_counter()
+    # Our own loopback address
+    with urllib.request.urlopen(request) as lines:  # noqa: S310
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = json.loads(line.removeprefix(b"data: "))
+            if usage := chunk.get("usage"):
+                answer.prompt_tokens = usage["prompt_tokens"]
+                answer.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+            text = "".join(choice["text"] for choice in chunk["choices"])
+            if text and not answer.text:
+                answer.first_s = time.perf_counter() - began
+            answer.text += text
+    return answer
+
+
 def until_written(port: int) -> None:
     before = -1
     while (now := health(port)["directory"]["written_bytes"]) != before:
@@ -176,7 +275,9 @@ def main() -> None:
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[30, 60, 120, 250, 500, 3300], help="words"
     )
-    parser.add_argument("--only", nargs="+", choices=["shared", "again", "disk", "writing"])
+    parser.add_argument(
+        "--only", nargs="+", choices=["shared", "again", "disk", "servers", "writing"]
+    )
     parser.add_argument("--out", type=Path, default=Path("bench-cache.json"))
     options = parser.parse_args()
     model = servers.float32_copy(servers.embedded())
@@ -184,6 +285,7 @@ def main() -> None:
         "shared": partial(shared_system_prompt, model, options.rounds),
         "again": partial(same_again, model, options.rounds),
         "disk": partial(from_disk, model, options.lengths, options.rounds),
+        "servers": partial(between_servers, model, options.lengths, options.rounds),
         "writing": partial(while_writing, model, options.rounds),
     }
     report(work, options.only, options.out)

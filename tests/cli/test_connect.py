@@ -86,15 +86,24 @@ async def test_no_server() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "body", ["", "[]", '{"data": []}', '{"data": [{}]}', '{"data": [{"id": "x"}]}']
-)
+LISTED = '{"data": [{"id": "x"}]}'
+
+
+@pytest.mark.parametrize("body", ["", "[]", '{"data": []}', '{"data": [{}]}', LISTED])
 async def test_another_server(body: str) -> None:
     async with saying(models=body) as url:
         assert (
             refusal(await connect("claude", url=url))
             == f"{url} answers, but not as a Trouper server does"
         )
+
+
+async def test_a_router_that_knows_no_context() -> None:
+    """As smg alone: it lists the model, and has no /tokenize."""
+    async with saying(models=LISTED, tokenize=None) as url:
+        line = refusal(await connect("codex", url=url))
+    assert line.startswith(f"{url} is a router that does not say how many tokens x holds, or no ")
+    assert "give --url of HAProxy before it, or of a server behind it" in line
 
 
 async def test_a_model_by_its_name_and_one_that_is_not_there(home: Path) -> None:

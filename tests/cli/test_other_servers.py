@@ -38,9 +38,9 @@ USAGE = (
 
 
 @asynccontextmanager
-async def saying(**bodies: str) -> AsyncIterator[str]:
+async def saying(**bodies: str | None) -> AsyncIterator[str]:
     """A server that answers 200, by the last part of what it is asked for, one request a
-    connection."""
+    connection; 404 where the body is None."""
 
     async def answer(stream: trio.SocketStream) -> None:
         async with stream:
@@ -48,10 +48,12 @@ async def saying(**bodies: str) -> AsyncIterator[str]:
             while b"\r\n\r\n" not in received:
                 received += await stream.receive_some()
             path = received.split()[1].decode().rsplit("/", 1)[-1]
-            body = bodies.get(path.replace(".", "_"), "").encode()
+            text = bodies.get(path.replace(".", "_"), "")
+            status = "404 Not Found" if text is None else "200 OK"
+            body = (text or "").encode()
             kind = "application/json" if received.startswith(b"GET") else "text/event-stream"
             head = (
-                f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                 "Connection: close\r\n\r\n"
             )
             await stream.send_all(head.encode() + body)

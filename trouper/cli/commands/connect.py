@@ -27,7 +27,13 @@ from trouper.cli.agents.coding_agents import CODING_AGENTS
 from trouper.cli.agents.config_files import Change, ConfigFile, change_of, short
 from trouper.cli.agents.merging import ConfigInvalid, Secret, plain
 from trouper.cli.agents.undo import undo, write_with_backup
-from trouper.cli.client import Where, client_of, read_as_trouper, refused_in_one_line
+from trouper.cli.client import (
+    NotTrouper,
+    Where,
+    client_of,
+    read_as_trouper,
+    refused_in_one_line,
+)
 from trouper.cli.exits import refuse
 from trouper.cli.terminal_text import data_shown, line_shown, text_shown
 from trouper.protocol.paths import absolute_only
@@ -248,6 +254,7 @@ def _rewrite(agent: Agent, file: RunFile) -> None:
         refuse(f"{short(path)}: {error}")
 
 
+NO_MODEL = '"model_not_found"'  # Trouper's own code of a 404: a model that has just gone.
 SIGNS = "{}$"  # Clients refer to variables and files by these signs.
 
 
@@ -355,7 +362,15 @@ def _context_of(client: httpx2.Client, model: str, listed: Listed) -> int:
     """A model that is not loaded is loaded."""
     if model in listed and (context := listed[model].context):
         return context
-    answer = client.post("/tokenize", json={"model": model, "prompt": "?"}).raise_for_status()
+    answer = client.post("/tokenize", json={"model": model, "prompt": "?"})
+    if answer.status_code == httpx2.codes.NOT_FOUND and NO_MODEL not in answer.text:
+        where = str(client.base_url).rstrip("/")
+        raise NotTrouper(
+            f"{where} is a router that does not say how many tokens {model} holds, or no Trouper: "
+            "give --url of HAProxy before it, or of a server behind it; smg alone refuses Codex "
+            "and Claude Code's tool search (docs/replicas.md)"
+        )
+    answer.raise_for_status()
     with read_as_trouper(client):
         return int(answer.json()["max_model_len"])
 
