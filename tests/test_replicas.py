@@ -1,4 +1,4 @@
-"""Two real servers behind HAProxy, as examples/replicas.py runs them, and behind smg: what
+"""Two real servers behind HAProxy, without smg and with it, as examples/replicas.py runs them: what
 docs/replicas.md promises."""
 
 from __future__ import annotations
@@ -48,6 +48,18 @@ class Replicas:
     def process(self, port: int) -> psutil.Process:
         [one] = [child for child in self.program.children() if f"--port={port}" in child.cmdline()]
         return one
+
+    def all_are_seen(self) -> bool:
+        """By HAProxy, and by smg if there is one."""
+        commands = [child.cmdline() for child in self.program.children()]
+        of_smg = [
+            int(part.removeprefix("--port="))
+            for command in commands
+            if "smg.launch_router" in command
+            for part in command
+            if part.startswith("--port=")
+        ]
+        return all(healthy(port) == len(self.ports) for port in (self.port, *of_smg))
 
 
 @pytest.fixture(scope="module", params=ROUTERS)
@@ -301,7 +313,7 @@ def test_replicas_that_are_started_again_in_turn_lose_no_request(replicas: Repli
             leaving.terminate()
             until(partial(has_ended, leaving))
             until(partial(ready, f"http://127.0.0.1:{port}"))
-            until(lambda: healthy(replicas.port) == 2)
+            until(replicas.all_are_seen)
     ends = [end for client in clients for end in client.ended]
     log.info("%d requests behind %s", len(ends), replicas.router)
     assert {*ends} == {"answered"}
@@ -332,6 +344,6 @@ def test_a_replica_that_is_killed_costs_the_streams_that_it_had_begun_and_nothin
     assert cut <= len(clients) / 2
     if not LONG:
         return
-    until(lambda: healthy(replicas.port) == 2)
+    until(replicas.all_are_seen)
     with ThreadPoolExecutor(4) as at_once:
         until(lambda: any(at_once.map(lambda _: answers_again(replicas, killed), range(4))))
