@@ -25,6 +25,8 @@ from rich.console import Console
 from benchmarks import load, servers
 
 Row = dict[str, Any]
+BLOCK = 64
+"""Tokens of a cached block"""
 ROOM = ("--max-prompt-tokens", "8000", "--first-token-timeout-s", "0")
 
 
@@ -179,10 +181,13 @@ def between_servers(model: Path, lengths: list[int], rounds: int) -> list[Row]:
 
 def _turns(begun: int, away: int, prompt: str, first: int) -> dict[str, Greedy]:
     """The turns after a prompt that the server at port `begun` answered, by their names."""
-    turn = f"{prompt}{greedy(begun, prompt).text} And then the"
-    until_written(begun)
-    while blocks(away) < blocks(begun):
+    for port in (begun, away):
+        until_written(port)
+    before, answer = max(blocks(begun), blocks(away)), greedy(begun, prompt)
+    # The other server has seen all of its files by then.
+    while min(blocks(begun), blocks(away)) < before + answer.prompt_tokens // BLOCK:
         time.sleep(0.5)
+    turn = f"{prompt}{answer.text} And then the"
     ways: dict[str, tuple[int, Row]] = {
         "own": (begun, {}),
         "other": (away, {}),
