@@ -183,6 +183,8 @@ def test_a_poll_believes_no_damaged_file(damage: str, store: RunStore) -> None:
     assert other.poll().appeared == ()
     assert other.unreadable == (damage == "unreadable"), "once until the next refresh"
     assert path.exists() == (damage == "unreadable")
+    half_written = [*path.parent.glob("*.tmp")]
+    assert len(half_written) == (damage == "a temporary file"), "another server may write it"
 
 
 def test_a_read_outlives_a_removal_in_its_midst(store: RunStore) -> None:
