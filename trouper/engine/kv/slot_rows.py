@@ -15,6 +15,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.distributed.seams import exchanging, seams_of
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.compiled_pass import CompiledPasses, Pass, PromptPass
@@ -70,6 +71,7 @@ class SlotRows:
         several = capabilities.allows("banks")
         shapes = attrs.evolve(shapes, length_kernel=shapes.length_kernel and several)
         self._model, self._shapes = model, shapes
+        self._may_compile = seams_of(model) is None  # What is received is no input of a trace.
         self._prefill_together = capabilities.allows("prefill_together")
         self._images_together = capabilities.allows("images_together")
         self._adapted, self._adapters = adapted(model), AdapterRows(model)
@@ -260,7 +262,10 @@ class SlotRows:
         # The pass over tokens (n, width) of all decoding rows, compiled if possible.
         one = Pass(regions, caches_of(segments))
         return self._compiled.run(
-            partial(self._build, segments), one, tokens, may_compile=not self._states
+            partial(self._build, segments),
+            one,
+            tokens,
+            may_compile=self._may_compile and not self._states,
         )
 
     @property
@@ -318,7 +323,10 @@ class SlotRows:
         one = (PromptPass if compiled else Pass)(regions, caches_of(segments))
         self._states.begin(rows_of(segments), None)
         outputs = self._compiled.run(
-            partial(self._build, segments, part=part), one, mx.array(tokens), may_compile=compiled
+            partial(self._build, segments, part=part),
+            one,
+            mx.array(tokens),
+            may_compile=self._may_compile and compiled,
         )
         logits = self._logits(segments, counts, outputs)
         add_tokens(segments, counts)
@@ -334,7 +342,11 @@ class SlotRows:
         # Build the pass over tokens (n, width) in these slots. With an MTP head the result is
         # hidden states.
         caches = begin(segments, regions)
-        with self._adapted.during(regions[-1]), applied(regions[-1].adapters):
+        with (
+            exchanging(self._model),
+            self._adapted.during(regions[-1]),
+            applied(regions[-1].adapters),
+        ):
             outputs: mx.array = (part or self._target)(
                 tokens, cache=[view(cache) for cache in caches]
             )

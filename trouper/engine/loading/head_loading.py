@@ -113,6 +113,8 @@ def _make_head(
         return None, NO_HEAD
     if settings.speculation not in ("auto", "mtp"):
         return None, f"--speculation {settings.speculation}"
+    if settings.pipeline:
+        return None, "--pipeline"
     if not capabilities.allows("drafts"):
         return None, f"rows of this model cannot take drafts back ({capabilities.drafts})"
     try:
