@@ -1,0 +1,121 @@
+"""Two ranks over a slow link: a part of every layer each (tensor parallel), or half of the layers
+each (`--pipeline`). `python -m benchmarks.ranks_pipeline`. Linux, as root.
+
+Each rank is in a network namespace of its own, and a link of a delay and a rate joins them
+(`slow_link.py`). Rank 0 is asked by HTTP within its namespace; all servers on one machine, in
+turns. `first token`: of one prompt of --prompt words that nobody has computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from benchmarks import load, servers
+from benchmarks.ranks import streaming
+from benchmarks.slow_link import ADDRESSES, inside, slow_link
+
+KINDS = {"tensor parallel": [], "pipeline": ["--pipeline"]}
+PORT = 8000
+"""Nobody else's, in a namespace of its own."""
+RING_PORT = 5100
+Figures = dict[str, list[float]]
+
+
+def main() -> None:
+    options = arguments()
+    if options.ranks_only:
+        print(json.dumps(measured(options)))
+        return
+    model = options.model or servers.random_model(options.shape)
+    command = [sys.executable, "-m", "benchmarks.ranks_pipeline", *sys.argv[1:]]
+    command += ["--ranks-only", "--model", str(model)]
+    rounds: dict[str, Figures] = {kind: {} for kind in KINDS}
+    with slow_link(options.delay_ms, options.gbit):
+        for number in range(options.rounds):
+            said = subprocess.run(inside(0, command), stdout=subprocess.PIPE, check=True).stdout
+            of_round = json.loads(said.splitlines()[-1])
+            loads = os.getloadavg()
+            print(f"round {number + 1}, load average {loads[0]:.1f}: {of_round}", flush=True)
+            for kind, figures in of_round.items():
+                for name, figure in figures.items():
+                    rounds[kind].setdefault(name, []).append(figure)
+    print(f"{model.name}, {options.delay_ms} ms each way, {options.gbit} Gbit/s")
+    names = list(rounds["pipeline"])
+    print(f"| | {' | '.join(names)} |\n|---{'|---' * len(names)}|")
+    for kind, medians in rounds.items():
+        shown = (f"{statistics.median(medians[name]):.2f}" for name in names)
+        print(f"| {kind} | {' | '.join(shown)} |")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="A directory")
+    parser.add_argument("--shape", default="30m", help="Without --model (benchmarks/models.py)")
+    parser.add_argument("--delay-ms", type=float, default=0.5, help="Each way")
+    parser.add_argument("--gbit", type=float, default=1.0, help="A second, each way")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=500, help="Words")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ranks-only", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Each kind once, by this process in rank 0's namespace."""
+    figures: dict[str, dict[str, float]] = {}
+    for kind, flags in KINDS.items():
+        with serving(options.model, flags):
+            figures[kind] = {
+                f"{streams} streams, tokens a second": trio.run(
+                    streaming, PORT, streams, options.tokens, streams
+                )
+                for streams in options.streams
+            }
+            figures[kind]["first token, s"] = trio.run(first_token, options.prompt)
+    return figures
+
+
+async def first_token(words: int) -> float:
+    stream = load.Stream()
+    await load.stream(PORT, load.prompt(0, words), 2, stream, ignore_eos=True)
+    return stream.times[0] - stream.sent
+
+
+@contextmanager
+def serving(model: Path, flags: list[str]) -> Iterator[None]:
+    serve = [sys.executable, "-m", "trouper", "serve", "--model", str(model), "--no-ssd"]
+    serve += ["--port", str(PORT), "--speculation", "off", "--request-timeout-s", "0", *flags]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
+        json.dump([[f"{address}:{RING_PORT}"] for address in ADDRESSES], hosts)
+        hosts.flush()
+        ring = {"MLX_HOSTFILE": hosts.name, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        follower = subprocess.Popen(
+            inside(1, serve),
+            env={**os.environ, **ring, "MLX_RANK": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            with servers.serving("trouper", serve, PORT, {**ring, "MLX_RANK": "0"}):
+                yield
+        finally:
+            follower.terminate()
+            follower.wait(20)
+
+
+if __name__ == "__main__":
+    main()
