@@ -277,9 +277,10 @@ def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
     first, *others = models.entries()
     assert first.runtime is not None, "the first model is loaded before the server starts"
     card = first.runtime.model
+    split = f", a pipeline of {card.ranks} ranks" if card.pipeline else ""
     yield (
-        f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} "
-        f"is ready at {url}/v1"
+        f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}{split}) on "
+        f"{card.device} is ready at {url}/v1"
     )
     for other in others:
         yield f"{other.names[0]} is loaded now, if it fits, or when it is first asked for"

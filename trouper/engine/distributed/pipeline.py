@@ -21,6 +21,23 @@ from trouper.workarounds.mlx_call_hooks import extend_module
 # nobody uses the result.
 
 
+FAMILIES = frozenset(
+    {
+        "deepseek_v3",
+        "gemma2",
+        "kimi_k25",
+        "llama",
+        "mixtral",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+    }
+)
+"""mlx-lm's modules whose layers compute alike wherever the list of layers begins
+(tests/engine/test_pipeline.py)."""
+
+
 class FirstLayer:
     """Mixin: ignores the embeddings."""
 
@@ -43,11 +60,11 @@ class LastLayer:
 
 def keep_stage(model: nn.Module, directory: Path, group: RankGroup) -> None:
     """Remove all layers but this rank's. Raises `ModelUnusable`."""
-    layers = _layers_of(model)
-    if layers is None:
+    family, layers = type(model).__module__.rsplit(".", 1)[-1], _layers_of(model)
+    if family not in FAMILIES or layers is None:
         raise ModelUnusable(
-            f"{directory}: --pipeline is for models whose layers all attend to all tokens; leave "
-            "it out"
+            f"{directory}: --pipeline is for {', '.join(sorted(FAMILIES))}, with attention to all "
+            f"tokens in each layer; leave it out, and {family} is split by heads if it can be"
         )
     count, size = len(layers), group.size
     if count % size:

@@ -140,6 +140,7 @@ def _load_generator(
     card = attrs.evolve(
         card,
         ranks=group.size,
+        pipeline=settings.pipeline and group.size > 1,
         adapters=adapters,
         cache_bytes=min(group.gather(_cache_bytes(settings, card, group))),
         self_check=check,
