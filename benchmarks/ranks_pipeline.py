@@ -3,7 +3,8 @@ each (`--pipeline`). `python -m benchmarks.ranks_pipeline`. Linux, as root.
 
 Each rank is in a network namespace of its own, and a link of a delay and a rate joins them
 (`slow_link.py`). Rank 0 is asked by HTTP within its namespace; all servers on one machine, in
-turns. `first token`: of one prompt of --prompt words that nobody has computed.
+turns. Tokens a second from the first request to the last token. `first token`: of one prompt of
+--prompt words that nobody has computed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
 
 from benchmarks import load, servers
-from benchmarks.ranks import streaming
+from benchmarks.ranks import WORDS
 from benchmarks.slow_link import ADDRESSES, inside, slow_link
 
 KINDS = {"tensor parallel": [], "pipeline": ["--pipeline"]}
@@ -80,13 +82,20 @@ def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     for kind, flags in KINDS.items():
         with serving(options.model, flags):
             figures[kind] = {
-                f"{streams} streams, tokens a second": trio.run(
-                    streaming, PORT, streams, options.tokens, streams
-                )
+                f"{streams} streams, tokens a second": trio.run(streaming, streams, options.tokens)
                 for streams in options.streams
             }
             figures[kind]["first token, s"] = trio.run(first_token, options.prompt)
     return figures
+
+
+async def streaming(streams: int, tokens: int) -> float:
+    some = [load.Stream() for _ in range(streams)]
+    async with trio.open_nursery() as nursery:
+        for number, stream in enumerate(some):
+            text = load.prompt(100 * streams + number, WORDS)
+            nursery.start_soon(partial(load.stream, PORT, text, tokens, stream, ignore_eos=True))
+    return load.throughput(some)
 
 
 async def first_token(words: int) -> float:

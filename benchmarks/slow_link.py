@@ -109,11 +109,11 @@ def _ip(*words: str) -> None:
 
 def main() -> None:
     delay_ms, gbit_per_s = map(float, sys.argv[1:])
-    devices = [tun(number) for number in range(len(NAMESPACES))]
+    first, second = (tun(number) for number in range(len(NAMESPACES)))
     # Ranks spin while they wait: a carrier that waits for its turn would be a slower link.
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     print("ready", flush=True)
-    carry(*devices, delay_ms / 1000, gbit_per_s * 1e9)
+    carry(first, second, delay_ms / 1000, gbit_per_s * 1e9)
 
 
 if __name__ == "__main__":
