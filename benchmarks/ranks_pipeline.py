@@ -1,5 +1,5 @@
 """Two ranks over a slow link: a part of every layer each (tensor parallel), or half of the layers
-each (`--pipeline`). `python -m benchmarks.ranks_pipeline`. Linux, as root.
+each (`--pipeline`); and one rank, with one thread as each of two. `python -m benchmarks.ranks_pipeline`. Linux, as root.
 
 Each rank is in a network namespace of its own, and a link of a delay and a rate joins them
 (`slow_link.py`). Rank 0 is asked by HTTP within its namespace; all servers on one machine, in
@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,16 @@ from benchmarks import load, servers
 from benchmarks.ranks import WORDS
 from benchmarks.slow_link import ADDRESSES, inside, slow_link
 
-KINDS = {"tensor parallel": [], "pipeline": ["--pipeline"]}
+KINDS: dict[str, tuple[int, Sequence[str]]] = {
+    "one rank": (1, []),
+    "tensor parallel": (2, []),
+    "pipeline": (2, ["--pipeline"]),
+}
+"""Ranks and flags."""
 PORT = 8000
 """Nobody else's, in a namespace of its own."""
 RING_PORT = 5100
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 Figures = dict[str, list[float]]
 
 
@@ -79,8 +85,8 @@ def arguments() -> argparse.Namespace:
 def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Each kind once, by this process in rank 0's namespace."""
     figures: dict[str, dict[str, float]] = {}
-    for kind, flags in KINDS.items():
-        with serving(options.model, flags):
+    for kind, (ranks, flags) in KINDS.items():
+        with serving(options.model, ranks, flags):
             figures[kind] = {
                 f"{streams} streams, tokens a second": trio.run(streaming, streams, options.tokens)
                 for streams in options.streams
@@ -105,25 +111,30 @@ async def first_token(words: int) -> float:
 
 
 @contextmanager
-def serving(model: Path, flags: list[str]) -> Iterator[None]:
+def serving(model: Path, ranks: int, flags: Sequence[str]) -> Iterator[None]:
     serve = [sys.executable, "-m", "trouper", "serve", "--model", str(model), "--no-ssd"]
     serve += ["--port", str(PORT), "--speculation", "off", "--request-timeout-s", "0", *flags]
     with tempfile.NamedTemporaryFile("w", suffix=".json") as hosts:
         json.dump([[f"{address}:{RING_PORT}"] for address in ADDRESSES], hosts)
         hosts.flush()
-        ring = {"MLX_HOSTFILE": hosts.name, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        follower = subprocess.Popen(
-            inside(1, serve),
-            env={**os.environ, **ring, "MLX_RANK": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        ring = {"MLX_HOSTFILE": hosts.name} if ranks > 1 else {}
+        follower = _follower(serve, ring) if ranks > 1 else None
         try:
-            with servers.serving("trouper", serve, PORT, {**ring, "MLX_RANK": "0"}):
+            with servers.serving("trouper", serve, PORT, {**THREADS, **ring, "MLX_RANK": "0"}):
                 yield
         finally:
-            follower.terminate()
-            follower.wait(20)
+            if follower is not None:
+                follower.terminate()
+                follower.wait(20)
+
+
+def _follower(serve: list[str], ring: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        inside(1, serve),
+        env={**os.environ, **THREADS, **ring, "MLX_RANK": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 if __name__ == "__main__":
