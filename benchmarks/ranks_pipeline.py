@@ -1,5 +1,6 @@
-"""Two ranks over a slow link: a part of every layer each (tensor parallel), or half of the layers
-each (`--pipeline`); and one rank, with one thread as each of two. `python -m benchmarks.ranks_pipeline`. Linux, as root.
+"""Two ranks over a slow link, and one rank with one thread as each of two has: a part of every
+layer each (tensor parallel), or half of the layers each (`--pipeline`). `python -m
+benchmarks.ranks_pipeline`. Linux, as root.
 
 Each rank is in a network namespace of its own, and a link of a delay and a rate joins them
 (`slow_link.py`). Rank 0 is asked by HTTP within its namespace; all servers on one machine, in
