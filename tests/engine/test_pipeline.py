@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -13,7 +14,8 @@ from tests.engine.test_sharding import Pretended
 from tests.families import FAMILIES, build
 from tests.ranks.models import CONFIGS
 from trouper.engine.distributed import pipeline
-from trouper.engine.distributed.seams import Seams, exchanging
+from trouper.engine.distributed.sharding import HypotheticalGroup
+from trouper.engine.passes.seams import Seams, exchanging
 from trouper.protocol.problems import ModelUnusable
 
 TOKENS = mx.array([[5, 7, 9, 11, 2]])
@@ -57,7 +59,7 @@ def test_stages_compute_what_the_whole_model_computes(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = build(family)
-    wanted = whole(TOKENS, cache=make_prompt_cache(whole))[:, 3:]
+    expected = whole(TOKENS, cache=make_prompt_cache(whole))[:, 3:]
     models = stages(family, len(whole.layers), monkeypatch)
     caches = [make_prompt_cache(model) for model in models]
     assert [len(cache) for cache in caches] == [1] * len(models)
@@ -65,9 +67,9 @@ def test_stages_compute_what_the_whole_model_computes(
         for model, cache in zip(models, caches, strict=True):
             logits = model(tokens, cache=cache)
         assert Relay.sent is None
-    assert mx.allclose(logits, wanted, atol=1e-4)
+    assert mx.allclose(logits, expected, atol=1e-4)
     first = models[0](TOKENS[:, :3], cache=make_prompt_cache(models[0]))
-    assert not mx.allclose(first[:, 1:], wanted, atol=1e-2), "the other stages do something"
+    assert not mx.allclose(first[:, 1:], expected, atol=1e-2), "the other stages do something"
 
 
 def refused(model: nn.Module, size: int) -> str:
@@ -100,10 +102,11 @@ def test_sliding_windows_are_refused() -> None:
 def test_only_passes_that_are_evaluated_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     """Building one, as for the layout of KV, must not reach the other ranks."""
     started = list[int]()
+    mlx_group: Any = HypotheticalGroup(2)
     model = stages("llama", 2, monkeypatch)[0]
     monkeypatch.setattr(mx.distributed, "send", lambda hidden, *_, **__: hidden)
     monkeypatch.setattr(mx, "async_eval", lambda arrays: started.append(len(arrays)))
-    model.seams = model.layers[-1].seams = Seams(Ranked(2, 1))
+    model.seams = model.layers[-1].seams = Seams(mlx_group)
     model(TOKENS, cache=make_prompt_cache(model))
     assert started == []
     with exchanging(model):

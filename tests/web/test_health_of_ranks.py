@@ -54,7 +54,7 @@ class Piped(FakeEngine):
 @pytest.mark.parametrize("engine", [FakeEngine, Piped])
 async def test_a_pipeline_is_named(engine: type[FakeEngine]) -> None:
     async with serving(engine()) as served:
-        told = json.loads((await exchange(served, get("/health")))[2])
+        health = json.loads((await exchange(served, get("/health")))[2])
         line = first_line("http://here", "mine", served.runtime.model)
-    assert told["pipeline"] is (engine is Piped)
+    assert health["pipeline"] is (engine is Piped)
     assert (", a pipeline of 3 ranks) on simulated is ready" in line) == (engine is Piped)

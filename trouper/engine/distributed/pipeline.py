@@ -10,8 +10,8 @@ from mlx import nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from trouper.engine.distributed.rank_group import RankGroup
-from trouper.engine.distributed.seams import Seams
 from trouper.engine.kv.model_body import body_of
+from trouper.engine.passes.seams import Seams
 from trouper.engine.platform.error_text import first_line_of
 from trouper.protocol.problems import ModelUnusable
 from trouper.workarounds.mlx_call_hooks import extend_module
@@ -75,7 +75,7 @@ def keep_stage(model: nn.Module, directory: Path, group: RankGroup) -> None:
         )
     stage = size - 1 - group.rank
     layers[:] = layers[stage * count // size : (stage + 1) * count // size]
-    model.seams = seams = Seams(group)
+    model.seams = seams = Seams(group.mlx)
     try:
         if stage > 0:
             _extend(layers[0], FirstLayer, seams)

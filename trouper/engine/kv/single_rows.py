@@ -11,10 +11,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.distributed.seams import exchanging
 from trouper.engine.kv.model_body import body_of
 from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.passes.region import Ints
+from trouper.engine.passes.seams import exchanging
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import KvBound, RowId

@@ -15,7 +15,6 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations.adaptation_registry import adapted
-from trouper.engine.distributed.seams import exchanging, seams_of
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.compiled_pass import CompiledPasses, Pass, PromptPass
@@ -44,6 +43,7 @@ from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.passes.pass_shapes import EXACT, Shapes
 from trouper.engine.passes.region import Ints, Region, padded
+from trouper.engine.passes.seams import exchanging, seams_of
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats

@@ -14,8 +14,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from trouper.engine.distributed.seams import exchanging
 from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.passes.seams import exchanging
 from trouper.engine.platform import device
 
 # This error does not depend on the scale of a model's logits, and one outlier among 100,000 tokens

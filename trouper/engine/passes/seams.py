@@ -8,20 +8,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import mlx.core as mx
 from mlx import nn
 
-from trouper.engine.distributed.rank_group import RankGroup
-
 
 class Seams:
     """Exchanges hidden states with the neighbours, once a pass and direction."""
 
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: mx.distributed.Group) -> None:
         self._group = group
         self._exchanged: list[mx.array] = []
 
     def receive(self, like: mx.array) -> mx.array:
         """Lazy; (n, width, dim) as `like`."""
-        source = self._group.rank + 1
-        received = mx.distributed.recv_like(like, source, group=self._group.mlx)
+        received = mx.distributed.recv_like(like, self._group.rank() + 1, group=self._group)
         self._exchanged.append(received)
         return received
 
@@ -29,7 +26,7 @@ class Seams:
         """Lazy; returns `hidden`. Raises `ValueError` if it is not what the next rank expects."""
         if (hidden.shape, hidden.dtype) != (like.shape, like.dtype):
             raise ValueError("its layers return other hidden states than they get")
-        sent = mx.distributed.send(hidden, self._group.rank - 1, group=self._group.mlx)
+        sent = mx.distributed.send(hidden, self._group.rank() - 1, group=self._group)
         self._exchanged.append(sent)
         return sent
 
