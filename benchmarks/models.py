@@ -63,6 +63,7 @@ def save_truncated(source: str, target: str, layers: int) -> None:
 
 SHAPES = {
     "tiny": (64, 128, 2, 4, 2, 16, "float32"),
+    "30m": (256, 768, 24, 8, 4, 32, "float32"),
     "0.1b": (512, 1536, 30, 8, 4, 64, "float32"),
     "0.6b": (1024, 3072, 28, 16, 8, 128, "bfloat16"),
     "4b": (2560, 9728, 36, 32, 8, 128, "bfloat16"),
@@ -70,8 +71,8 @@ SHAPES = {
     "32b": (5120, 25600, 64, 64, 8, 128, "bfloat16"),
     "30b-a3b": (2048, 6144, 48, 32, 4, 128, "bfloat16"),
 }
-"""Of Qwen3's models, and one for CPUs: hidden, inner, layers, heads, KV heads, their size, type.
-0.1b divides by two and by four, which the embedded model does not."""
+"""Of Qwen3's models, and three for CPUs: hidden, inner, layers, heads, KV heads, their size, type.
+30m and 0.1b divide by two and by four, which the embedded model does not."""
 EXPERTS = {
     "30b-a3b": {
         "num_experts": 128,

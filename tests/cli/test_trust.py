@@ -54,7 +54,7 @@ HARMLESS = """
     kv_memory image_cache num_blocks snapshot_tokens kv_bits kv_group_size
     self_check speculation
     tool_parser reasoning_parser spec_ngram_min spec_ngram_max spec_draft_tokens
-    sequence_cache_size tp_reduce_dtype ssd_max_bytes ssd_keep_free ssd_write_budget
+    sequence_cache_size pipeline tp_reduce_dtype ssd_max_bytes ssd_keep_free ssd_write_budget
     ssd_ttl_days no_ssd memory_fraction no_wired_weights buffer_cache janitor_interval_s seed
     rank_timeout_s collective_timeout_s port model_memory max_loaded_models model_ttl_s
     stored_responses stored_responses_bytes stored_responses_ttl_s no_batches batch_rows

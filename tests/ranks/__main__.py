@@ -1,5 +1,5 @@
-"""Greedy tokens of every family at one, two and three ranks, with drafts, and with 8-bit KV: `just
-ranks-parity 512`."""
+"""Greedy tokens of every family at one, two and three ranks, with drafts, with 8-bit KV, and as a
+pipeline: `just ranks-parity 512`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Any
 from tests.ranks.launching import run_ranks
 from tests.ranks.models import CONFIGS
 from tests.ranks.playing import play_all
-from tests.ranks.test_parity import KEPT_IN_BYTES, saved, tokens
+from tests.ranks.test_parity import KEPT_IN_BYTES, PIPELINE, saved, tokens
+from trouper.engine.distributed.pipeline import FAMILIES
 from trouper.engine.distributed.rank_group import ALONE
 
 ROUNDINGS = range(1, 9)
 EIGHT_BITS = ", 8-bit KV"
+STAGES = ", a pipeline"
 
 
 def main() -> None:
@@ -33,8 +35,15 @@ def main() -> None:
         alone = play_all(spec, ALONE)
         sure = {name: sure_tokens(one, alone[name]["greedy"]) for name, one in spec.items()}
         for size in (2, 3):
-            ranks = run_ranks(size, "tests.ranks.playing", json.dumps(spec))
-            for name in spec:
+            stages = {
+                name + STAGES: {**plain[name], "settings": PIPELINE}
+                for name in sorted(FAMILIES & plain.keys())
+                if CONFIGS[name]["num_hidden_layers"] % size == 0
+            }
+            alone |= {name: alone[name.removesuffix(STAGES)] for name in stages}
+            sure |= {name: sure[name.removesuffix(STAGES)] for name in stages}
+            ranks = run_ranks(size, "tests.ranks.playing", json.dumps(spec | stages))
+            for name in spec | stages:
                 equal = [
                     _first(alone[name]["greedy"], said)
                     for told in ranks

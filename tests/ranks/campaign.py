@@ -1,5 +1,6 @@
 """Requests of every kind at two ranks and at one: all end, and answers are equal. `python -m
-tests.ranks.campaign 500 [SEED [1]]`; with the 1 rows draft whether it pays or not.
+tests.ranks.campaign 500 [SEED [1 [1]]]`; with the first 1 rows draft whether it pays or not, with
+the second the ranks are a pipeline.
 
 Eight at a time: mixed lengths, stop strings, EOS, max_tokens, seeds, temperatures, penalties,
 grammars, n, prompts that begin alike; some clients leave at a random moment, and some ask for more
@@ -140,7 +141,9 @@ async def play(port: int, all_wishes: Sequence[Wish]) -> list[Heard]:
 
 
 @contextmanager
-def served(model: Path, port: int, ranks: int, eager: bool, limit_s: float) -> Iterator[None]:
+def served(
+    model: Path, port: int, ranks: int, eager: bool, limit_s: float, *, flags: Sequence[str] = ()
+) -> Iterator[None]:
     """Ends with a drain, and every rank with 0."""
     module = "tests.ranks.eager" if eager else "trouper"
     command = [
@@ -156,6 +159,7 @@ def served(model: Path, port: int, ranks: int, eager: bool, limit_s: float) -> I
     ]
     command += ["--request-timeout-s", str(limit_s), "--completion-batch-size", str(AT_ONCE - 2)]
     command += ["--spec-ngram-min", "1", "--rank-timeout-s", "30"]  # A busy machine is no loss.
+    command += flags
     command += ["--queue-timeout-s", str(limit_s / 2), "--first-token-timeout-s", str(limit_s / 2)]
     with tempfile.TemporaryFile("w+") as output, environments(ranks) as each:
         processes = [
@@ -208,12 +212,20 @@ class Compared:
     """Tokens that were accepted there, of those that were guessed."""
 
 
-def compare(model: Path, count: int, seed: int, *, eager: bool, limit_s: float) -> Compared:
+def compare(
+    model: Path,
+    count: int,
+    seed: int,
+    *,
+    eager: bool,
+    limit_s: float,
+    flags: Sequence[str] = (),
+) -> Compared:
     asked = wishes(count, seed)
     heard, drafted = [], 0
     for ranks in (1, 2):
         port = free_port()
-        with served(model, port, ranks, eager, limit_s):
+        with served(model, port, ranks, eager, limit_s, flags=flags):
             heard.append(trio.run(play, port, asked))
             drafted = get(port, "/health")[1]["speculation"]["accepted"]
     each = zip(asked, *heard, strict=True)
@@ -226,11 +238,12 @@ def _differ(one: Heard, two: Heard) -> bool:
     return not kinds <= EXPECTED or (kinds == {"answered"} and one.said != two.said)
 
 
-def main(count: int = 500, seed: int = 0, eager: int = 0) -> int:
+def main(count: int = 500, seed: int = 0, eager: int = 0, pipeline: int = 0) -> int:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         model = save("llama", Path(directory) / "llama")
-        told = compare(model, count, seed, eager=bool(eager), limit_s=LIMIT_S)
+        flags = ["--pipeline"] if pipeline else []
+        told = compare(model, count, seed, eager=bool(eager), limit_s=LIMIT_S, flags=flags)
     print(", ".join(f"{number} {kind}" for kind, number in told.kinds.most_common()), end="; ")
     print(f"{told.drafted} drafted tokens accepted; {time.perf_counter() - began:.0f} s")
     for wish, one, two in told.differ[:5]:

@@ -21,6 +21,8 @@ from trouper.engine.platform import device
 
 KEPT_IN_BYTES = {"kv_bits": 8, "kv_group_size": 32}
 FLOAT32_SUMS = {"tp_reduce_dtype": "float32"}
+PIPELINE = {"pipeline": True}
+"""Without other ranks it changes nothing."""
 pytestmark = pytest.mark.skipif(
     not device.is_cpu(), reason="float32 is the reference, and that is for CPUs"
 )
@@ -49,7 +51,7 @@ def tokens(told: Mapping[str, Any], name: str) -> dict[str, Any]:
 def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
     """Greedy; drawn, with other seeds on rank 1, which do not count; rows that join and leave,
     follow grammars, think; stored prefixes and copies of live rows; KV in bytes; sums in float32;
-    drafts, right and wrong."""
+    drafts, right and wrong; a pipeline."""
     models: dict[str, dict[str, Any]] = {
         "llama": {"seeds": certain_seeds("llama"), "prefixes": True, "settings": KEPT_IN_BYTES},
         "deepseek_v3": {
@@ -57,6 +59,13 @@ def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
             "drafts": True,
             "settings": KEPT_IN_BYTES | FLOAT32_SUMS,
         },
+    }
+    models["qwen3"] = {
+        "greedy": 12,
+        "drafts": True,
+        "seeds": certain_seeds("qwen3"),
+        "prefixes": True,
+        "settings": PIPELINE,
     }
     if LONG:  # Experts without compressed KV.
         models["qwen3_moe"] = {"greedy": 12, "drafts": True, "settings": FLOAT32_SUMS}
@@ -69,6 +78,8 @@ def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
             assert tokens(told, name) == tokens(alone, name), f"{name} on rank {rank}"
     llama, whole = ranks[1]["llama"], alone["llama"]
     assert llama["token_bytes"] * 2 == whole["token_bytes"], "each rank keeps its own heads"
+    in_stages = [rank["qwen3"]["token_bytes"] * 2 for rank in ranks]
+    assert in_stages == [alone["qwen3"]["token_bytes"]] * 2, "each rank keeps its own layers"
     assert llama["cache_bytes"] <= whole["cache_bytes"] / 2 + 1, (
         "two ranks share this machine's memory"
     )
@@ -76,7 +87,12 @@ def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_r8_three_ranks_answer_what_one_answers(tmp_path: Path) -> None:
-    spec = saved(tmp_path, {"qwen3": {"greedy": 8, "drafts": True, "settings": KEPT_IN_BYTES}})
+    models = {
+        "qwen3": {"greedy": 8, "drafts": True, "settings": KEPT_IN_BYTES},
+        "deepseek_v3": {"greedy": 8, "drafts": True, "prefixes": True, "settings": PIPELINE},
+    }
+    spec = saved(tmp_path, models)
     alone = play_all(spec, ALONE)
     ranks = run_ranks(3, "tests.ranks.playing", json.dumps(spec))
-    assert [tokens(told, "qwen3") for told in ranks] == [tokens(alone, "qwen3")] * 3
+    for name in models:
+        assert [tokens(told, name) for told in ranks] == [tokens(alone, name)] * 3, name

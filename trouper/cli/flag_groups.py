@@ -120,6 +120,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "rank_secret_file",
         "rank_timeout_s",
         "collective_timeout_s",
+        "pipeline",
         "tp_reduce_dtype",
     ),
 }

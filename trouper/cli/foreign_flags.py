@@ -416,13 +416,18 @@ FOREIGN_FLAGS = (
         },
     ),
     ForeignFlag(
-        "",
-        "`trouper launch -n N -- serve ...` divides each layer instead",
+        "--pipeline",
+        "of ranks: `trouper launch -n N -- serve ...`",
         {
-            VLLM: "--pipeline-parallel-size -pp --enable-expert-parallel",
-            SGLANG: "--pipeline-parallel-size --pp-size --ep-size",
+            VLLM: "--pipeline-parallel-size -pp",
+            SGLANG: "--pipeline-parallel-size --pp-size",
             MLX_LM: "--pipeline",
         },
+    ),
+    ForeignFlag(
+        "",
+        "`trouper launch -n N -- serve ...` divides each layer instead",
+        {VLLM: "--enable-expert-parallel", SGLANG: "--ep-size"},
     ),
     ForeignFlag(
         "",

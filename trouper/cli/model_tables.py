@@ -29,6 +29,7 @@ OF_THE_PROCESS = {
         "rank_secret_file",
         "rank_timeout_s",
         "collective_timeout_s",
+        "pipeline",
         "tp_reduce_dtype",
     ),
     *(

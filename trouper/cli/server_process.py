@@ -37,6 +37,7 @@ from trouper.cli.exits import DEVICE_STUCK, end_at_once, forget, insists, leavin
 from trouper.cli.rank_process import end_with_group
 from trouper.cli.terminal_text import line_shown
 from trouper.protocol.loading import Loading, LoadWatch
+from trouper.protocol.model import ModelCard
 from trouper.protocol.model_options import ModelOptions
 from trouper.run import mlx_engine
 from trouper.web.keys.key_file import require_keys
@@ -273,14 +274,10 @@ def announce(url: str, models: ModelManager, keyed: bool) -> None:
 
 
 def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
-    """The first line is for programs, too, and ends in `is ready at URL/v1`."""
     first, *others = models.entries()
     assert first.runtime is not None, "the first model is loaded before the server starts"
     card = first.runtime.model
-    yield (
-        f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} "
-        f"is ready at {url}/v1"
-    )
+    yield first_line(url, first.names[0], card)
     for other in others:
         yield f"{other.names[0]} is loaded now, if it fits, or when it is first asked for"
     yield f"live: {url}/   chat: trouper chat --url {shlex.quote(url)}   the API: {url}/docs"
@@ -290,6 +287,15 @@ def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
     yield from snippets(url, first.names[0], keyed)
     if lacking := notice(first.names[0], first.runtime):
         yield lacking
+
+
+def first_line(url: str, name: str, card: ModelCard) -> str:
+    """For programs, too: ends in `is ready at URL/v1`."""
+    split = f", a pipeline of {card.ranks} ranks" if card.pipeline else ""
+    return (
+        f"{name} ({card.architecture}, {card.dtype}, {card.batching}{split}) on {card.device} "
+        f"is ready at {url}/v1"
+    )
 
 
 EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -196,6 +196,8 @@ class ModelCard:
     no_generation: str = ""
     """Why the model generates nothing; "" if the model does."""
     ranks: int = 1
+    pipeline: bool = False
+    """Whether each rank has consecutive layers, not a part of every layer."""
     chunk_step: int = 1
     """Multiple of tokens for ends of chunks: the device prepares each length."""
     min_restored_tokens: int = 0

@@ -199,6 +199,11 @@ class Settings:
         "Older name of a bound, without effect: --cache-memory bounds what is kept.",
         0,
     )
+    pipeline: bool = setting(
+        False,
+        "With several ranks, give each consecutive layers instead of a part of every layer: for "
+        "slow links.",
+    )
     tp_reduce_dtype: str = setting(
         "native",
         "With several ranks, the type in which their parts are added: native (the model's own) or "

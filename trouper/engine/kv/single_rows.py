@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from trouper.engine.kv.model_body import body_of
 from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.passes.region import Ints
+from trouper.engine.passes.seams import exchanging
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import KvBound, RowId
@@ -77,7 +78,7 @@ class SingleRows:
     def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         assert self._body is not None, "this model gives no embeddings"
         self._lengths[row] += len(tokens)
-        with applied(self._adapters.of([row])):
+        with exchanging(self._model), applied(self._adapters.of([row])):
             states: mx.array = self._body(mx.array([tokens]), cache=self._caches[row])
         return states[0]
 
@@ -109,7 +110,7 @@ class SingleRows:
 
     def _forward(self, row: RowId, tokens: mx.array) -> mx.array:
         self._lengths[row] += tokens.shape[1]
-        with applied(self._adapters.of([row])):
+        with exchanging(self._model), applied(self._adapters.of([row])):
             logits: mx.array = self._model(tokens, cache=self._caches[row])
         return logits
 

@@ -43,6 +43,7 @@ from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.passes.pass_shapes import EXACT, Shapes
 from trouper.engine.passes.region import Ints, Region, padded
+from trouper.engine.passes.seams import exchanging, seams_of
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
@@ -70,6 +71,7 @@ class SlotRows:
         several = capabilities.allows("banks")
         shapes = attrs.evolve(shapes, length_kernel=shapes.length_kernel and several)
         self._model, self._shapes = model, shapes
+        self._may_compile = seams_of(model) is None  # What is received is no input of a trace.
         self._prefill_together = capabilities.allows("prefill_together")
         self._images_together = capabilities.allows("images_together")
         self._adapted, self._adapters = adapted(model), AdapterRows(model)
@@ -260,7 +262,10 @@ class SlotRows:
         # The pass over tokens (n, width) of all decoding rows, compiled if possible.
         one = Pass(regions, caches_of(segments))
         return self._compiled.run(
-            partial(self._build, segments), one, tokens, may_compile=not self._states
+            partial(self._build, segments),
+            one,
+            tokens,
+            may_compile=self._may_compile and not self._states,
         )
 
     @property
@@ -318,7 +323,10 @@ class SlotRows:
         one = (PromptPass if compiled else Pass)(regions, caches_of(segments))
         self._states.begin(rows_of(segments), None)
         outputs = self._compiled.run(
-            partial(self._build, segments, part=part), one, mx.array(tokens), may_compile=compiled
+            partial(self._build, segments, part=part),
+            one,
+            mx.array(tokens),
+            may_compile=self._may_compile and compiled,
         )
         logits = self._logits(segments, counts, outputs)
         add_tokens(segments, counts)
@@ -334,7 +342,11 @@ class SlotRows:
         # Build the pass over tokens (n, width) in these slots. With an MTP head the result is
         # hidden states.
         caches = begin(segments, regions)
-        with self._adapted.during(regions[-1]), applied(regions[-1].adapters):
+        with (
+            exchanging(self._model),
+            self._adapted.during(regions[-1]),
+            applied(regions[-1].adapters),
+        ):
             outputs: mx.array = (part or self._target)(
                 tokens, cache=[view(cache) for cache in caches]
             )

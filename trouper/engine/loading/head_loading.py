@@ -111,8 +111,9 @@ def _make_head(
         return None, f"heads of {target.config['model_type']} are not supported"
     if family is None or not found.weights:
         return None, NO_HEAD
-    if settings.speculation not in ("auto", "mtp"):
-        return None, f"--speculation {settings.speculation}"
+    if settings.speculation not in ("auto", "mtp") or settings.pipeline:
+        flag = "--pipeline" if settings.pipeline else f"--speculation {settings.speculation}"
+        return None, flag
     if not capabilities.allows("drafts"):
         return None, f"rows of this model cannot take drafts back ({capabilities.drafts})"
     try:

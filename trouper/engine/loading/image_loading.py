@@ -136,6 +136,8 @@ def _loaded(
     """The encoder, on rank 0, and the layout. Raises `ValueError` on all ranks."""
     images, layout, reason = NO_IMAGES, None, ""
     try:
+        if settings.pipeline:
+            raise ValueError("--pipeline")
         if not capabilities.allows("batch"):
             raise ValueError("rows of this model run alone, without what images need")
         layout = _layout(candidate, tokenizer)

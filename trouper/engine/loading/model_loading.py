@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from trouper.engine.distributed import sharding
+from trouper.engine.distributed import pipeline, sharding
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.embeddings.pooling import (
     ENCODES,
@@ -140,6 +140,7 @@ def _load_generator(
     card = attrs.evolve(
         card,
         ranks=group.size,
+        pipeline=settings.pipeline and group.size > 1,
         adapters=adapters,
         cache_bytes=min(group.gather(_cache_bytes(settings, card, group))),
         self_check=check,
@@ -439,16 +440,20 @@ def _generation_config(directory: Path, report: Callable[[str], None]) -> dict[s
 def _shard(
     model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: RankGroup
 ) -> None:
+    if settings.pipeline:
+        pipeline.keep_stage(model, directory, group)
+        return
     sharding.shard(model, config, directory, group, lambda: opened(directory)[0])
     if settings.tp_reduce_dtype == "float32":
         sharding.sum_in_float32(model, group)
 
 
 def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
-    """KV differs by heads, and by the way of summing parts."""
+    """KV differs by layers, or by heads and the way of summing parts."""
     if group.size == 1:
         return {}
-    return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
+    split = {"pipeline": "1"} if settings.pipeline else {"sums": settings.tp_reduce_dtype}
+    return {"rank": f"{group.rank} of {group.size}", **split}
 
 
 def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:

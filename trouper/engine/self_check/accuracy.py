@@ -15,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.passes.seams import exchanging
 from trouper.engine.platform import device
 
 # This error does not depend on the scale of a model's logits, and one outlier among 100,000 tokens
@@ -133,7 +134,8 @@ def run_alone(model: nn.Module) -> ModelRun:
     def run(tokens: Tokens, parts: Sequence[int]) -> mx.array:
         cache, at, logits = make_prompt_cache(model), 0, []
         for part in parts:
-            logits.append(model(mx.array([tokens[at : at + part]]), cache=cache)[0])
+            with exchanging(model):
+                logits.append(model(mx.array([tokens[at : at + part]]), cache=cache)[0])
             mx.async_eval(logits[-1])
             at += part
         return mx.concatenate(logits)

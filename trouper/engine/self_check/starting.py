@@ -76,11 +76,15 @@ def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str 
             "device": f"{device.name()} {'CPU' if device.is_cpu() else 'GPU'}",
             "switches": ", ".join(os.environ.get(name, "") for name in SWITCHES),
             "kv": f"{settings.kv_bits} {settings.kv_group_size}",
-            "rank": f"{group.rank} of {group.size}, {settings.tp_reduce_dtype}",
+            "rank": f"{group.rank} of {group.size}, {_split(settings)}",
             "mode": settings.self_check,
             **({"architecture": architecture} if architecture else {}),
         }
     )
+
+
+def _split(settings: Settings) -> str:
+    return "pipeline" if settings.pipeline else settings.tp_reduce_dtype
 
 
 @cache

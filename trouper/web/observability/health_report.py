@@ -41,6 +41,7 @@ HEALTH = full(
         "memory": OBJECT,
         "directory": OBJECT,
         "ranks": array(OBJECT),
+        "pipeline": {"type": "boolean"},
         "architecture": ARCHITECTURE,
         "self_check": SELF_CHECK,
         "tool_calls": {"type": "boolean"},
@@ -102,6 +103,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         | _kv_memory(health.scheduler),
         "directory": attrs.asdict(health.directory),
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
+        "pipeline": runtime.model.pipeline,
         "architecture": {
             "model_type": runtime.model.architecture,
             "source": runtime.model.architecture_source,
