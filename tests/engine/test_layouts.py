@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.family_references import CONFIGS, PREPROCESSORS
-from tests.engine.family_references import TOKEN_IDS as FAMILY_TOKEN_IDS
+from tests.engine.vision_models import CONFIGS, PREPROCESSORS
+from tests.engine.vision_models import TOKEN_IDS as FAMILY_TOKEN_IDS
 from tests.long_tests import PLAYED
 from trouper.engine.vision.gemma_layouts import SOFT_TOKENS
 from trouper.engine.vision.layouts import (

@@ -8,9 +8,9 @@ import attrs
 import mlx.core as mx
 import pytest
 
-from tests.engine.family_references import CONFIGS
-from tests.engine.family_references import TOKEN_IDS as FAMILY_TOKEN_IDS
 from tests.engine.vision.families import FAMILIES, GEMMA, TOKEN_IDS, picture
+from tests.engine.vision_models import CONFIGS
+from tests.engine.vision_models import TOKEN_IDS as FAMILY_TOKEN_IDS
 from trouper.engine.vision.encoder import Encoding
 from trouper.engine.vision.layouts import Layout, layout_of
 from trouper.engine.vision.qwen_tower import QwenTower
@@ -49,7 +49,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "smolvlm": {"size": {"longest_edge": SIDE}},
     "llama4": {"max_patches": 4},
 }
-"""Of families whose configs are those of `family_references`."""
+"""Of families whose configs are those of `vision_models`."""
 
 
 def encoder(name: str) -> tuple[Any, Layout, dict[str, Any]]:
