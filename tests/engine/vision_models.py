@@ -188,6 +188,14 @@ SIGLIP: dict[str, Any] = {
     "layer_norm_eps": 1e-6,
     "hidden_act": "gelu_pytorch_tanh",
 }
+INTERN_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "layer_norm_eps": 1e-6,
+    "hidden_act": "gelu",
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl": QWEN_IDS
     | {
@@ -470,6 +478,49 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "attn_scale": 0.1,
         },
     },
+    "internvl": {
+        "model_type": "internvl",
+        "architectures": ["InternVLForConditionalGeneration"],
+        "image_token_id": IMAGE,
+        "image_seq_length": 4,
+        "downsample_ratio": 0.5,
+        "projector_hidden_act": "gelu",
+        "tie_word_embeddings": False,
+        "vision_config": INTERN_VISION
+        | {
+            "model_type": "internvl_vision",
+            "attention_bias": True,
+            "image_size": [TILE, TILE],
+            "patch_size": [PATCH, PATCH],
+        },
+        "text_config": QWEN_TEXT
+        | {"model_type": "qwen2", "num_hidden_layers": 3, "rope_theta": 10000.0},
+    },
+    "internvl_chat": {
+        "model_type": "internvl_chat",
+        "architectures": ["InternVLChatModel"],
+        "downsample_ratio": 0.5,
+        "max_dynamic_patch": 4,
+        "ps_version": "v2",
+        "select_layer": -1,
+        "tie_word_embeddings": False,
+        "vision_config": INTERN_VISION
+        | {
+            "model_type": "intern_vit_6b",
+            "norm_type": "rms_norm",
+            "qk_normalization": True,
+            "qkv_bias": False,
+            "image_size": TILE,
+            "patch_size": PATCH,
+        },
+        "llm_config": QWEN_TEXT
+        | {
+            "model_type": "qwen3",
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "rope_theta": 10000.0,
+        },
+    },
 }
 FIRST = tuple(CONFIGS)[:7]
 """Their references are of `vision_references.json`, and have no answers."""
@@ -528,6 +579,8 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
         "max_pixels_tolerance": 1.5,
     },
     "llama4": HALVES | {"size": {"height": TILE, "width": TILE}, "max_patches": 4},
+    "internvl": HALVES | {"size": {"height": TILE, "width": TILE}, "max_patches": 4},
+    "internvl_chat": HALVES | {"size": TILE},
 }
 FILLED_SIZES = ((24, 40), (16, 16), (32, 24), (24, 40))
 """15, 4, 12 and 15 tokens."""
@@ -537,11 +590,11 @@ SIZES: dict[str, tuple[tuple[int, int], ...]] = {
     "gemma3": ((32, 32),) * 4,
     **dict.fromkeys(("gemma4", "gemma4_small", "gemma4_unified"), GEMMA4_SIZES),
     **dict.fromkeys(("idefics3", "smolvlm"), ((16, 32), (32, 32), (32, 16), (16, 32))),
-    **dict.fromkeys(("lfm2_vl", "llama4"), WIDE_SIZES),
+    **dict.fromkeys(("lfm2_vl", "llama4", "internvl", "internvl_chat"), WIDE_SIZES),
 }
 """(height, width) of each image, which no family resizes; `FILLED_SIZES` of others. Gemma 4 fills
 its bound: 70, 64, 70 and 70 tokens."""
-TILED = ("idefics3", "smolvlm", "lfm2_vl", "llama4")
+TILED = ("idefics3", "smolvlm", "lfm2_vl", "llama4", "internvl", "internvl_chat")
 PAIRS = ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (1, 4), (3, 1), (4, 1))
 IDEFICS_IDS: dict[str, int] = {
     "<image>": IMAGE,
@@ -551,10 +604,13 @@ IDEFICS_IDS: dict[str, int] = {
     "ĊĊ": 220,
     **{f"<row_{row}_col_{column}>": 200 + 4 * row + column for row, column in PAIRS},
 }
+INTERN_IDS = {"<IMG_CONTEXT>": IMAGE, "<img>": START, "</img>": END}
 PIXTRAL_IDS = {"[IMG]": IMAGE, "[IMG_BREAK]": BREAK, "[IMG_END]": END}
 TOKEN_IDS: dict[str, dict[str, int]] = {
     **{key: {"<|image_pad|>": IMAGE} for key in CONFIGS},
     "mistral3": PIXTRAL_IDS,
+    "internvl": INTERN_IDS,
+    "internvl_chat": INTERN_IDS,
     "kimi_vl": {"<|media_pad|>": IMAGE},
     "kimi_k25": {"<|media_pad|>": IMAGE},
     "idefics3": IDEFICS_IDS,

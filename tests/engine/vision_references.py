@@ -104,6 +104,8 @@ def span_tokens(name: str, number: int) -> list[int]:
         return [IMAGE] * (height // FACTOR * (width // FACTOR))
     side = FACTOR if name != "smolvlm" else 2 * FACTOR
     runs = [[IMAGE] * (len(view) // side * (view.shape[1] // side)) for view in views(name, number)]
+    if name.startswith("internvl"):
+        return [START, *(token for run in runs for token in run), END]
     columns, tokens = width // TILE, list[int]()
     for at, run in enumerate(runs[:-1]):
         row, column = at // columns, at % columns
@@ -143,7 +145,8 @@ def draw_weight(model: str, name: str, shape: Sequence[int]) -> Array:
     if name.endswith(("_min", "_max")):
         bound = 1.5 + np.abs(values)
         return np.array(-bound if name.endswith("_min") else bound, np.float32)
-    if name.endswith(("position_embedding_table", "pos_embedding")):
+    places = "position_embedding_table", "pos_embedding", "embeddings.position_embeddings"
+    if name.endswith((*places, "cls_token")):
         return (0.5 * values).astype(np.float32)
     if model.startswith("gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
         # Its scores are not scaled. With sharper ones torch itself differs by 3e-4 between float32
@@ -206,6 +209,8 @@ def save_weights(name: str, shapes: Shapes, directory: Path) -> None:
 def published(name: str, weights: Mapping[str, Array]) -> dict[str, Array]:
     if name.startswith("kimi"):
         return _published_kimi(name, weights)
+    if name == "internvl_chat":
+        return _published_intern(weights)
     if name in ("mistral3", "gemma3"):
         weights = {_published(key): each for key, each in weights.items()}
     if name.startswith("qwen2"):
@@ -225,6 +230,44 @@ def _published(name: str) -> str:
         r"^vision_tower\.(?=embeddings|encoder|post_)", "vision_tower.vision_model.", name
     )
     return name.replace("language_model.", "language_model.model.", 1)
+
+
+INTERN_NAMES = (
+    ("vision_tower.encoder.layer.", "vision_model.encoder.layers."),
+    ("vision_tower.", "vision_model."),
+    ("cls_token", "class_embedding"),
+    ("patch_embeddings.projection", "patch_embedding"),
+    ("position_embeddings", "position_embedding"),
+    (".attention.", ".attn."),
+    ("projection_layer", "proj"),
+    ("layernorm_before", "norm1"),
+    ("layernorm_after", "norm2"),
+    ("lambda_", "ls"),
+    ("multi_modal_projector.layer_norm", "mlp1.0"),
+    ("multi_modal_projector.linear_1", "mlp1.1"),
+    ("multi_modal_projector.linear_2", "mlp1.3"),
+)
+
+
+def _published_intern(weights: Mapping[str, Array]) -> dict[str, Array]:
+    renamed: dict[str, Array] = {}
+    for full, weight in weights.items():
+        key = full.removeprefix("model.")
+        if key.startswith(("language_model.", "lm_head.")):
+            text = key.replace("language_model.", "model.", 1)
+            renamed[f"language_model.{text}"] = weight
+        elif ".q_proj." in key:
+            parts = [weights[full.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            renamed[_intern_name(key.replace("q_proj", "qkv"))] = np.concatenate(parts)
+        elif ".k_proj." not in key and ".v_proj." not in key:
+            renamed[_intern_name(key)] = weight
+    return renamed
+
+
+def _intern_name(key: str) -> str:
+    for theirs, ours in INTERN_NAMES:
+        key = key.replace(theirs, ours)
+    return key
 
 
 def _published_kimi(name: str, weights: Mapping[str, Array]) -> dict[str, Array]:

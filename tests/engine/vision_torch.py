@@ -244,6 +244,14 @@ def _config(name: str) -> Any:
         content |= {"image_token_id": IMAGE, "projection_hidden_size": 32}
         content["text_config"]["model_type"] = "deepseek_v3"
         content["tie_word_embeddings"] = False
+    if kind == "internvl_chat":
+        kind = "internvl"
+        vision = content["vision_config"]
+        vision["model_type"] = "internvl_vision"
+        vision["use_qk_norm"] = vision.pop("qk_normalization")
+        vision["attention_bias"] = vision.pop("qkv_bias")
+        content["text_config"] = content.pop("llm_config")
+        content["image_token_id"] = IMAGE
     return transformers.AutoConfig.for_model(kind, **content)
 
 
@@ -253,6 +261,7 @@ def _model(name: str) -> Any:
     # transformers 5.24 reads an attribute that its own class lacks.
     transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
     kind = CONFIGS[name]["architectures"][0].replace("KimiVL", "Kimi_K25")
+    kind = kind.replace("InternVLChatModel", "InternVLForConditionalGeneration")
     config = _config(name)
     config._attn_implementation = "eager"
     return getattr(transformers, kind)(config).float().eval()

@@ -115,6 +115,7 @@ DATA: dict[str, Config] = {
         "rope_scaling": {"type": "xdrope", "alpha": 1000.0, "xdrope_section": [2, 2, 2, 2]},
         "attention_head_dim": HEAD,
     },
+    "internvl_chat": {"model_type": "qwen2"},
     "kolibri1": {"layer_types": ALTERNATING},
     "lfm2_vl": {
         "layer_types": ["conv", "full_attention"] * 2,

@@ -65,6 +65,8 @@ IMAGE_FAMILIES = (
     "lfm2_vl",
     "lfm2-vl",
     "llama4",
+    "internvl",
+    "internvl_chat",
 )
 
 

@@ -56,6 +56,8 @@ MARKERS = {
     "kimi_vl": "<|media_pad|>",
     "kimi_k25": "<|media_pad|>",
     "llama4": "<|image|>",
+    "internvl": "<IMG_CONTEXT>",
+    "internvl_chat": "<IMG_CONTEXT>",
 }
 every_family = pytest.mark.parametrize("name", tuple(CONFIGS)[len(FIRST) :])
 
@@ -170,7 +172,7 @@ def vectors_of(name: str, directory: Path, piece_patches: int = 0) -> Numbers:
     return np.array(image.embeddings)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "idefics3", "lfm2_vl", "llama4"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "idefics3", "lfm2_vl", "llama4", "internvl"])
 def test_patches_that_attend_to_other_groups_are_heard(
     name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +181,8 @@ def test_patches_that_attend_to_other_groups_are_heard(
     def to_all(heads: GroupedHeads, patches: slice) -> mx.array:
         return attend(heads.queries, heads.keys, heads.values, patches)
 
-    module = {"qwen2_5_vl": "qwen2_tower", "llama4": "llama_tower"}.get(name, "siglip_tower")
+    modules = {"qwen2_5_vl": "qwen2", "llama4": "llama", "internvl": "intern"}
+    module = f"{modules.get(name, 'siglip')}_tower"
     monkeypatch.setattr(f"trouper.engine.vision.{module}.attend_in_groups", to_all)
     assert np.abs(vectors_of(name, directory) - expected).max() > 100 * CLOSE
 

@@ -41,6 +41,7 @@ WIDE = {
     "kimi_k25": {"vt_hidden_size": 96, "vt_intermediate_size": 360, "vt_num_hidden_layers": 2},
     "smolvlm": {"hidden_size": 96, "intermediate_size": 360, "num_hidden_layers": 2},
     "llama4": {"hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2},
+    "internvl": {"hidden_size": 96, "intermediate_size": 360, "num_hidden_layers": 2},
 }
 TILE = 48
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -48,6 +49,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "kimi_k25": {"in_patch_limit": 576},
     "smolvlm": {"size": {"longest_edge": SIDE}},
     "llama4": {"max_patches": 4},
+    "internvl": {"max_patches": 4},
 }
 """Of families whose configs are those of `vision_models`."""
 

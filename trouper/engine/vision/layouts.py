@@ -20,6 +20,7 @@ from trouper.engine.vision.gemma_layouts import (
     gemma3_layout,
     gemma4_layout,
 )
+from trouper.engine.vision.intern_layout import InternLayout, intern_layout
 from trouper.engine.vision.navit_layout import NavitLayout, navit_layout
 from trouper.engine.vision.patch_rules import (
     CLIP_MEAN,
@@ -165,7 +166,15 @@ class PixtralLayout(PatchLayout):
 
 # -- from a checkpoint ---------------------------------------------------------------------------
 
-Layout = QwenLayout | PixtralLayout | Gemma3Layout | Gemma4Layout | NavitLayout | TileLayout
+Layout = (
+    QwenLayout
+    | PixtralLayout
+    | Gemma3Layout
+    | Gemma4Layout
+    | NavitLayout
+    | TileLayout
+    | InternLayout
+)
 
 
 def read_preprocessor(directory: Path) -> Mapping[str, Any]:
@@ -254,6 +263,8 @@ FAMILIES: Mapping[str, Callable[..., Layout]] = {
     "lfm2_vl": lfm_layout,
     "lfm2-vl": lfm_layout,
     "llama4": llama_layout,
+    "internvl": intern_layout,
+    "internvl_chat": intern_layout,
 }
 """By `model_type`; those that begin with qwen3_5 are one family."""
 
