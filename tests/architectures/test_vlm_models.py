@@ -14,7 +14,6 @@ from tests.architectures.vlm_configs import CONFIGS, REFUSED, SERVED, own_loop, 
 from tests.families import prompts
 from tests.real.serving import ask, running
 from trouper import Generate, Settings, TokenPrompt
-from trouper.engine.architectures import vlm_models
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.sampling import Sampling

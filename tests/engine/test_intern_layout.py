@@ -65,8 +65,8 @@ def test_the_span_has_marks_and_one_run() -> None:
 
 def test_a_limit_makes_fewer_tiles_and_one_at_least() -> None:
     made = layout({})
-    counts = {limit: shape_of(made, 3000, 4000, limit).tiles for limit in (4096, 2000, 1500, 256)}
-    assert counts == {4096: (3, 4), 2000: (2, 3), 1500: (2, 2), 256: (1, 1)}
+    counts = {limit: shape_of(made, 3000, 4000, limit).tiles for limit in (4096, 2000, 1700, 256)}
+    assert counts == {4096: (3, 4), 2000: (2, 3), 1700: (2, 2), 256: (1, 1)}
     assert made.shape(ImageSize(4000, 3000, "png"), "low", 4096).tiles == (1, 1)
     with pytest.raises(ValueError, match="no room"):
         shape_of(made, 10, 10, 255)

@@ -196,6 +196,28 @@ INTERN_VISION: dict[str, Any] = {
     "layer_norm_eps": 1e-6,
     "hidden_act": "gelu",
 }
+GLM_VISION: dict[str, Any] = FLAT_VISION | {
+    "depth": 3,
+    "hidden_size": 32,
+    "out_hidden_size": 64,
+    "intermediate_size": 48,
+    "image_size": 24,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+}
+GLM_TEXT: dict[str, Any] = QWEN_TEXT | {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "attention_bias": True,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [2, 3, 3],
+        "partial_rotary_factor": 0.5,
+    },
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_vl": QWEN_IDS
     | {
@@ -521,6 +543,33 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "rope_theta": 10000.0,
         },
     },
+    "glm4v": QWEN_IDS
+    | {
+        "model_type": "glm4v",
+        "architectures": ["Glm4vForConditionalGeneration"],
+        "vision_config": GLM_VISION | {"model_type": "glm4v_vision"},
+        "text_config": GLM_TEXT | {"model_type": "glm4v_text"},
+    },
+    "glm4v_moe": QWEN_IDS
+    | {
+        "model_type": "glm4v_moe",
+        "architectures": ["Glm4vMoeForConditionalGeneration"],
+        "vision_config": GLM_VISION | {"model_type": "glm4v_moe_vision"},
+        "text_config": GLM_TEXT
+        | {
+            "model_type": "glm4v_moe_text",
+            "head_dim": 32,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 1,
+        },
+    },
 }
 FIRST = tuple(CONFIGS)[:7]
 """Their references are of `vision_references.json`, and have no answers."""
@@ -542,6 +591,7 @@ GEMMA4_PREPROCESSOR: dict[str, Any] = {
 }
 HALVES: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 QWEN2_PROCESSOR = HALVES | {"min_pixels": FACTOR**2, "max_pixels": 64 * FACTOR**2}
+GLM_SIZE = {"size": {"shortest_edge": 2 * FACTOR**2, "longest_edge": 128 * FACTOR**2}}
 PREPROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_vl": QWEN_PREPROCESSOR,
     "qwen3_5": QWEN_PREPROCESSOR,
@@ -579,6 +629,8 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
         "max_pixels_tolerance": 1.5,
     },
     "llama4": HALVES | {"size": {"height": TILE, "width": TILE}, "max_patches": 4},
+    "glm4v": HALVES | GLM_SIZE,
+    "glm4v_moe": HALVES | GLM_SIZE,
     "internvl": HALVES | {"size": {"height": TILE, "width": TILE}, "max_patches": 4},
     "internvl_chat": HALVES | {"size": TILE},
 }
@@ -609,6 +661,8 @@ PIXTRAL_IDS = {"[IMG]": IMAGE, "[IMG_BREAK]": BREAK, "[IMG_END]": END}
 TOKEN_IDS: dict[str, dict[str, int]] = {
     **{key: {"<|image_pad|>": IMAGE} for key in CONFIGS},
     "mistral3": PIXTRAL_IDS,
+    "glm4v": {"<|image|>": IMAGE},
+    "glm4v_moe": {"<|image|>": IMAGE},
     "internvl": INTERN_IDS,
     "internvl_chat": INTERN_IDS,
     "kimi_vl": {"<|media_pad|>": IMAGE},

@@ -130,7 +130,7 @@ def tokens_of(name: str, prompt: str) -> list[int]:
     for part in PROMPTS[prompt]:
         if isinstance(part, str):
             tokens += part.encode()
-        elif name.startswith(("qwen", "gemma")):
+        elif name.startswith(("qwen", "gemma", "glm")):
             tokens += [START, *span_tokens(name, part), END]
         else:
             tokens += span_tokens(name, part)
@@ -216,6 +216,9 @@ def published(name: str, weights: Mapping[str, Array]) -> dict[str, Array]:
     if name.startswith("qwen2"):
         renamed = {key.replace("model.visual.", "visual."): each for key, each in weights.items()}
         return {key.replace(".language_model.", "."): each for key, each in renamed.items()}
+    if name == "glm4v_moe":
+        each = [_published_experts(key, weight) for key, weight in weights.items()]
+        return {key: weight for part in each for key, weight in part.items()}
     if name.startswith("gemma") or name == "lfm2_vl":
         return {key: each for key, each in weights.items() if "lm_head." not in key}
     return dict(weights)

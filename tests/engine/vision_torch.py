@@ -110,12 +110,12 @@ def _inputs(name: str, tokens: Sequence[int], images: Sequence[int]) -> dict[str
     if not images:
         return inputs
     kinds = inputs["input_ids"] == IMAGE
-    if name.startswith("qwen"):
+    if name.startswith(("qwen", "glm")):
         inputs["mm_token_type_ids"] = kinds.int()
     elif name.startswith("gemma"):
         key = "token_type_ids" if name == "gemma3" else "mm_token_type_ids"
         inputs[key] = kinds.long()
-    if name.startswith(("qwen", "kimi")):
+    if name.startswith(("qwen", "glm", "kimi")):
         sizes = [size_of(name, number) for number in images]
         grids = [(1, height // PATCH, width // PATCH) for height, width in sizes]
         inputs["image_grid_thw"] = torch.tensor(grids)
@@ -131,7 +131,7 @@ def _pixels(name: str, images: Sequence[int]) -> dict[str, Any]:
         return _gemma4_pixels(name, images)
     if name == "lfm2_vl":
         return _naflex(name, [view for number in images for view in views(name, number)])
-    if name.startswith("qwen"):
+    if name.startswith(("qwen", "glm")):
         pixels = np.concatenate([patches_of(name, number) for number in images])
     elif name.startswith("kimi"):
         each = [_row_patches(name, picture(name, number)) for number in images]
@@ -287,7 +287,7 @@ def _positions(name: str, model: Any, inputs: Mapping[str, Any]) -> tuple[Any, i
     """The three positions of each token, and what a later token's position is ahead of its
     index."""
     length = inputs["input_ids"].shape[1]
-    if not name.startswith("qwen") or "mm_token_type_ids" not in inputs:
+    if not name.startswith(("qwen", "glm")) or "mm_token_type_ids" not in inputs:
         return ([list(range(length))] * 3 if name in FIRST else None), 0
     keys = ("input_ids", "mm_token_type_ids", "image_grid_thw")
     positions, delta = model.model.get_rope_index(**{key: inputs[key] for key in keys})

@@ -56,6 +56,8 @@ MARKERS = {
     "kimi_vl": "<|media_pad|>",
     "kimi_k25": "<|media_pad|>",
     "llama4": "<|image|>",
+    "glm4v": "<|image|>",
+    "glm4v_moe": "<|image|>",
     "internvl": "<IMG_CONTEXT>",
     "internvl_chat": "<IMG_CONTEXT>",
 }
@@ -204,7 +206,7 @@ def test_slices_do_not_change_the_vectors(name: str, patches: int, directory: Pa
     assert pieces == layout.num_pieces(layout.shape(ImageSize(width, height, "png"), "auto", 4096))
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "glm4v"])
 def test_interleaved_sections_are_heard(name: str, directory: Path) -> None:
     case, reference = case_of(name, "two images", directory)
     ropes = [
@@ -220,3 +222,20 @@ def test_interleaved_sections_are_heard(name: str, directory: Path) -> None:
     finally:
         for rope in ropes:
             rope.sections = own
+
+
+def test_halves_that_turn_together_are_heard(directory: Path) -> None:
+    """GLM's dense text turns neighbours."""
+    case, reference = case_of("glm4v", "two images", directory)
+    ropes = [
+        each.rope
+        for _, each in loaded("glm4v", directory / "glm4v").model.named_modules()
+        if "rope" in each
+    ]
+    try:
+        for rope in ropes:
+            rope.traditional = False
+        assert error(case.logits(), reference) > 10 * CLOSE
+    finally:
+        for rope in ropes:
+            rope.traditional = True

@@ -16,6 +16,7 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.row_offsets import CurrentPass
 from trouper.engine.passes.media_pass import MediaPass
+from trouper.engine.vision.bounded_attention import rotate, rotate_pairs
 from trouper.workarounds.mlx_call_hooks import extend_module, hook_calls
 
 
@@ -65,6 +66,8 @@ class MropeRope(nn.Module):
     sections: MropeSections
     dims: int
     base: float
+    traditional: bool
+    """Whether neighbours turn together, and not halves."""
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """`x`: (n, heads, width, dim), of which the first `dims` are rotated."""
@@ -73,12 +76,9 @@ class MropeRope(nn.Module):
             plain: mx.array = super().__call__(x, offset=offset)
             return plain
         cosines, sines = media.rotation((self.dims, self.base), self._compute)
-        half = self.dims // 2
-        first = x[..., :half].astype(mx.float32)
-        second = x[..., half : self.dims].astype(mx.float32)
-        rotated = [first * cosines - second * sines, second * cosines + first * sines]
-        rotated = [part.astype(x.dtype) for part in rotated]
-        return mx.concatenate([*rotated, x[..., self.dims :]], axis=-1)
+        turn = rotate_pairs if self.traditional else rotate
+        rotated = turn(x[..., : self.dims], cosines, sines)
+        return mx.concatenate([rotated, x[..., self.dims :]], axis=-1)
 
     def _compute(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         half = self.dims // 2
@@ -183,7 +183,7 @@ def _body(model: nn.Module) -> nn.Module:
 def _require_mrope(ropes: Sequence[nn.Module], sections: MropeSections) -> None:
     if not ropes or not all(isinstance(rope, nn.RoPE) and rope.scale == 1 for rope in ropes):
         raise ValueError("its rotary embedding is scaled, which images cannot have here")
-    if any(rope.traditional or 2 * sections.frequencies > rope.dims for rope in ropes):
+    if any(2 * sections.frequencies > rope.dims for rope in ropes):
         raise ValueError("its config's mrope_section does not fit its rotary embedding")
 
 

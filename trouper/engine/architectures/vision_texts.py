@@ -23,6 +23,13 @@ PREFIX = "language_model."
 TEXT = re.compile(r"^(?:model\.language_model\.|language_model\.model\.)")
 HEAD = re.compile(r"^(?:language_model\.)?lm_head\.")
 TIED = "tie_word_embeddings"
+NAMES = {
+    **dict.fromkeys(("glm4v", "glm4v_text"), "glm4"),
+    **dict.fromkeys(("glm4v_moe", "glm4v_moe_text"), "glm4_moe"),
+}
+"""mlx-lm's modules of other names than the text's `model_type`."""
+GLM_DEFAULTS = {"attention_bias": True, "partial_rotary_factor": 1.0, "use_qk_norm": False}
+"""Of transformers, for keys that mlx-lm's modules require."""
 
 
 def _kimi_classes(_config: Config) -> Classes:
@@ -66,6 +73,9 @@ class NestedText(nn.Module):
     def __init__(self, args: NestedArgs) -> None:
         super().__init__()
         text = dict(args.config["text_config"])
+        if text.get("model_type") in NAMES:
+            head_dim = text["hidden_size"] // text["num_attention_heads"]
+            text = {**GLM_DEFAULTS, "head_dim": head_dim, "rope_scaling": None, **text}
         text[TIED] = bool(args.config.get(TIED) or text.get(TIED))
         module = _text_module(text)
         self.model_type = str(args.config["model_type"])
@@ -83,8 +93,9 @@ class NestedText(nn.Module):
                 text[TEXT.sub("model.", name)] = weight
             elif HEAD.match(name):
                 text[HEAD.sub("lm_head.", name)] = weight
-        made = self.language_model.sanitize(text)
-        return {PREFIX + name: each for name, each in made.items()}
+        if hasattr(self.language_model, "sanitize"):
+            text = self.language_model.sanitize(text)
+        return {PREFIX + name: each for name, each in text.items()}
 
     @property
     def layers(self) -> Any:
@@ -94,8 +105,9 @@ class NestedText(nn.Module):
 def _text_module(config: Config) -> Any:
     """Raises `ModelUnusable`."""
     kind = str(config.get("model_type"))
+    name = NAMES.get(kind) or utils.MODEL_REMAPPING.get(kind, kind)
     try:
-        module = import_module(f"mlx_lm.models.{utils.MODEL_REMAPPING.get(kind, kind)}")
+        module = import_module(f"mlx_lm.models.{name}")
     except ImportError as error:
         raise ModelUnusable(f"mlx-lm has no text model of model_type {kind!r}") from error
     if not hasattr(module, "Model"):
@@ -114,7 +126,7 @@ CLASSES: dict[str, Callable[[Config], Classes]] = {
     "kimi_vl": _kimi_classes,
     "lfm2_vl": _lfm_classes,
     "lfm2-vl": _lfm_classes,
-    "internvl": _nested_classes,
-    "internvl_chat": _nested_classes,
+    **dict.fromkeys(("internvl", "internvl_chat"), _nested_classes),
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), _nested_classes),
 }
 """By `model_type`. Each imports mlx-lm's module."""

@@ -144,15 +144,14 @@ class InternTower(LayeredTower):
         out: mx.array = self.projector(patches.reshape(-1, dim * merged))
         return out
 
-
-def split_heads_weights(weights: Weights) -> Weights:
-    """The publisher's checkpoints have queries, keys and values in one matrix, whose rows are also
-    those of its scales."""
-    made: Weights = {}
-    for name, weight in weights.items():
-        if FUSED not in name:
-            made[name] = weight
-            continue
-        for part, rows in zip("qkv", mx.split(weight, 3), strict=True):
-            made[name.replace(FUSED, f".{part}_proj.")] = rows
-    return made
+    def sanitize(self, weights: Weights) -> Weights:
+        """The publisher's checkpoints have queries, keys and values in one matrix, whose rows are
+        also those of its scales."""
+        made: Weights = {}
+        for name, weight in weights.items():
+            if FUSED not in name:
+                made[name] = weight
+                continue
+            for part, rows in zip("qkv", mx.split(weight, 3), strict=True):
+                made[name.replace(FUSED, f".{part}_proj.")] = rows
+        return made

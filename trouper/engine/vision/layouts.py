@@ -1,7 +1,8 @@
 """Image layouts: sizes, tokens and spans. Pure integers; no pixels, no MLX.
 
-Rules: Qwen-VL's `smart_resize` (transformers/models/qwen2_vl/image_processing_qwen2_vl.py) and
-Pixtral's longest edge (transformers/models/pixtral/image_processing_pixtral.py).
+Rules: Qwen-VL's `smart_resize` (transformers/models/qwen2_vl/image_processing_qwen2_vl.py), GLM's
+(glm4v/image_processing_glm4v.py) and Pixtral's longest edge
+(pixtral/image_processing_pixtral.py).
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class QwenLayout(PatchLayout):
     """`min_pixels`, `max_pixels`: bounds of the checkpoint on a resized image. Chat templates write
     the tokens around the span."""
 
-    min_pixels: int
-    max_pixels: int
+    min_pixels: float
+    max_pixels: float
     marker: str = "<|image_pad|>"
 
     @property
@@ -79,7 +80,7 @@ class QwenLayout(PatchLayout):
             rows, columns = fit_grid(size, tokens)
         return ImageShape((rows * side, columns * side), (1, rows, columns))
 
-    def _resize(self, size: ImageSize, max_pixels: int) -> tuple[int, int]:
+    def _resize(self, size: ImageSize, max_pixels: float) -> tuple[int, int]:
         """Height and width, multiples of a token's side, as `smart_resize` computes them. Roundings
         are the same."""
         side, pixels = self.patches.token_size, size.height * size.width
@@ -104,6 +105,29 @@ class QwenLayout(PatchLayout):
             shape=shape,
             extent=max(rows, columns),
         )
+
+
+# -- GLM-4.xV ------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class GlmLayout(QwenLayout):
+    """Its bounds count the pixels of both frames, which are one image twice."""
+
+    marker: str = "<|image|>"
+
+    @property
+    def name(self) -> str:
+        return name_layout("glm-v", self.patches)
+
+    def _resize(self, size: ImageSize, max_pixels: float) -> tuple[int, int]:
+        side = self.patches.token_size
+        if min(size.height, size.width) < side:
+            scale = max(side / size.height, side / size.width)
+            size = attrs.evolve(
+                size, height=int(size.height * scale), width=int(size.width * scale)
+            )
+        return super()._resize(size, max_pixels)
 
 
 # -- Mistral 3, Pixtral --------------------------------------------------------------------------
@@ -213,6 +237,29 @@ def _qwen_layout(
     )
 
 
+def _glm_layout(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
+) -> GlmLayout:
+    _require_bicubic(preprocessor)
+    vision, size = section(config, "vision_config"), section(preprocessor, "size")
+    rules = read_rules(
+        preprocessor,
+        mean=CLIP_MEAN,
+        std=CLIP_STD,
+        patch_size=count_of(vision, "patch_size", 14),
+        merge_size=count_of(vision, "spatial_merge_size", 2),
+        temporal_patch_size=count_of(vision, "temporal_patch_size", 2),
+    )
+    frames = rules.temporal_patch_size
+    return GlmLayout(
+        patches=rules,
+        encoder_layers=count_of(vision, "depth", 24),
+        image_token=token_of(config, ("image_token_id",), "<|image|>", token_ids),
+        min_pixels=count_of(size, "shortest_edge", 112**2) / frames,
+        max_pixels=count_of(size, "longest_edge", 28**2 * 15_000) / frames,
+    )
+
+
 def _pixtral_layout(
     config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
 ) -> PixtralLayout:
@@ -263,6 +310,9 @@ FAMILIES: Mapping[str, Callable[..., Layout]] = {
     "lfm2_vl": lfm_layout,
     "lfm2-vl": lfm_layout,
     "llama4": llama_layout,
+    "glm4v": _glm_layout,
+    "glm4v_moe": _glm_layout,
+    "glm46v": _glm_layout,
     "internvl": intern_layout,
     "internvl_chat": intern_layout,
 }

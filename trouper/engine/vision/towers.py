@@ -14,8 +14,9 @@ from mlx_lm.utils import infer_quant_config
 
 from trouper.engine.vision.gemma4_tower import Gemma4Tower, Gemma4UnifiedTower
 from trouper.engine.vision.gemma_layouts import Gemma3Layout
+from trouper.engine.vision.glm_tower import GlmTower
 from trouper.engine.vision.intern_layout import InternLayout
-from trouper.engine.vision.intern_tower import InternTower, split_heads_weights
+from trouper.engine.vision.intern_tower import InternTower
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.llama_tower import LlamaTower
 from trouper.engine.vision.moonvit_tower import MoonVitTower
@@ -38,6 +39,7 @@ AnyTower = (
     | MoonVitTower
     | LlamaTower
     | InternTower
+    | GlmTower
 )
 Renamings = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -99,6 +101,7 @@ TOWERS: Mapping[str, tuple[Callable[[Mapping[str, Any], PatchRules], AnyTower], 
     "gemma4_unified": (Gemma4UnifiedTower, UNIFIED_NAMES),
     "gemma4": (Gemma4Tower, GEMMA4_NAMES),
     "kimi": (MoonVitTower, MOONVIT_NAMES),
+    "glm4": (GlmTower, QWEN_NAMES),
 }
 """Encoders without tiles, by the begin of `model_type`. The first that fits counts."""
 DERIVED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq)$")
@@ -113,8 +116,7 @@ def load_tower(directory: Path, config: Mapping[str, Any], layout: Layout) -> An
     tower, names = _empty(config, layout)
     unused = DERIVED if config["vision_config"].get("use_clipped_linears") else UNCLIPPED
     weights = _flat_patches(_weights(directory, names, unused), tower.patch_weight, layout)
-    if isinstance(tower, InternTower):
-        weights = split_heads_weights(weights)
+    weights = tower.sanitize(weights)
     _quantize(tower, weights)
     _require_all(tower, weights)
     tower.load_weights(list(weights.items()))
