@@ -431,6 +431,8 @@ def test_switches_of_the_processor_are_followed() -> None:
         ({"model_type": "qwen3_5"}, {}, "config.json has no vision_config"),
         ({"model_type": "aya_vision", "vision_config": {}}, {}, "'aya_vision' are not known yet"),
         ({"model_type": "gemma3n", "vision_config": {}}, {}, "MobileNet-V5, is not known here"),
+        ({"model_type": "minicpmv4_6", "vision_config": {}}, {}, "joins patches between two"),
+        ({"model_type": "minicpmv", "vision_config": {}}, {}, "transformers has no code of it"),
         (MISTRAL | {"vision_config": {"model_type": "clip"}}, {}, "'mistral3' are not known"),
         (QWEN, {"resample": 2}, "a filter other than bicubic"),
         (QWEN, {"min_pixels": -1}, "min_pixels of the image encoder or processor is no positive"),

@@ -317,6 +317,14 @@ FAMILIES: Mapping[str, Callable[..., Layout]] = {
     "internvl_chat": intern_layout,
 }
 """By `model_type`; those that begin with qwen3_5 are one family."""
+MERGES = "its image encoder joins patches between two of its layers, which is not known here"
+NO_REFERENCE = "transformers has no code of it with which images could be compared"
+REFUSED: Mapping[str, str] = {
+    "gemma3n": "its image encoder, MobileNet-V5, is not known here",
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), MERGES),
+    **dict.fromkeys(("minicpmv", "minicpmo"), NO_REFERENCE),
+}
+"""Why families that people run take no images."""
 
 
 def layout_of(
@@ -328,8 +336,8 @@ def layout_of(
     if "vision_config" not in config:
         raise ValueError("config.json has no vision_config")
     kind = str(config.get("model_type", ""))
-    if kind == "gemma3n":
-        raise ValueError("its image encoder, MobileNet-V5, is not known here")
+    if kind in REFUSED:
+        raise ValueError(REFUSED[kind])
     family = "qwen3_5" if kind.startswith("qwen3_5") else kind
     if family not in FAMILIES:
         raise ValueError(f"images of model_type {kind!r} are not known yet")
