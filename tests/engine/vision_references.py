@@ -260,8 +260,8 @@ def _published_intern(weights: Mapping[str, Array]) -> dict[str, Array]:
             text = key.replace("language_model.", "model.", 1)
             renamed[f"language_model.{text}"] = weight
         elif ".q_proj." in key:
-            parts = [weights[full.replace("q_proj", f"{part}_proj")] for part in "qkv"]
-            renamed[_intern_name(key.replace("q_proj", "qkv"))] = np.concatenate(parts)
+            matrices = [weights[full.replace("q_proj", f"{each}_proj")] for each in "qkv"]
+            renamed[_intern_name(key.replace("q_proj", "qkv"))] = np.concatenate(matrices)
         elif ".k_proj." not in key and ".v_proj." not in key:
             renamed[_intern_name(key)] = weight
     return renamed

@@ -16,7 +16,6 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.row_offsets import CurrentPass
 from trouper.engine.passes.media_pass import MediaPass
-from trouper.engine.vision.bounded_attention import rotate, rotate_pairs
 from trouper.workarounds.mlx_call_hooks import extend_module, hook_calls
 
 
@@ -76,8 +75,14 @@ class MropeRope(nn.Module):
             plain: mx.array = super().__call__(x, offset=offset)
             return plain
         cosines, sines = media.rotation((self.dims, self.base), self._compute)
-        turn = rotate_pairs if self.traditional else rotate
-        rotated = turn(x[..., : self.dims], cosines, sines)
+        wide = x[..., : self.dims].astype(mx.float32)
+        if self.traditional:
+            first, second = wide[..., 0::2], wide[..., 1::2]
+        else:
+            first, second = mx.split(wide, 2, axis=-1)
+        turned = [first * cosines - second * sines, second * cosines + first * sines]
+        join = mx.stack if self.traditional else mx.concatenate
+        rotated = join(turned, axis=-1).reshape(wide.shape).astype(x.dtype)
         return mx.concatenate([rotated, x[..., self.dims :]], axis=-1)
 
     def _compute(self, positions: mx.array) -> tuple[mx.array, mx.array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -70,14 +71,14 @@ class NestedArgs:
 class NestedText(nn.Module):
     """Any text model of mlx-lm within a vision model."""
 
-    def __init__(self, args: NestedArgs) -> None:
+    def __init__(self, module: Any, args: NestedArgs) -> None:
+        """`module`: mlx-lm's."""
         super().__init__()
         text = dict(args.config["text_config"])
         if text.get("model_type") in NAMES:
             head_dim = text["hidden_size"] // text["num_attention_heads"]
             text = {**GLM_DEFAULTS, "head_dim": head_dim, "rope_scaling": None, **text}
         text[TIED] = bool(args.config.get(TIED) or text.get(TIED))
-        module = _text_module(text)
         self.model_type = str(args.config["model_type"])
         self.language_model = module.Model(module.ModelArgs.from_dict(text))
 
@@ -117,9 +118,8 @@ def _text_module(config: Config) -> Any:
 
 def _nested_classes(config: Config) -> Classes:
     """`config`: as stored."""
-    module = _text_module(config.get("text_config") or config.get("llm_config") or {})
-    # The keys that are read are those of the text model.
-    return NestedText, type("Args", (NestedArgs,), {"__module__": module.__name__})
+    text = config.get("text_config") or config.get("llm_config") or {}
+    return partial(NestedText, _text_module(text)), NestedArgs
 
 
 CLASSES: dict[str, Callable[[Config], Classes]] = {

@@ -54,7 +54,7 @@ class InternLayout(Tiles):
         _, rows, columns = self.tile_grid
         return rows * columns
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         views = rows * columns + (shape.overview is not None)
         yield (self.start_token,)

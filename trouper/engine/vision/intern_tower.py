@@ -20,6 +20,25 @@ from trouper.protocol.media import CHANNELS, Pixels
 NORM_EPS = 1e-6
 FUSED = ".qkv."
 """The publisher's name of queries, keys and values in one matrix."""
+PUBLISHED_LAYER = r"vision_model\.encoder\.layers\.(\d+)\."
+NAMES = (
+    (r"vision_tower\.encoder\.layer\.", "layers."),
+    (r"vision_tower\.", ""),
+    (r"multi_modal_projector\.", "projector."),
+    (PUBLISHED_LAYER + r"attn\.proj\.", r"layers.\1.attention.projection_layer."),
+    (PUBLISHED_LAYER + r"attn\.", r"layers.\1.attention."),
+    (PUBLISHED_LAYER + r"norm1\.", r"layers.\1.layernorm_before."),
+    (PUBLISHED_LAYER + r"norm2\.", r"layers.\1.layernorm_after."),
+    (PUBLISHED_LAYER + r"ls([12])", r"layers.\1.lambda_\2"),
+    (PUBLISHED_LAYER, r"layers.\1."),
+    (r"vision_model\.embeddings\.class_embedding", "embeddings.cls_token"),
+    (r"vision_model\.embeddings\.patch_embedding\.", "embeddings.patch_embeddings.projection."),
+    (r"vision_model\.embeddings\.position_embedding", "embeddings.position_embeddings"),
+    (r"mlp1\.(?:layers\.)?0\.", "projector.layer_norm."),
+    (r"mlp1\.(?:layers\.)?1\.", "projector.linear_1."),
+    (r"mlp1\.(?:layers\.)?3\.", "projector.linear_2."),
+)
+"""Names of weights in checkpoints of transformers and of the publisher, and ours: see `towers`."""
 NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
 

@@ -63,7 +63,7 @@ class Tiles(PatchLayout):
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         tokens, embedded = list[int](), list[tuple[int, int]]()
-        for part in self._parts(shape):
+        for part in self._runs(shape):
             if isinstance(part, int):
                 embedded.append((len(tokens), part))
                 tokens += [self.image_token] * part
@@ -78,7 +78,7 @@ class Tiles(PatchLayout):
             extent=len(tokens),
         )
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         """Yield separators, and numbers of embedded tokens between them."""
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class IdeficsLayout(Tiles):
             width = math.ceil(int(height * ratio) / tile) * tile
         return self._cut(height // tile, width // tile, (tile, tile))
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         if shape.overview is not None:
             for row in range(rows):
@@ -282,7 +282,7 @@ class LfmLayout(Tiles):
             )
         return height, width
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         yield (self.start_token,)
         if shape.overview is None:
@@ -410,7 +410,7 @@ class LlamaLayout(Tiles):
             resample=self.resample,
         )
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         yield (self.start_token,)
         if shape.overview is not None:

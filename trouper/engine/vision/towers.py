@@ -12,11 +12,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
+from trouper.engine.vision import intern_tower
 from trouper.engine.vision.gemma4_tower import Gemma4Tower, Gemma4UnifiedTower
 from trouper.engine.vision.gemma_layouts import Gemma3Layout
 from trouper.engine.vision.glm_tower import GlmTower
 from trouper.engine.vision.intern_layout import InternLayout
-from trouper.engine.vision.intern_tower import InternTower
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.llama_tower import LlamaTower
 from trouper.engine.vision.moonvit_tower import MoonVitTower
@@ -38,7 +38,7 @@ AnyTower = (
     | Gemma4UnifiedTower
     | MoonVitTower
     | LlamaTower
-    | InternTower
+    | intern_tower.InternTower
     | GlmTower
 )
 Renamings = tuple[tuple[re.Pattern[str], str], ...]
@@ -73,24 +73,7 @@ UNIFIED_NAMES = _renamings(
     (r"(?:embed_vision|vision_embedder)\.", ""),
 )
 LLAMA_NAMES = _renamings((r"vision_model\.", ""), (r"multi_modal_projector\.", "projector."))
-INTERN_LAYER = r"vision_model\.encoder\.layers\.(\d+)\."
-INTERN_NAMES = _renamings(
-    (r"vision_tower\.encoder\.layer\.", "layers."),
-    (r"vision_tower\.", ""),
-    (r"multi_modal_projector\.", "projector."),
-    (INTERN_LAYER + r"attn\.proj\.", r"layers.\1.attention.projection_layer."),
-    (INTERN_LAYER + r"attn\.", r"layers.\1.attention."),
-    (INTERN_LAYER + r"norm1\.", r"layers.\1.layernorm_before."),
-    (INTERN_LAYER + r"norm2\.", r"layers.\1.layernorm_after."),
-    (INTERN_LAYER + r"ls([12])", r"layers.\1.lambda_\2"),
-    (INTERN_LAYER, r"layers.\1."),
-    (r"vision_model\.embeddings\.class_embedding", "embeddings.cls_token"),
-    (r"vision_model\.embeddings\.patch_embedding\.", "embeddings.patch_embeddings.projection."),
-    (r"vision_model\.embeddings\.position_embedding", "embeddings.position_embeddings"),
-    (r"mlp1\.(?:layers\.)?0\.", "projector.layer_norm."),
-    (r"mlp1\.(?:layers\.)?1\.", "projector.linear_1."),
-    (r"mlp1\.(?:layers\.)?3\.", "projector.linear_2."),
-)
+INTERN_NAMES = _renamings(*intern_tower.NAMES)
 """Names of an encoder's weights in checkpoints of transformers and of mlx-vlm, and ours. The first
 that fits counts."""
 TOWERS: Mapping[str, tuple[Callable[[Mapping[str, Any], PatchRules], AnyTower], Renamings]] = {
@@ -139,7 +122,7 @@ def make_tower(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Ren
     if isinstance(layout, LlamaLayout):
         return LlamaTower(config, rules, layout.tile), LLAMA_NAMES
     if isinstance(layout, InternLayout):
-        return InternTower(config, rules, layout.tile), INTERN_NAMES
+        return intern_tower.InternTower(config, rules, layout.tile), INTERN_NAMES
     make, names = next(made for begin, made in TOWERS.items() if kind.startswith(begin))
     return make(config, rules), names
 
