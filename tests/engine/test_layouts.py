@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.family_references import CONFIGS, PREPROCESSORS
-from tests.engine.family_references import TOKEN_IDS as FAMILY_TOKEN_IDS
+from tests.engine.vision_models import CONFIGS, PREPROCESSORS
+from tests.engine.vision_models import TOKEN_IDS as FAMILY_TOKEN_IDS
 from tests.long_tests import PLAYED
 from trouper.engine.vision.gemma_layouts import SOFT_TOKENS
 from trouper.engine.vision.layouts import (
@@ -431,6 +431,8 @@ def test_switches_of_the_processor_are_followed() -> None:
         ({"model_type": "qwen3_5"}, {}, "config.json has no vision_config"),
         ({"model_type": "aya_vision", "vision_config": {}}, {}, "'aya_vision' are not known yet"),
         ({"model_type": "gemma3n", "vision_config": {}}, {}, "MobileNet-V5, is not known here"),
+        ({"model_type": "minicpmv4_6", "vision_config": {}}, {}, "joins patches between two"),
+        ({"model_type": "minicpmv", "vision_config": {}}, {}, "transformers has no code of it"),
         (MISTRAL | {"vision_config": {"model_type": "clip"}}, {}, "'mistral3' are not known"),
         (QWEN, {"resample": 2}, "a filter other than bicubic"),
         (QWEN, {"min_pixels": -1}, "min_pixels of the image encoder or processor is no positive"),

@@ -401,6 +401,7 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_context_lengths() -> None:
     assert context.context_length({"text_config": {"max_position_embeddings": 99}}) == 99
+    assert context.context_length({"llm_config": {"max_position_embeddings": 98}}) == 98
     assert context.context_length({"n_positions": 7, "text_config": {}}) == 7
     assert (
         context.context_length(

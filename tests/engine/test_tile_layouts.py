@@ -42,6 +42,7 @@ TOKEN_IDS = {mark: 1000 + index for index, mark in enumerate(MARKS)}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"vision_config": {"depth": 32, "patch_size": 14}},
     "qwen2_5_vl": {"vision_config": {"depth": 32, "patch_size": 14}},
+    "glm4v": {"vision_config": {"depth": 24, "patch_size": 14}},
     "kimi_vl": {"vision_config": {"model_type": "moonvit", "patch_size": 14}},
     "kimi_k25": {"vision_config": {"patch_size": 14}},
     "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}, "scale_factor": 2},
@@ -98,6 +99,19 @@ def test_older_qwens_sizes_are_those_of_transformers() -> None:
         resized = module.smart_resize(height, width, 28, 3136, 12_845_056)
         assert shape_of("qwen2_vl", height, width).resized == resized
         assert shape_of("qwen2_5_vl", height, width).resized == resized
+
+
+def test_glms_sizes_and_tokens_are_those_of_transformers() -> None:
+    module = importlib.import_module("transformers.models.glm4v.image_processing_pil_glm4v")
+    processor = module.Glm4vImageProcessorPil()
+    for height, width in list(sizes())[: None if PLAYED else KEPT]:
+        if max(height, width) > 200 * min(height, width):
+            continue
+        resized = module.smart_resize(2, height, width, 2, 28, 12_544, 28**2 * 15_000)
+        shape = shape_of("glm4v", height, width)
+        assert shape.resized == resized, (height, width)
+        patches = processor.get_number_of_image_patches(height, width)
+        assert LAYOUTS["glm4v"].num_tokens(shape) == patches // 4
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def line_of(title: str) -> str:
 @pytest.mark.long(
     but=(
         "cohere2_moe",
-        "glm4v",
+        "glm_ocr",
         "longcat_flash_sparse",
         "minicpmv4_6",
         "qwen3_omni_moe",
@@ -61,7 +61,7 @@ def test_a_module_that_is_batched_and_one_that_is_refused_have_other_groups() ->
     assert group_of(Played("one", refused="it fails")) == REFUSED
 
 
-@pytest.mark.parametrize("name", ["idefics3", "glm4v", "llava_next"])
+@pytest.mark.parametrize("name", ["idefics3", "glm_ocr", "llava_next"])
 def test_a_model_that_needs_its_encoder_has_a_tiny_form_for_the_self_check(name: str) -> None:
     """Else each start plays every scenario with the real weights."""
     model, config = build(name)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.zoo.dense import DENSE
 from tests.zoo.pieces import HIDDEN, INNER, VOCABULARY, WINDOW, Config
-from trouper.engine.architectures import architecture_lookup, vlm_models
+from trouper.engine.architectures import architecture_lookup, vision_texts, vlm_models
 
 LAYERS, HEADS, KV_HEADS, HEAD, EXPERT, RANK = 4, 4, 2, 16, 32, 32
 SMALL: Config = {
@@ -76,10 +76,7 @@ ENCODER: Config = {
 ENCODERS: dict[str, Config] = {
     "deepseek_vl_v2": {"model_type": "vision"},
     "deepseekocr": {"model_type": "vision"},
-    "glm4v": {"model_type": "glm4v"},
-    "glm4v_moe": {"model_type": "glm4v_moe"},
     "idefics2": {"model_type": "idefics2"},
-    "lfm2_vl": {"model_type": "lfm2_vl"},
     "llava_next": {"model_type": "clip_vision_model"},
     "multi_modality": {
         "model_type": "vision",
@@ -101,7 +98,6 @@ DATA: dict[str, Config] = {
         "moe_layer_start_index": 1,
         "moe_layer_end_index": 3,
     },
-    "glm4v_moe": {"partial_rotary_factor": 0.5, "rope_scaling": MROPE, "rope_theta": 1e4},
     "glm5_next": {
         "num_key_value_heads": HEADS,
         "qk_rope_head_dim": 0,
@@ -116,10 +112,6 @@ DATA: dict[str, Config] = {
         "attention_head_dim": HEAD,
     },
     "kolibri1": {"layer_types": ALTERNATING},
-    "lfm2_vl": {
-        "layer_types": ["conv", "full_attention"] * 2,
-        **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), HIDDEN),
-    },
     "limite": {"rope_n_pairs": 4, "attn_gate_channels": 16, "ve_dim": 16, "global_layers": [3]},
     "llada2_moe": {"n_group": 2},
     "llava_next": {"model_type": "llama"},
@@ -168,7 +160,7 @@ def modules() -> list[str]:
     """Names of mlx-vlm's modules with a language model for whose `model_type` mlx-lm has none."""
     return sorted(
         name
-        for name in vlm_models.names() - set(NO_LANGUAGE)
+        for name in vlm_models.names() - set(NO_LANGUAGE) - vision_texts.CLASSES.keys()
         if not architecture_lookup.is_native({"model_type": name})
     )
 

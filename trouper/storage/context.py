@@ -18,6 +18,7 @@ CONTEXT_KEYS = (
     "max_context_length",
     "block_size",
 )
+TEXT_PARTS = ("text_config", "llm_config")
 # For configs without a limit: recurrent models.
 UNBOUNDED_CONTEXT = 32768
 # transformers' `max_position_embeddings` for types whose configs omit the value.
@@ -42,7 +43,7 @@ EXTENDING = ("yarn", "deepseek_yarn")
 
 def context_length(config: Mapping[str, Any]) -> int:
     named = max(
-        (_named(level) for level in (config, section(config, "text_config")) if _named(level)),
+        (named for level in (config, *_texts(config)) if (named := _named(level))),
         default=_default(config),
     )
     if config.get("model_type") in OFFSET_TYPES:
@@ -51,8 +52,12 @@ def context_length(config: Mapping[str, Any]) -> int:
     return named
 
 
+def _texts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [section(config, key) for key in TEXT_PARTS]
+
+
 def _default(config: Mapping[str, Any]) -> int:
-    kinds = (section(config, "text_config").get("model_type"), config.get("model_type"))
+    kinds = [level.get("model_type") for level in (*_texts(config), config)]
     return next((DEFAULTS[kind] for kind in kinds if kind in DEFAULTS), UNBOUNDED_CONTEXT)
 
 

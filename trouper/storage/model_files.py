@@ -65,6 +65,11 @@ IMAGE_FAMILIES = (
     "lfm2_vl",
     "lfm2-vl",
     "llama4",
+    "glm4v",
+    "glm4v_moe",
+    "glm46v",
+    "internvl",
+    "internvl_chat",
 )
 
 

@@ -16,7 +16,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
-from tests.engine import vision_references
+from tests.engine import vision_models, vision_references
 from tests.families import save_tokenizer, write_json
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.rows import rows_for
@@ -205,7 +205,7 @@ GEMMA: dict[str, Config] = {
         **dict.fromkeys(("boi_token_id", "boi_token_index"), START),
         **dict.fromkeys(("eoi_token_id", "eoi_token_index"), END),
     }
-    for name, config in vision_references.CONFIGS.items()
+    for name, config in vision_models.CONFIGS.items()
     if name.startswith("gemma")
 }
 """Their reference is their own pass over a whole prompt, which is that of transformers
@@ -247,7 +247,7 @@ CHAT_NAMES: dict[str, tuple[dict[int, str], str]] = {
 
 def preprocessor_of(name: str) -> Config:
     if name in GEMMA:
-        return vision_references.PREPROCESSORS[name]
+        return vision_models.PREPROCESSORS[name]
     return {**PREPROCESSOR, "size": QWEN_SIZE} if name.startswith("qwen") else PREPROCESSOR
 
 
@@ -360,7 +360,7 @@ class GemmaModel(VisionModel):
 
 def save_gemma(name: str, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    shapes = dict(vision_references.read_references()[name]["shapes"])
+    shapes = dict(vision_references.read_references(name)["shapes"])
     for name_of_table in ("embed_tokens", "embed_tokens_per_layer"):
         key = f"model.language_model.{name_of_table}.weight"
         if key in shapes:

@@ -9,15 +9,9 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests.engine.vision.reference_cases import CLOSE, case_of, error, loaded, pixels_of
 from tests.engine.vision.test_image_passes import encode
-from tests.engine.vision.test_vision_references import (
-    CLOSE,
-    case_of,
-    directory,
-    error,
-    loaded,
-    pixels_of,
-)
+from tests.engine.vision.test_vision_references import directory
 from tests.engine.vision_references import images_of
 from trouper.engine.kv.row_images import RowImages
 from trouper.engine.passes.media_pass import MediaPass

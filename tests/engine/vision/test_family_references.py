@@ -1,12 +1,10 @@
-"""Further families: logits, positions and answers are those of transformers with torch
-(`tests/engine/family_references.py`), alone, in company, wherever the prompt is cut, restored at
-any token, and with drafts."""
+"""Families whose answers are known: they are those of transformers with torch
+(`tests/engine/vision_references.py`) in company, restored at any token, and with drafts; and a
+server loads them."""
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -16,161 +14,59 @@ from mlx import nn
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.engine.family_references import (
-    CONFIGS,
-    IMAGE,
-    PREPROCESSORS,
-    TOKEN_IDS,
-    overview,
-    picture,
-    read_references,
-    save_checkpoint,
-    size_of,
-    span_tokens,
+from tests.engine.vision.families import TEMPLATE, Numbers
+from tests.engine.vision.reference_cases import (
+    CLOSE,
+    case_of,
+    error,
+    loaded,
+    pixels_of,
+    prompt_of,
 )
-from tests.engine.vision.families import TEMPLATE, Numbers, text_model
-from tests.engine.vision.test_image_passes import Case, encode
+from tests.engine.vision.test_image_passes import encode
 from tests.engine.vision.test_image_rows import (
-    Prompt,
     answer_after_warming_up,
     draft_behind_images,
     restore_at_every_token,
     share_passes,
 )
-from tests.engine.vision.test_vision_references import error
-from tests.engine.vision_references import PROMPTS, VOCABULARY, images_of
+from tests.engine.vision_models import CONFIGS, FIRST, PREPROCESSORS, TOKEN_IDS, VOCABULARY
+from tests.engine.vision_references import save_checkpoint, size_of, span_tokens
 from tests.families import write_json
 from tests.image_files import encoded
 from trouper.actors.runtime.image_prompts import insert_images
 from trouper.engine.adaptations.image_passes import MropeSections
-from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.kv.row_images import positions_of
-from trouper.engine.kv.rows import rows_for
-from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.loading.image_loading import connect
 from trouper.engine.loading.model_loading import load
 from trouper.engine.platform import device
 from trouper.engine.vision.bounded_attention import attend
 from trouper.engine.vision.encoder import Encoding
 from trouper.engine.vision.grouped_attention import GroupedHeads
-from trouper.engine.vision.layouts import Layout, layout_of
+from trouper.engine.vision.layouts import layout_of
 from trouper.engine.vision.siglip_tower import SiglipTower
 from trouper.engine.vision.step_memory import encoder_step_bytes
-from trouper.engine.vision.tower import Tower, patches_at_once
-from trouper.engine.vision.towers import load_tower
-from trouper.protocol.media import ImageSize, ImageSource, MediaSpan, Pixels
+from trouper.engine.vision.tower import patches_at_once
+from trouper.protocol.media import ImageSize, ImageSource
 from trouper.protocol.requests import ChatPrompt
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import takes_images
 
-CLOSE = 1e-4
 MARKERS = {
     "qwen2_vl": "<|image_pad|>",
     "qwen2_5_vl": "<|image_pad|>",
     "kimi_vl": "<|media_pad|>",
     "kimi_k25": "<|media_pad|>",
     "llama4": "<|image|>",
+    "glm4v": "<|image|>",
+    "glm4v_moe": "<|image|>",
+    "internvl": "<IMG_CONTEXT>",
+    "internvl_chat": "<IMG_CONTEXT>",
 }
-every_family = pytest.mark.parametrize("name", CONFIGS)
-
-
-@attrs.define(eq=False)
-class Loaded:
-    name: str
-    model: nn.Module
-    tower: Tower
-    layout: Layout
-
-
-@cache
-def loaded(name: str, directory: Path) -> Loaded:
-    save_checkpoint(name, directory)
-    model, config = text_model(directory)
-    layout = layout_of(config, PREPROCESSORS[name], TOKEN_IDS[name])
-    tower = load_tower(directory, config, layout)
-    connect(model, tower, config)
-    return Loaded(name, model, tower, layout)
+every_family = pytest.mark.parametrize("name", tuple(CONFIGS)[len(FIRST) :])
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("families")
-
-
-def pixels_of(name: str, number: int) -> Pixels:
-    height, width = size_of(name, number)
-    small = overview(name, number)
-    smaller = None
-    if small is not None:
-        smaller = Pixels(small.shape[0], small.shape[1], small.tobytes())
-    return Pixels(height, width, picture(name, number).tobytes(), smaller)
-
-
-def spans_of(model: Loaded, prompt: str, tokens: list[int]) -> tuple[MediaSpan, ...]:
-    spans, start = list[MediaSpan](), 0
-    for number in images_of(prompt):
-        height, width = size_of(model.name, number)
-        shape = model.layout.shape(ImageSize(width, height, "png"), "auto", 4096)
-        assert shape.resized == (height, width)
-        small = overview(model.name, number)
-        assert shape.overview == (None if small is None else small.shape[:2])
-        first = span_tokens(model.name, number)[0]
-        start = tokens.index(first, start) if first != IMAGE else tokens.index(IMAGE, start)
-        span = model.layout.span(start, shape, bytes([number]) * 32)
-        assert list(span.tokens) == tokens[start : span.end]
-        spans.append(span)
-        start = span.end
-    return tuple(spans)
-
-
-def prompt_of(model: Loaded, prompt: str) -> Prompt:
-    reference = read_references()[model.name]["prompts"][prompt]
-    tokens = reference["tokens"]
-    images = [pixels_of(model.name, number) for number in images_of(prompt)]
-    return Prompt(tokens, spans_of(model, prompt, tokens), images, reference["answer"])
-
-
-def case_of(name: str, prompt: str, directory: Path) -> tuple[Case, dict[str, Any]]:
-    model = loaded(name, directory / name)
-    made = prompt_of(model, prompt)
-    rows, _ = rows_for(model.model, PLAIN)
-    assert isinstance(rows, SlotRows)
-    vectors = [encode(model.tower, pixels) for pixels in made.images]
-    case = Case(rows, made.tokens, made.spans, vectors, np.zeros((0, 0), np.float32))
-    return case, read_references()[name]["prompts"][prompt]
-
-
-@every_family
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_logits(name: str, prompt: str, directory: Path) -> None:
-    case, reference = case_of(name, prompt, directory)
-    assert error(case.logits(), reference) < CLOSE
-
-
-@every_family
-def test_logits_of_a_prompt_that_is_cut_at_any_token(name: str, directory: Path) -> None:
-    case, reference = case_of(name, "two images", directory)
-    for cut in range(1, len(case.tokens)):
-        assert error(case.logits([cut]), reference) < CLOSE, cut
-    assert error(case.logits(range(1, len(case.tokens))), reference) < CLOSE
-
-
-@every_family
-def test_swapped_images_are_not_close(name: str, directory: Path) -> None:
-    case, _ = case_of(name, "two images", directory)
-    _, swapped = case_of(name, "two images, swapped", directory)
-    assert error(case.logits(), swapped) > 100 * CLOSE
-
-
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_positions(name: str, prompt: str, directory: Path) -> None:
-    case, reference = case_of(name, prompt, directory)
-    positions = positions_of(case.spans, 0, len(case.tokens))
-    expected = reference["positions"] or [list(range(len(case.tokens)))] * 3
-    assert positions.tolist() == expected
-    behind = positions_of(case.spans, len(case.tokens), len(case.tokens) + 1)
-    assert (behind == len(case.tokens) + reference["delta"]).all()
 
 
 @pytest.mark.long(but=("qwen2_5_vl", "smolvlm", "lfm2_vl"))
@@ -278,7 +174,7 @@ def vectors_of(name: str, directory: Path, piece_patches: int = 0) -> Numbers:
     return np.array(image.embeddings)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "idefics3", "lfm2_vl", "llama4"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "idefics3", "lfm2_vl", "llama4", "internvl"])
 def test_patches_that_attend_to_other_groups_are_heard(
     name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +183,8 @@ def test_patches_that_attend_to_other_groups_are_heard(
     def to_all(heads: GroupedHeads, patches: slice) -> mx.array:
         return attend(heads.queries, heads.keys, heads.values, patches)
 
-    module = {"qwen2_5_vl": "qwen2_tower", "llama4": "llama_tower"}.get(name, "siglip_tower")
+    modules = {"qwen2_5_vl": "qwen2", "llama4": "llama", "internvl": "intern"}
+    module = f"{modules.get(name, 'siglip')}_tower"
     monkeypatch.setattr(f"trouper.engine.vision.{module}.attend_in_groups", to_all)
     assert np.abs(vectors_of(name, directory) - expected).max() > 100 * CLOSE
 
@@ -309,10 +206,9 @@ def test_slices_do_not_change_the_vectors(name: str, patches: int, directory: Pa
     assert pieces == layout.num_pieces(layout.shape(ImageSize(width, height, "png"), "auto", 4096))
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "glm4v"])
 def test_interleaved_sections_are_heard(name: str, directory: Path) -> None:
-    reference = read_references()[name]["prompts"]["two images"]
-    case, _ = case_of(name, "two images", directory)
+    case, reference = case_of(name, "two images", directory)
     ropes = [
         each.rope
         for _, each in loaded(name, directory / name).model.named_modules()
@@ -326,3 +222,20 @@ def test_interleaved_sections_are_heard(name: str, directory: Path) -> None:
     finally:
         for rope in ropes:
             rope.sections = own
+
+
+def test_halves_that_turn_together_are_heard(directory: Path) -> None:
+    """GLM's dense text turns neighbours."""
+    case, reference = case_of("glm4v", "two images", directory)
+    ropes = [
+        each.rope
+        for _, each in loaded("glm4v", directory / "glm4v").model.named_modules()
+        if "rope" in each
+    ]
+    try:
+        for rope in ropes:
+            rope.traditional = False
+        assert error(case.logits(), reference) > 10 * CLOSE
+    finally:
+        for rope in ropes:
+            rope.traditional = True

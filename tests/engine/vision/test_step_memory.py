@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import attrs
 import mlx.core as mx
 import pytest
 
-from tests.engine.family_references import CONFIGS
-from tests.engine.family_references import TOKEN_IDS as FAMILY_TOKEN_IDS
 from tests.engine.vision.families import FAMILIES, GEMMA, TOKEN_IDS, picture
+from tests.engine.vision_models import CONFIGS
+from tests.engine.vision_models import TOKEN_IDS as FAMILY_TOKEN_IDS
 from trouper.engine.vision.encoder import Encoding
 from trouper.engine.vision.layouts import Layout, layout_of
 from trouper.engine.vision.qwen_tower import QwenTower
@@ -41,6 +42,7 @@ WIDE = {
     "kimi_k25": {"vt_hidden_size": 96, "vt_intermediate_size": 360, "vt_num_hidden_layers": 2},
     "smolvlm": {"hidden_size": 96, "intermediate_size": 360, "num_hidden_layers": 2},
     "llama4": {"hidden_size": 96, "intermediate_size": 384, "num_hidden_layers": 2},
+    "internvl": {"hidden_size": 96, "intermediate_size": 360, "num_hidden_layers": 2},
 }
 TILE = 48
 PROCESSORS: dict[str, dict[str, Any]] = {
@@ -48,8 +50,9 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "kimi_k25": {"in_patch_limit": 576},
     "smolvlm": {"size": {"longest_edge": SIDE}},
     "llama4": {"max_patches": 4},
+    "internvl": {"max_patches": 4},
 }
-"""Of families whose configs are those of `family_references`."""
+"""Of families whose configs are those of `vision_models`."""
 
 
 def encoder(name: str) -> tuple[Any, Layout, dict[str, Any]]:
@@ -76,6 +79,7 @@ def test_the_formula_covers_the_peak(
     monkeypatch.setattr("trouper.engine.vision.step_memory.MAX_SCORE_BYTES", 576**2 * 2 * 4)
     tower, layout, vision = encoder(name)
     mx.eval(tower.parameters())
+    gc.collect()  # What other tests left would be freed meanwhile.
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()

@@ -65,6 +65,8 @@ class MropeRope(nn.Module):
     sections: MropeSections
     dims: int
     base: float
+    traditional: bool
+    """Whether neighbours turn together, and not halves."""
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """`x`: (n, heads, width, dim), of which the first `dims` are rotated."""
@@ -73,12 +75,15 @@ class MropeRope(nn.Module):
             plain: mx.array = super().__call__(x, offset=offset)
             return plain
         cosines, sines = media.rotation((self.dims, self.base), self._compute)
-        half = self.dims // 2
-        first = x[..., :half].astype(mx.float32)
-        second = x[..., half : self.dims].astype(mx.float32)
-        rotated = [first * cosines - second * sines, second * cosines + first * sines]
-        rotated = [part.astype(x.dtype) for part in rotated]
-        return mx.concatenate([*rotated, x[..., self.dims :]], axis=-1)
+        wide = x[..., : self.dims].astype(mx.float32)
+        if self.traditional:
+            first, second = wide[..., 0::2], wide[..., 1::2]
+        else:
+            first, second = mx.split(wide, 2, axis=-1)
+        turned = [first * cosines - second * sines, second * cosines + first * sines]
+        join = mx.stack if self.traditional else mx.concatenate
+        rotated = join(turned, axis=-1).reshape(wide.shape).astype(x.dtype)
+        return mx.concatenate([rotated, x[..., self.dims :]], axis=-1)
 
     def _compute(self, positions: mx.array) -> tuple[mx.array, mx.array]:
         half = self.dims // 2
@@ -183,7 +188,7 @@ def _body(model: nn.Module) -> nn.Module:
 def _require_mrope(ropes: Sequence[nn.Module], sections: MropeSections) -> None:
     if not ropes or not all(isinstance(rope, nn.RoPE) and rope.scale == 1 for rope in ropes):
         raise ValueError("its rotary embedding is scaled, which images cannot have here")
-    if any(rope.traditional or 2 * sections.frequencies > rope.dims for rope in ropes):
+    if any(2 * sections.frequencies > rope.dims for rope in ropes):
         raise ValueError("its config's mrope_section does not fit its rotary embedding")
 
 

@@ -154,8 +154,8 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture:
     if override := plugin_for(kind, OVERRIDES):
         return Architecture(override.description, override.classes, override)
     provider = f"mlx-lm {version('mlx-lm')}"
-    if get_classes := vision_texts.CLASSES.get(kind):
-        return Architecture(provider, get_classes, native=True)
+    if make := vision_texts.CLASSES.get(kind):
+        return Architecture(provider, lambda: make(config), native=True)
     if is_native(config):
         return Architecture(provider, lambda: _native_classes(config), native=True)
     if plugin := plugin_for(kind):

@@ -26,7 +26,9 @@ def translate(config: Config, arguments: type) -> dict[str, Any]:
     """Return changed entries. `arguments`: the architecture's ModelArgs."""
     by_type = not _reads_rope_parameters(arguments)
     changed = _translate_rope(config, by_type=by_type) | _translate_pattern(config)
-    for key, part in config.items():
+    if "text_config" not in config and isinstance(config.get("llm_config"), dict):
+        changed["text_config"] = config["llm_config"]  # InternVL's name.
+    for key, part in {**config, **changed}.items():
         if not isinstance(part, dict):
             continue
         if nested := _translate_rope(part, by_type=by_type) | _translate_pattern(part):

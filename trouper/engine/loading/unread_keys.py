@@ -53,7 +53,7 @@ class Unread:
 def list_unread(config: dict[str, Any], classes: Classes) -> list[Unread]:
     """List keys that neither the module of the classes nor modules used there read."""
     model, arguments = classes
-    # mlx-vlm's language models have one class, which is bound to their package.
+    # Text models within vision models have one class, which is bound to their module.
     name = model.args[0].__name__ if isinstance(model, partial) else arguments.__module__
     source = _source_of(name)
     words, names = frozenset(WORD.findall(source)), _names_read(source)

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trouper.engine.vision.tower import ACTIVATIONS
+from trouper.engine.vision.tower import ACTIVATIONS, Weights
 
 
 class LayeredTower(nn.Module):
@@ -37,6 +37,10 @@ class LayeredTower(nn.Module):
 
     def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:  # noqa: ARG002
         return None
+
+    def sanitize(self, weights: Weights) -> Weights:
+        """Weights by our names, in the forms of this class."""
+        return weights
 
 
 class PatchEmbedding(nn.Module):

@@ -1,7 +1,8 @@
 """Image layouts: sizes, tokens and spans. Pure integers; no pixels, no MLX.
 
-Rules: Qwen-VL's `smart_resize` (transformers/models/qwen2_vl/image_processing_qwen2_vl.py) and
-Pixtral's longest edge (transformers/models/pixtral/image_processing_pixtral.py).
+Rules: Qwen-VL's `smart_resize` (transformers/models/qwen2_vl/image_processing_qwen2_vl.py), GLM's
+(glm4v/image_processing_glm4v.py) and Pixtral's longest edge
+(pixtral/image_processing_pixtral.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trouper.engine.vision.gemma_layouts import (
     gemma3_layout,
     gemma4_layout,
 )
+from trouper.engine.vision.intern_layout import InternLayout, intern_layout
 from trouper.engine.vision.navit_layout import NavitLayout, navit_layout
 from trouper.engine.vision.patch_rules import (
     CLIP_MEAN,
@@ -55,8 +57,8 @@ class QwenLayout(PatchLayout):
     """`min_pixels`, `max_pixels`: bounds of the checkpoint on a resized image. Chat templates write
     the tokens around the span."""
 
-    min_pixels: int
-    max_pixels: int
+    min_pixels: float
+    max_pixels: float
     marker: str = "<|image_pad|>"
 
     @property
@@ -78,7 +80,7 @@ class QwenLayout(PatchLayout):
             rows, columns = fit_grid(size, tokens)
         return ImageShape((rows * side, columns * side), (1, rows, columns))
 
-    def _resize(self, size: ImageSize, max_pixels: int) -> tuple[int, int]:
+    def _resize(self, size: ImageSize, max_pixels: float) -> tuple[int, int]:
         """Height and width, multiples of a token's side, as `smart_resize` computes them. Roundings
         are the same."""
         side, pixels = self.patches.token_size, size.height * size.width
@@ -103,6 +105,29 @@ class QwenLayout(PatchLayout):
             shape=shape,
             extent=max(rows, columns),
         )
+
+
+# -- GLM-4.xV ------------------------------------------------------------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class GlmLayout(QwenLayout):
+    """Its bounds count the pixels of both frames, which are one image twice."""
+
+    marker: str = "<|image|>"
+
+    @property
+    def name(self) -> str:
+        return name_layout("glm-v", self.patches)
+
+    def _resize(self, size: ImageSize, max_pixels: float) -> tuple[int, int]:
+        side = self.patches.token_size
+        if min(size.height, size.width) < side:
+            scale = max(side / size.height, side / size.width)
+            size = attrs.evolve(
+                size, height=int(size.height * scale), width=int(size.width * scale)
+            )
+        return super()._resize(size, max_pixels)
 
 
 # -- Mistral 3, Pixtral --------------------------------------------------------------------------
@@ -165,7 +190,15 @@ class PixtralLayout(PatchLayout):
 
 # -- from a checkpoint ---------------------------------------------------------------------------
 
-Layout = QwenLayout | PixtralLayout | Gemma3Layout | Gemma4Layout | NavitLayout | TileLayout
+Layout = (
+    QwenLayout
+    | PixtralLayout
+    | Gemma3Layout
+    | Gemma4Layout
+    | NavitLayout
+    | TileLayout
+    | InternLayout
+)
 
 
 def read_preprocessor(directory: Path) -> Mapping[str, Any]:
@@ -201,6 +234,29 @@ def _qwen_layout(
         image_token=token_of(config, ("image_token_id",), "<|image_pad|>", token_ids),
         min_pixels=count_of(preprocessor, "min_pixels", count_of(size, "shortest_edge", shortest)),
         max_pixels=count_of(preprocessor, "max_pixels", count_of(size, "longest_edge", longest)),
+    )
+
+
+def _glm_layout(
+    config: Mapping[str, Any], preprocessor: Mapping[str, Any], token_ids: Mapping[str, int]
+) -> GlmLayout:
+    _require_bicubic(preprocessor)
+    vision, size = section(config, "vision_config"), section(preprocessor, "size")
+    rules = read_rules(
+        preprocessor,
+        mean=CLIP_MEAN,
+        std=CLIP_STD,
+        patch_size=count_of(vision, "patch_size", 14),
+        merge_size=count_of(vision, "spatial_merge_size", 2),
+        temporal_patch_size=count_of(vision, "temporal_patch_size", 2),
+    )
+    frames = rules.temporal_patch_size
+    return GlmLayout(
+        patches=rules,
+        encoder_layers=count_of(vision, "depth", 24),
+        image_token=token_of(config, ("image_token_id",), "<|image|>", token_ids),
+        min_pixels=count_of(size, "shortest_edge", 112**2) / frames,
+        max_pixels=count_of(size, "longest_edge", 28**2 * 15_000) / frames,
     )
 
 
@@ -254,8 +310,21 @@ FAMILIES: Mapping[str, Callable[..., Layout]] = {
     "lfm2_vl": lfm_layout,
     "lfm2-vl": lfm_layout,
     "llama4": llama_layout,
+    "glm4v": _glm_layout,
+    "glm4v_moe": _glm_layout,
+    "glm46v": _glm_layout,
+    "internvl": intern_layout,
+    "internvl_chat": intern_layout,
 }
 """By `model_type`; those that begin with qwen3_5 are one family."""
+MERGES = "its image encoder joins patches between two of its layers, which is not known here"
+NO_REFERENCE = "transformers has no code of it with which images could be compared"
+REFUSED: Mapping[str, str] = {
+    "gemma3n": "its image encoder, MobileNet-V5, is not known here",
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), MERGES),
+    **dict.fromkeys(("minicpmv", "minicpmo"), NO_REFERENCE),
+}
+"""Why families that people run take no images."""
 
 
 def layout_of(
@@ -267,8 +336,8 @@ def layout_of(
     if "vision_config" not in config:
         raise ValueError("config.json has no vision_config")
     kind = str(config.get("model_type", ""))
-    if kind == "gemma3n":
-        raise ValueError("its image encoder, MobileNet-V5, is not known here")
+    if kind in REFUSED:
+        raise ValueError(REFUSED[kind])
     family = "qwen3_5" if kind.startswith("qwen3_5") else kind
     if family not in FAMILIES:
         raise ValueError(f"images of model_type {kind!r} are not known yet")

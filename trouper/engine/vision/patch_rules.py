@@ -129,6 +129,8 @@ def count_of(parameters: Mapping[str, Any], key: str, default: int) -> int:
     value = parameters.get(key)
     if value is None:
         return default
+    if isinstance(value, list) and value and value == value[:1] * len(value):
+        value = value[0]  # InternVL's sides.
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
         raise ValueError(f"{key} of the image encoder or processor is no positive integer")
     return value

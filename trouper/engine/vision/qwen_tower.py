@@ -20,11 +20,11 @@ NORM_EPS = 1e-6
 
 
 class Attention(nn.Module):
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, *, input_bias: bool = True, bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=input_bias)
+        self.proj = nn.Linear(dim, dim, bias=bias)
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
         projected = self.qkv(x).reshape(len(x), 3, self.heads, -1).transpose(1, 2, 0, 3)

@@ -63,7 +63,7 @@ class Tiles(PatchLayout):
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         tokens, embedded = list[int](), list[tuple[int, int]]()
-        for part in self._parts(shape):
+        for part in self._runs(shape):
             if isinstance(part, int):
                 embedded.append((len(tokens), part))
                 tokens += [self.image_token] * part
@@ -78,7 +78,7 @@ class Tiles(PatchLayout):
             extent=len(tokens),
         )
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         """Yield separators, and numbers of embedded tokens between them."""
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class IdeficsLayout(Tiles):
             width = math.ceil(int(height * ratio) / tile) * tile
         return self._cut(height // tile, width // tile, (tile, tile))
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         if shape.overview is not None:
             for row in range(rows):
@@ -189,7 +189,7 @@ def idefics_layout(
     merge = count_of(config, "scale_factor", 2)
     rules = read_rules(preprocessor, mean=HALVES, std=HALVES, patch_size=patch, merge_size=merge)
     # The encoder's convolution leaves pixels out that make no whole patch.
-    _require_full_tokens(tile // patch * patch, rules)
+    require_full_tokens(tile // patch * patch, rules)
     per_side = range(1, math.ceil(min(edge, MAX_EDGE) / tile) + 1)
     return IdeficsLayout(
         patches=rules,
@@ -282,7 +282,7 @@ class LfmLayout(Tiles):
             )
         return height, width
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         yield (self.start_token,)
         if shape.overview is None:
@@ -337,7 +337,7 @@ def lfm_layout(
         patch_size=count_of(vision, "patch_size", 16),
         merge_size=count_of(config, "downsample_factor", 2),
     )
-    _require_full_tokens(tile, rules)
+    require_full_tokens(tile, rules)
     splits = preprocessor.get("do_image_splitting", True) is not False
     maximum = count_of(preprocessor, "max_tiles", 10) if splits else 1
     names = range(1, maximum + 1)
@@ -410,7 +410,7 @@ class LlamaLayout(Tiles):
             resample=self.resample,
         )
 
-    def _parts(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         yield (self.start_token,)
         if shape.overview is not None:
@@ -470,7 +470,7 @@ def llama_layout(
         patch_size=count_of(vision, "patch_size", 14),
         merge_size=round(1 / ratio),
     )
-    _require_full_tokens(tile, rules)
+    require_full_tokens(tile, rules)
     return LlamaLayout(
         patches=rules,
         encoder_layers=count_of(vision, "num_hidden_layers", 34),
@@ -493,7 +493,7 @@ def llama_layout(
 TileLayout = IdeficsLayout | LfmLayout | LlamaLayout
 
 
-def _require_full_tokens(tile: int, rules: PatchRules) -> None:
+def require_full_tokens(tile: int, rules: PatchRules) -> None:
     """Raises `ValueError`."""
     if tile % rules.token_size or not tile:
         raise ValueError(

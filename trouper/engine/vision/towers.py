@@ -12,8 +12,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import infer_quant_config
 
+from trouper.engine.vision import intern_tower
 from trouper.engine.vision.gemma4_tower import Gemma4Tower, Gemma4UnifiedTower
 from trouper.engine.vision.gemma_layouts import Gemma3Layout
+from trouper.engine.vision.glm_tower import GlmTower
+from trouper.engine.vision.intern_layout import InternLayout
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.llama_tower import LlamaTower
 from trouper.engine.vision.moonvit_tower import MoonVitTower
@@ -35,6 +38,8 @@ AnyTower = (
     | Gemma4UnifiedTower
     | MoonVitTower
     | LlamaTower
+    | intern_tower.InternTower
+    | GlmTower
 )
 Renamings = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -68,6 +73,7 @@ UNIFIED_NAMES = _renamings(
     (r"(?:embed_vision|vision_embedder)\.", ""),
 )
 LLAMA_NAMES = _renamings((r"vision_model\.", ""), (r"multi_modal_projector\.", "projector."))
+INTERN_NAMES = _renamings(*intern_tower.NAMES)
 """Names of an encoder's weights in checkpoints of transformers and of mlx-vlm, and ours. The first
 that fits counts."""
 TOWERS: Mapping[str, tuple[Callable[[Mapping[str, Any], PatchRules], AnyTower], Renamings]] = {
@@ -78,6 +84,7 @@ TOWERS: Mapping[str, tuple[Callable[[Mapping[str, Any], PatchRules], AnyTower], 
     "gemma4_unified": (Gemma4UnifiedTower, UNIFIED_NAMES),
     "gemma4": (Gemma4Tower, GEMMA4_NAMES),
     "kimi": (MoonVitTower, MOONVIT_NAMES),
+    "glm4": (GlmTower, QWEN_NAMES),
 }
 """Encoders without tiles, by the begin of `model_type`. The first that fits counts."""
 DERIVED = re.compile(r"(?:^|\.)(?:position_ids|inv_freq)$")
@@ -92,6 +99,7 @@ def load_tower(directory: Path, config: Mapping[str, Any], layout: Layout) -> An
     tower, names = _empty(config, layout)
     unused = DERIVED if config["vision_config"].get("use_clipped_linears") else UNCLIPPED
     weights = _flat_patches(_weights(directory, names, unused), tower.patch_weight, layout)
+    weights = tower.sanitize(weights)
     _quantize(tower, weights)
     _require_all(tower, weights)
     tower.load_weights(list(weights.items()))
@@ -113,6 +121,8 @@ def make_tower(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Ren
         return SiglipTower(config, rules, layout.tile), SIGLIP_NAMES
     if isinstance(layout, LlamaLayout):
         return LlamaTower(config, rules, layout.tile), LLAMA_NAMES
+    if isinstance(layout, InternLayout):
+        return intern_tower.InternTower(config, rules, layout.tile), INTERN_NAMES
     make, names = next(made for begin, made in TOWERS.items() if kind.startswith(begin))
     return make(config, rules), names
 
