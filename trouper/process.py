@@ -18,6 +18,11 @@ THRASHING_CHECK = "MLX_ENABLE_CACHE_THRASHING_CHECK"
 # between layers, and cuts by bytes would shift as buffers grow (benchmarks/RESULTS.md).
 SMALL_GRAPHS = {"MLX_MAX_OPS_PER_BUFFER": "20", "MLX_MAX_MB_PER_BUFFER": "100000"}
 
+# Between GPUs, operations are sent one by one. In a CUDA graph MLX captures each sum again, which
+# takes 54 us more, twice a layer: a server on two H200s made 36 tokens a second with graphs and 66
+# without (benchmarks/RESULTS.md). MLX reads the variable once, so a trial would take a process.
+NCCL_RANK, GRAPHS = "NCCL_HOST_IP", "MLX_USE_CUDA_GRAPHS"
+
 
 def prepare_cuda() -> None:
     """Set the variables of MLX's CUDA build that the environment lacks."""
@@ -25,6 +30,8 @@ def prepare_cuda() -> None:
     if cuda_build():
         for name, value in SMALL_GRAPHS.items():
             os.environ.setdefault(name, value)
+        if os.environ.get(NCCL_RANK):
+            os.environ.setdefault(GRAPHS, "0")
 
 
 def cuda_build() -> bool:

@@ -13,6 +13,8 @@ import pytest
 
 from trouper import process
 from trouper.process import (
+    GRAPHS,
+    NCCL_RANK,
     SMALL_GRAPHS,
     THRASHING_CHECK,
     cuda_build,
@@ -54,3 +56,20 @@ def test_graphs_are_small_in_the_build_for_cuda_alone(
     prepare_cuda()
     assert cuda_build() == cuda
     assert all((os.environ.get(name) == value) == cuda for name, value in SMALL_GRAPHS.items())
+
+
+@pytest.mark.parametrize(
+    ("rank", "wish", "graphs"), [("10.0.0.1", None, "0"), ("10.0.0.1", "1", "1"), ("", None, None)]
+)
+def test_ranks_between_gpus_have_no_graphs_unless_somebody_wants_them(
+    rank: str, wish: str | None, graphs: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "cuda_build", lambda: True)
+    monkeypatch.setenv(NCCL_RANK, rank)
+    for name in (GRAPHS, *SMALL_GRAPHS):
+        monkeypatch.setenv(name, "set, so that the test's end takes it away")
+        monkeypatch.delenv(name)
+    if wish is not None:
+        monkeypatch.setenv(GRAPHS, wish)
+    prepare_cuda()
+    assert os.environ.get(GRAPHS) == graphs

@@ -22,7 +22,7 @@ from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.slot_cache import SlotCache
 from trouper.engine.passes.region import Region
-from trouper.engine.platform.device import is_cpu, prepares_shapes
+from trouper.engine.platform.device import is_cpu
 
 # Everything but attention runs over all rows at once. `JoinedSlots` writes each row's keys and
 # values into the row's bank, and returns `Parts`, which the model passes to
@@ -147,47 +147,12 @@ def _attend(
         keys, values = keys.view(), values.view()
     elif _is_cut(mask, keys):
         keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))
-    if queries.shape[0] > 1 and _is_planned(queries, keys):
-        return _attend_row_by_row(queries, keys, values, cache, mask=mask, **options)
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
     if shared == 1 or not _grouping_pays(queries, keys, mask, options):
         return plain(queries, keys, values, cache, mask=mask, **options)
     grouped = queries.reshape(-1, keys.shape[1], shared, queries.shape[3])
     return plain(grouped, keys, values, cache, mask=mask, **options).reshape(
         -1, heads, 1, values.shape[3]
-    )
-
-
-def _is_planned(queries: mx.array, keys: Any) -> bool:
-    """Whether the device plans attention for these shapes: several tokens a row in 16 bits."""
-    width = queries.shape[2]
-    return (
-        width > 1
-        and queries.dtype != mx.float32
-        and isinstance(keys, mx.array)
-        and prepares_shapes()
-    )
-
-
-def _attend_row_by_row(
-    queries: mx.array, keys: mx.array, values: mx.array, cache: Any, *, mask: Any, **options: Any
-) -> mx.array:
-    """The number of a burst's rows in a pass hardly recurs, and a plan for each takes 40 ms (an
-    H200, MLX 0.32.4), as long as 2,000 tokens of a model of 4B. A plan for one row serves all."""
-    rows = [slice(row, row + 1) for row in range(queries.shape[0])]
-    by_row = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[0] > 1
-    return mx.concatenate(
-        [
-            plain(
-                queries[row],
-                keys[row],
-                values[row],
-                cache,
-                mask=mask[row] if by_row else mask,
-                **options,
-            )
-            for row in rows
-        ]
     )
 
 
