@@ -26,8 +26,8 @@ class Costs:
     """Of each key that a prompt's token reads."""
 
 
-TWO_CORES = Costs(0.09, 0.0016, 4.4e-6, 0.05, 0.0031, 5e-7)
-"""The embedded model on two quiet cores (benchmarks/RESULTS.md)."""
+ONE_THREAD = Costs(0.05, 0.007, 4.8e-6, 0.07, 0.0035, 2.6e-6)
+"""The embedded model on one thread of a CPU (benchmarks/RESULTS.md, "Exp on a CPU")."""
 
 
 class CostedCore(DrivenCore):
@@ -74,7 +74,7 @@ class Share:
 
 
 def share(costs: Costs, streams: int, long: int, stall_ms: float) -> Share:
-    """One prompt of `long` tokens beside streams of 100 tokens, which have made 100 more."""
+    """One prompt of `long` tokens among streams of 100 tokens, which have made 100 more."""
     core = CostedCore(costs, decode_stall_ms=stall_ms, completion_batch_size=streams + 1)
     for seed in range(streams):
         core.arrive(100, 100_000, seed)
