@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -200,7 +201,8 @@ def play_beside(flags: argparse.Namespace, model: Path) -> list[Row]:
             ]
         row: Row = {"stall_ms": stall_ms, "streams": flags.streams, "long": flags.long}
         for name in runs[0]:
-            row[name] = statistics.median(run[name] for run in runs[1:])
+            row[name] = statistics.median(run[name] for run in runs[1:] or runs)
+        row["load"] = round(os.getloadavg()[1], 1)
         print(json.dumps(row), flush=True)
         made.append(row)
     return made
@@ -225,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, default=15)
     parser.add_argument("--long", type=int, default=6000)
     parser.add_argument("--stall-ms", type=float, nargs="+", default=[50, 250, 1000])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="beside the first, which warms up")
     parser.add_argument("--json", type=Path)
     flags = parser.parse_args(arguments)
     if flags.shape:

@@ -141,6 +141,32 @@ def test_the_name_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert key_of(1, Settings(), ALONE) not in keys
 
 
+@pytest.mark.parametrize("name", ["kernel.cuh", "step.py"])
+def test_changed_code_is_checked_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of kernels: a change of one left the result of the old one."""
+    monkeypatch.setattr(starting, "SOURCES", (tmp_path,))
+    keys = set[str]()
+    for text in ("one", "other"):
+        (tmp_path / name).write_text(text)
+        starting._code.cache_clear()
+        keys.add(key_of(1, Settings(), ALONE))
+    starting._code.cache_clear()
+    assert len(keys) == 2
+
+
+def test_another_blas_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key_of(1, Settings(), ALONE)
+    monkeypatch.setattr(starting, "installed_version", lambda name, absent: "9.9.9")
+    assert key_of(1, Settings(), ALONE) != before
+
+
+def test_kernels_and_workarounds_are_part_of_the_code() -> None:
+    files = {path.name for source in starting.SOURCES for path in source.rglob("*.*")}
+    assert {"few_rows.cuh", "mlx_scalar_exp.py"} <= files
+
+
 def test_a_device_that_was_full_is_not_remembered(
     faulty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,6 +192,7 @@ class MlxEngine:
 
     async def load(self) -> LoadedModel:
         """Load the model, and compile kernels if necessary. Raises `ModelUnusable`."""
+        began = time.perf_counter()
         # The self-check's products, too, leave cores to other programs.
         BlasThreads(mlx_reference_blas.load_fast()).begin(0)
         self._loaded = await self._on_thread(
@@ -205,7 +206,8 @@ class MlxEngine:
         if device.is_cpu() and sys.platform == "linux" and mlx_reference_blas.load_fast() is None:
             log.warning(SLOW_BLAS, command_for("cpu"))
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
-        log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, card.device)
+        device_and_time = f"{card.device}, loaded in {time.perf_counter() - began:.1f} s"
+        log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, device_and_time)
         if device.prepares_shapes():
             await self._on_thread(self._warm_up)
         return LoadedModel(card, self._loaded.tokenizer)

@@ -175,6 +175,25 @@ class SchedulerStats:
         "Seconds that these steps took; the rate is the share of time in which the engine works.",
         default=0.0,
     )
+    shared_steps: int = counter(
+        "trouper_shared_steps_total", "Steps that decoded and also prefilled."
+    )
+    shared_step_seconds: float = counter(
+        "trouper_shared_step_seconds_total",
+        "Seconds that these steps took: pauses that prefill puts between a stream's tokens.",
+        default=0.0,
+    )
+    shared_step_bound_s: float = gauge(
+        "trouper_shared_step_bound_seconds",
+        "Seconds that such a step may take: 0.75 of --decode-stall-ms, or twice what decoding "
+        "alone takes if that is more.",
+        default=0.0,
+    )
+    decode_step_s: float = gauge(
+        "trouper_decode_step_seconds",
+        "Seconds of a step that only decodes: median of the last 3.",
+        default=0.0,
+    )
     images_decoded: int = counter(
         "trouper_images_decoded_total", "Images whose pixels were decoded for the encoder."
     )

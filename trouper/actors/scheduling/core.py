@@ -410,7 +410,7 @@ class Core:
         embeddings, which run different passes, in turns. Each chosen row gets at least one token,
         and at most `next_chunk`: up to the prompt's end, a snapshot, or an image without
         vectors. An atomic span is never split, whatever the budget says."""
-        if not ready:
+        if not ready or (busy and self._prefill_budget.must_look()):
             return ()
         work = self._prefill_budget.turn({sequence.work for sequence in ready})
         of_this_work = [sequence for sequence in ready if sequence.work == work]
@@ -486,10 +486,13 @@ class Core:
         committed = self._commit.tokens(stepped, now)
         self._batch_view.stepped(now, decoded=bool(plan.decode), produced=bool(stepped.rows))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
+        is_shared = bool(plan.decode and prefilled)
         self._step_statistics.stepped(stepped, now, decoding=decoding, tokens=committed + prefilled)
         self._counters.add(
             steps=int(plan.has_work),
             step_seconds=stepped.seconds if plan.has_work else 0.0,
+            shared_steps=int(is_shared),
+            shared_step_seconds=stepped.seconds if is_shared else 0.0,
             tokens_generated=committed,
             total_prefill_tokens=prefilled,
         )
@@ -520,6 +523,8 @@ class Core:
             kv_limit_bytes=self._budget.limit_bytes or 0,
             prefilling_sequences=len(self._batch.prefilling),
             image_cache_bytes=self._images.nbytes,
+            shared_step_bound_s=self._prefill_budget.bound_s,
+            decode_step_s=self._prefill_budget.decode_s,
             **self._step_statistics.gauges,
         )
         self._batch_view.show(self._batch.rows.values(), self._queue, self._now)

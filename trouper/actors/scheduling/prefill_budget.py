@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from statistics import median
 from typing import Literal, Self
 
 import attrs
@@ -41,6 +42,10 @@ AIM = 0.75
 REST = 1.5
 """Most chunks in a step that completes all prompts while no row decodes."""
 NEWEST = 0.2
+LOOK_EVERY = 16
+"""Steps in a row that decode and prefill, after which one decodes alone, to be measured."""
+LOOKS = 3
+"""Steps of whose seconds the median is a decode step's: a slow one does not count."""
 OTHER_COST_TOKENS = 1024
 """Number of earlier tokens whose attention costs as much as the rest of a token's work. A larger
 model has more."""
@@ -209,8 +214,11 @@ class PrefillBudget:
     # Prefill of each plan in flight, the oldest first.
     _planned: deque[PlannedWork] = attrs.field(factory=deque)
     _last: Work = "embed"
+    _looks: deque[float] = attrs.field(factory=lambda: deque(maxlen=LOOKS))
+    _shared_steps: int = LOOK_EVERY
+    """Since the last step that decoded alone. The first one looks."""
     decode_s: float = 0.0
-    """Moving average of a decode step's seconds."""
+    """Seconds of a decode step."""
     prefill_rate: float = 0.0
     """Moving average of tokens a second; 0 before any measurement."""
 
@@ -226,6 +234,21 @@ class PrefillBudget:
         """Next kind of work, round robin."""
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds that a step may take that decodes and prefills."""
+        # If decoding alone comes near the stall bound (a large batch, a busy machine), prefill may
+        # take as long again: with less a client would wait for minutes.
+        return max(self._stall_s, 2 * self.decode_s)
+
+    def must_look(self) -> bool:
+        """Whether the next step decodes alone, though prompts wait. Asked once for each step that
+        could do both."""
+        # While prompts never stop coming, nothing else says what a large batch takes: its prompts
+        # got sixteen tokens a step.
+        self._shared_steps = (self._shared_steps + 1) % (LOOK_EVERY + 1)
+        return not self._shared_steps
 
     def plan(self, work: Work, *, limited: bool = False, end: int = 0) -> None:
         """Note the current step's kind of work, and the longest context at its end."""
@@ -243,13 +266,12 @@ class PrefillBudget:
     def answered(self, plan: Plan, stepped: Stepped) -> None:
         """Learn from a step: the stall's bound from decoding, chunk sizes and speed from
         prefill."""
-        # If decoding alone comes near the stall bound (a large batch, a busy machine), prefill may
-        # take as long again: with less a client would wait for minutes.
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         if plan.decode and not prefilled:
-            self.decode_s += NEWEST * (stepped.seconds - self.decode_s)
+            self._looks.append(stepped.seconds)
+            self.decode_s = median(self._looks)
             for sizers in self._sizers.values():
-                sizers.busy.target_s = max(self._stall_s, 2 * self.decode_s)
+                sizers.busy.target_s = self.bound_s
         elif prefilled:
             planned = (
                 self._planned.popleft() if self._planned else PlannedWork("text", limited=False)

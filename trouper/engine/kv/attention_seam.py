@@ -16,6 +16,7 @@ import numpy as np
 from mlx_lm.models import base
 
 from trouper.engine.encoders.encoder import window_mask
+from trouper.engine.kv import blocked_attention
 from trouper.engine.kv.decode_attention import WholeBuffer, attend, supports
 from trouper.engine.kv.model_caches import ListSlots, begin, pass_fault, slot_caches, state_slots
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -147,6 +148,8 @@ def _attend(
         keys, values = keys.view(), values.view()
     elif _is_cut(mask, keys):
         keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))
+    if blocked_attention.supports(queries, keys, values, mask, options):
+        return blocked_attention.attend(queries, keys, values, mask=mask, scale=options["scale"])
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
     if shared == 1 or not _grouping_pays(queries, keys, mask, options):
         return plain(queries, keys, values, cache, mask=mask, **options)

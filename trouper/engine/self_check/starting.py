@@ -33,13 +33,16 @@ from trouper.protocol.capabilities import (
 )
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings, default_cache_dir
-from trouper.protocol.version import VERSION
+from trouper.protocol.version import VERSION, installed_version
 from trouper.storage.cache_directory import read_memo, write_memo
 from trouper.storage.cache_fingerprint import namespace
 
 SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH", workarounds.VARIABLE)
 """Environment variables that change results, or the order of MLX's work."""
-ENGINE = Path(__file__).parent.parent
+BLAS = "scipy-openblas32"
+SOURCES = (Path(__file__).parent.parent, Path(workarounds.__file__).parent)
+KINDS = (".py", ".cuh")
+"""Suffixes of code that computes."""
 # The oldest are removed.
 MAX_RESULTS = 200
 
@@ -73,6 +76,7 @@ def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str 
             "adapter": _adapter(settings.adapter_path),
             "versions": f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}, trouper {VERSION}",
             "engine": _code(),
+            "blas": installed_version(BLAS, ""),
             "device": f"{device.name()} {'CPU' if device.is_cpu() else 'GPU'}",
             "switches": ", ".join(os.environ.get(name, "") for name in SWITCHES),
             "kv": f"{settings.kv_bits} {settings.kv_group_size}",
@@ -89,10 +93,11 @@ def _split(settings: Settings) -> str:
 
 @cache
 def _code() -> str:
-    """Hash the engine's source, since few changes change the version."""
+    """Hash the source of what computes, since few changes change the version."""
     digest = xxh3_64()
-    for path in sorted(ENGINE.rglob("*.py")):
-        digest.update(path.read_bytes())
+    for path in sorted(path for source in SOURCES for path in source.rglob("*.*")):
+        if path.suffix in KINDS:
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -1,0 +1,81 @@
+"""Attention in blocks equals mlx-lm's, however the scores are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from tests.arithmetic import cpu_only
+from tests.engine.driver import Driver, Request
+from tests.engine.test_banks import GREEDY, SMALL_BANKS
+from tests.engine.test_exactness import model_of, reference
+from tests.family_configs import VOCABULARY
+from trouper.engine.kv import attention_seam, blocked_attention
+from trouper.engine.kv.attention_seam import plain
+from trouper.engine.step import StepEngine
+
+pytestmark = cpu_only
+ROWS, HEADS, WIDTH, TOKENS = 3, 6, 5, 11
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked_attention, "MIN_KEYS", 1)
+    monkeypatch.setattr(blocked_attention.mlx_scalar_exp, "is_needed", lambda: True)
+
+
+def _masks() -> dict[str, Any]:
+    visible = mx.arange(TOKENS) < mx.array([4, 7, 11])[:, None]
+    of_queries = mx.arange(TOKENS) <= mx.arange(TOKENS - WIDTH, TOKENS)[:, None]
+    return {
+        "none": None,
+        "causal": "causal",
+        "of rows": visible[:, None, None],
+        "of queries": of_queries[None, None],
+        "of both": visible[:, None, None] & of_queries,
+    }
+
+
+# All at once; a row at a time; a KV head, three queries, and a query at a time.
+@pytest.mark.parametrize("scores", [10**6, 400, 170, 100, 1])
+@pytest.mark.parametrize("mask", _masks())
+def test_blocks_attend_as_the_whole(
+    scores: int, mask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocked_attention, "BLOCK_SCORES", scores)
+    queries = mx.random.normal((ROWS, HEADS, WIDTH, 8))
+    keys, values = mx.random.normal((ROWS, 2, TOKENS, 8)), mx.random.normal((ROWS, 2, TOKENS, 4))
+    options: dict[str, Any] = {"scale": 0.3, "mask": _masks()[mask]}
+    assert blocked_attention.supports(queries, keys, values, options["mask"], options)
+    ours = attention_seam.scaled_dot_product_attention(queries, keys, values, **options)
+    assert ours.shape == (ROWS, HEADS, WIDTH, 4)
+    assert mx.allclose(ours, plain(queries, keys, values, None, **options), atol=1e-6)
+
+
+def test_garbage_behind_a_mask_is_not_attended_to() -> None:
+    queries, keys = mx.random.normal((1, 2, 1, 8)), mx.random.normal((1, 1, 4, 8))
+    garbage = mx.concatenate([keys, mx.full((1, 1, 2, 8), 1e30)], 2)
+    mask = (mx.arange(6) < 4)[None, None, None]
+    ours = blocked_attention.attend(queries, garbage, garbage, mask=mask, scale=0.3)
+    assert mx.allclose(ours, plain(queries, keys, keys, None, scale=0.3, mask=None), atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["sinks", "a mask of numbers", "half precision", "few keys"])
+def test_others_are_left_to_mlx_lm(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked_attention, "MIN_KEYS", 7 if case == "few keys" else 1)
+    dtype = mx.bfloat16 if case == "half precision" else mx.float32
+    keys = mx.zeros((1, 2, 6, 8), dtype)
+    mask = mx.zeros((1, 1, 1, 6)) if case == "a mask of numbers" else None
+    options = {"sinks": mx.zeros(2)} if case == "sinks" else {}
+    assert not blocked_attention.supports(keys[:, :, :1], keys, keys, mask, options)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])
+def test_tokens_are_those_of_mlx_lm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked_attention, "BLOCK_SCORES", 200)
+    cases = [Request(list(range(3, 3 + length)), 8, sampling=GREEDY) for length in (40, 33, 9)]
+    expected = [reference(model_of(name), list(case.prompt), 8) for case in cases]
+    engine = StepEngine(model_of(name), VOCABULARY, shapes=SMALL_BANKS)
+    assert [row.tokens for row in Driver(engine, 16).play(cases)] == expected
