@@ -104,7 +104,7 @@ def smg(
         # gets nothing new.
         "--health-check-endpoint=/readyz",
         "--health-check-interval-secs=1",
-        "--health-failure-threshold=2",
+        "--health-failure-threshold=1",
         # One that died and is back is tried again soon, not after a minute.
         "--cb-timeout-duration-secs=2",
         "--worker-startup-check-interval=1",
