@@ -64,8 +64,10 @@ def haproxy(
         lines += ["global", f"    setenv SMG 127.0.0.1:{smg_port}"]
     for line in CONFIGURATION.read_text("utf-8").splitlines():
         if line.startswith("    server a "):
+            _, _, tracked = line.partition(" track servers/")
             lines += [
                 f"    server {name} {url.removeprefix('http://')}"
+                + (f" track servers/{name}" if tracked else "")
                 for name, url in zip(ascii_lowercase, urls, strict=False)
             ]
         elif line.startswith("    bind "):
