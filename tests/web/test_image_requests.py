@@ -229,6 +229,9 @@ REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, part_of(CHAT, url="data:image/png;base64,AAAA"), "image_format"),
     (CHAT, part_of(CHAT, url="data:image/svg+xml;base64,AAAA"), "image_format"),
     (CHAT, part_of(CHAT, url="data:application/pdf;base64,AAAA"), "image_format"),
+    # The type counts, whatever the content.
+    (CHAT, part_of(CHAT, url=url(SMALL, "svg+xml")), "image_format"),
+    (CHAT, part_of(CHAT, url=url(SMALL).replace("image/png", "application/pdf")), "image_format"),
     (CHAT, part_of(CHAT, url=url(SMALL), detail="huge"), "invalid_value"),
     (CHAT, part_of(CHAT, url=url(SMALL[:20])), "image_damaged"),
     (CHAT, part_of(CHAT, url=url(png_file(2000, 2))), "image_too_large"),
