@@ -42,6 +42,13 @@ class Parts:
     """Rows of the pass by bank."""
 
 
+def map_masks(change: Callable[[mx.array], mx.array], mask: Any) -> Any:
+    """Change a mask (n, 1, width, keys), or that of each bank."""
+    if not isinstance(mask, Parts):
+        return change(mask)
+    return Parts([change(each) for each in mask.of_banks], mask.ranges)
+
+
 class JoinedSlots:
     """The caches of one layer in several banks, with mlx-lm's interface."""
 
