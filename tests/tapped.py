@@ -7,27 +7,29 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
+from tests.engine.tapped_references import Arrays, weights_of
 from tests.families import write_json
-from tests.family_configs import VOCABULARY
+from tests.family_configs import VOCABULARY, Config
 from tests.heads import CONFIGS, size_of
 
 Kind = Literal["eagle3", "dflash"]
-Arrays = dict[str, NDArray[Any]]
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 16, 96
 DRAFTED = 200
 """Tokens of EAGLE-3's own vocabulary."""
 BLOCK, MASK = 6, 500
 
 
-def config_of(kind: Kind, name: str, **changes: Any) -> dict[str, Any]:
-    """config.json of a drafter for a family's tiny model."""
-    target = CONFIGS[name]
+def config_of(
+    kind: Kind, name: str, target: Config | None = None, **changes: Any
+) -> dict[str, Any]:
+    """config.json of a drafter for a family's tiny model. `target`: another config of the model."""
+    size = size_of(name, target)
+    target = target or CONFIGS[name]
     target = target.get("text_config", target)
     layers = int(target["num_hidden_layers"])
     config: dict[str, Any] = {
-        "hidden_size": size_of(name),
+        "hidden_size": size,
         "intermediate_size": INNER,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
@@ -59,55 +61,6 @@ def config_of(kind: Kind, name: str, **changes: Any) -> dict[str, Any]:
             "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, layers - 1]},
         }
     return config | changes
-
-
-def weights_of(kind: Kind, config: dict[str, Any], seed: int = 3) -> Arrays:
-    """Random weights under published names."""
-    random = np.random.RandomState(seed)
-    size, inner, head = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    eagle = kind == "eagle3"
-    taps = 3 if eagle else len(config["dflash_config"]["target_layer_ids"])
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (size, taps * int(config.get("target_hidden_size") or size)),
-        "norm.weight": (size,),
-    }
-    if eagle:
-        shapes |= {"embed_tokens.weight": (VOCABULARY, size)}
-        shapes |= {"lm_head.weight": (config["draft_vocab_size"], size)}
-    else:
-        shapes |= {"hidden_norm.weight": (size,)}
-    for layer in range(config["num_hidden_layers"]):
-        prefix = "midlayer." if eagle else f"layers.{layer}."
-        inputs = 2 * size if eagle else size
-        own = {
-            "input_layernorm.weight": (size,),
-            "post_attention_layernorm.weight": (size,),
-            "self_attn.q_proj.weight": (queries, inputs),
-            "self_attn.k_proj.weight": (keys, inputs),
-            "self_attn.v_proj.weight": (keys, inputs),
-            "self_attn.o_proj.weight": (size, queries),
-            "mlp.gate_proj.weight": (inner, size),
-            "mlp.up_proj.weight": (inner, size),
-            "mlp.down_proj.weight": (size, inner),
-        }
-        more = ["hidden_norm"] if eagle else []
-        heads = [] if eagle else ["self_attn.q_norm", "self_attn.k_norm"]
-        own |= {f"{norm}.weight": (size,) for norm in more}
-        own |= {f"{norm}.weight": (head,) for norm in heads}
-        shapes |= {prefix + path: shape for path, shape in own.items()}
-    weights = {path: _drawn(shape, random) for path, shape in shapes.items()}
-    if eagle:
-        tokens = np.sort(random.permutation(VOCABULARY)[: config["draft_vocab_size"]])
-        weights["d2t"] = tokens - np.arange(len(tokens))
-        weights["t2d"] = np.isin(np.arange(VOCABULARY), tokens)
-    return weights
-
-
-def _drawn(shape: tuple[int, ...], random: np.random.RandomState) -> NDArray[np.float32]:
-    if len(shape) == 1:
-        return (1 + 0.2 * random.randn(*shape)).astype(np.float32)
-    return (random.randn(*shape) * 1.5 / np.sqrt(shape[1])).astype(np.float32)
 
 
 def counting_weights(config: dict[str, Any]) -> Arrays:
@@ -145,11 +98,11 @@ def saved_drafter(
     directory: Path, kind: Kind, name: str, *, right: bool = False, **changes: Any
 ) -> Path:
     """Written once. `right`: an EAGLE-3 drafter of a model that counts."""
-    path = directory / f"{kind}-{name}{'-right' * right}"
+    size = size_of(name, changes.get("target"))
+    path = directory / f"{kind}-{name}-{size}{'-right' * right}"
     if path.exists():
         return path
     if right:
-        size = size_of(name)
         changes |= {"intermediate_size": size, "draft_vocab_size": size}
         config = config_of(kind, name, **changes)
         return save_drafter(path, config, counting_weights(config))
