@@ -47,7 +47,7 @@ def loaded(name: str, kind: Kind, *, right: bool = False) -> EvaluatedModel:
         drafter = saved_drafter(path, kind, name, right=right)
         target = path / "target"
         model = save_with_head(name, target, "of states") if right else save(name, target)
-        settings = Settings(model=str(model), draft_model=str(drafter), no_ssd=True)
+        settings = Settings(model=str(model), draft_model=str(drafter), self_check="off")
         return load(settings, lambda _: None)
 
 

@@ -41,7 +41,7 @@ def drafter(kind: str) -> TappedDrafter:
         save_drafter(target, TARGET, target_weights())
         save_tokenizer(target)
         save_drafter(own, config, weights_of(kind, config))
-        settings = Settings(model=str(target), draft_model=str(own), no_ssd=True)
+        settings = Settings(model=str(target), draft_model=str(own), self_check="off")
         reader = load(settings, lambda _: None).drafters.reader
     assert isinstance(reader, TappedDrafter)
     return reader

@@ -60,6 +60,8 @@ def open_tapped(found: FoundDraft, target: Candidate, capabilities: Capabilities
     try:
         drafter = _drafter(found.kind, found.checkpoint, target)
         reason = unsuitable(drafter, capabilities)
+    except KeyError as error:
+        reason = f"it has no {error.args[0]}"
     except Exception as error:  # noqa: BLE001
         # Any file's tensors and numbers, and any architecture's code: whatever they raise, it is
         # the answer.
