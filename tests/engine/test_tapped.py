@@ -160,9 +160,12 @@ def test_r9_f22_a_row_says_the_same_with_a_drafter(name: str, kind: Kind) -> Non
     cases = [*greedy_requests(name), *seeded_requests(name)]
     dice = random.Random(f"{name} {kind}")
     drafting = foretelling(cases, dice, 6)
-    engine = engine_of(loaded(name, kind), drafting=drafting, shapes=SMALL_BANKS)
+    one = loaded(name, kind)
+    engine = engine_of(one, drafting=drafting, shapes=SMALL_BANKS)
+    watching(engine, comparing := Comparing(drafter_of(one)))
     driver = play_on(engine, name, cases, dice, ("ngram", "draft_model", "draft_model"))
     assert {0, 1} <= {right for _, _, right in driver.drafted}
+    assert comparing.same > 10 and not comparing.others, "also behind drafts that were right"
 
 
 @pytest.mark.parametrize("kind", KINDS)
