@@ -47,6 +47,7 @@ from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.spec_decode.tapped_drafters import DFlash, Eagle3
 from trouper.protocol.plans import RowId
+from trouper.protocol.requests import Speculation as WhatDrafts
 
 FAMILY, TASK, ROUNDS_OF_PASSES = "qwen3_5", "copy", 12
 SHAPE: dict[str, Any] = {
@@ -241,30 +242,31 @@ class Logged(Speculation):
 async def compare_with_none(
     drafting: Runtime, bare: Runtime, rows: int, options: argparse.Namespace
 ) -> None:
-    said: dict[str, list[tuple[Said, float]]] = {"drafter": [], "bare": []}
-    first: list[int] = []
+    ways: dict[str, tuple[Runtime, WhatDrafts]]
+    ways = {"drafter": (drafting, "auto"), "off": (drafting, "off"), "bare": (bare, "auto")}
+    said: dict[str, list[tuple[Said, float]]] = {name: [] for name in ways}
+    drafted: list[list[int]] = []
     for turn in range(options.rounds):
         for name in list(said)[:: 1 if turn % 2 else -1]:
-            runtime = drafting if name == "drafter" else bare
+            runtime, how = ways[name]
             LOG.steps, LOG.drafted = 0, []
             began = time.process_time()
-            answer = await ask(runtime, "walk", rows, options.tokens, "auto")
+            answer = await ask(runtime, "walk", rows, options.tokens, how)
             said[name].append((answer, time.process_time() - began))
-            if name == "drafter" and not first:
-                first = LOG.drafted
+            if name == "drafter":
+                drafted.append(LOG.drafted)
     assert len({each.tokens for every in said.values() for each, _ in every}) == 1, "other tokens"
-    cpu = {name: statistics.median(seconds for _, seconds in every) for name, every in said.items()}
-    ratios = [
-        mine / other for (_, mine), (_, other) in zip(said["drafter"], said["bare"], strict=True)
-    ]
-    print(
-        f"random {options.kind}, {rows} rows: steps that drafted {first} of {LOG.steps} in the "
-        f"first turn, {LOG.drafted} in the last; CPU seconds {cpu['drafter']:.2f}, without a "
-        f"drafter {cpu['bare']:.2f}; ratios of the turns "
-        f"{', '.join(f'{each:.3f}' for each in ratios)}, "
-        f"median {statistics.median(ratios):.3f}",
-        flush=True,
-    )
+    print(f"random {options.kind}, {rows} rows: steps that drafted in each turn: {drafted}")
+    for name in ("drafter", "off"):
+        ratios = [
+            mine / other for (_, mine), (_, other) in zip(said[name], said["bare"], strict=True)
+        ]
+        turns = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        print(
+            f"  {name}: CPU seconds {turns} times those without a drafter, median "
+            f"{statistics.median(ratios):.3f}",
+            flush=True,
+        )
 
 
 async def run(options: argparse.Namespace) -> None:
