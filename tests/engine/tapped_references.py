@@ -193,16 +193,16 @@ def main(directory: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     target = _loaded(LlamaForCausalLM(LlamaConfig(**TARGET)), target_weights())
-    found: dict[str, Any] = {}
+    written: dict[str, Any] = {}
     with torch.inference_mode():
         for kind, by in (("eagle3", by_eagle), ("dflash", by_dflash)):
-            made = [by(target, prompt) for prompt in PROMPTS]
-            found[kind] = [
+            answers = [by(target, prompt) for prompt in PROMPTS]
+            written[kind] = [
                 {"states": np.round(states[-3:].numpy(), 6).tolist(), "draft": draft}
-                for states, draft in made
+                for states, draft in answers
             ]
-    (directory / FILE).write_text(json.dumps(found), encoding="utf-8")
-    print({kind: [each["draft"] for each in answers] for kind, answers in found.items()})
+    (directory / FILE).write_text(json.dumps(written), encoding="utf-8")
+    print({kind: [each["draft"] for each in answers] for kind, answers in written.items()})
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from trouper.engine.spec_decode.tapped_drafters import TappedDrafter
 from trouper.protocol.settings import Settings
 
 REFERENCES = json.loads((Path(__file__).parent / FILE).read_text(encoding="utf-8"))
-PLACES = range(len(PROMPTS))
+NUMBERS = range(len(PROMPTS))
 
 
 @cache
@@ -48,13 +48,13 @@ def drafter(kind: str) -> TappedDrafter:
 
 
 def near(states: mx.array, answer: dict[str, Any]) -> bool:
-    wanted = np.array(answer["states"], np.float32)
-    return bool(np.abs(np.array(states[0, -3:]) - wanted).max() < 1e-4)
+    theirs = np.array(answer["states"], np.float32)
+    return bool(np.abs(np.array(states[0, -3:]) - theirs).max() < 1e-4)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_eagle3(place: int) -> None:
-    one, prompt, answer = drafter("eagle3"), PROMPTS[place], REFERENCES["eagle3"][place]
+@pytest.mark.parametrize("number", NUMBERS)
+def test_eagle3(number: int) -> None:
+    one, prompt, answer = drafter("eagle3"), PROMPTS[number], REFERENCES["eagle3"][number]
     caches, draft = one.make_cache(), list[int]()
     _, taps = one.target_states(mx.array([prompt]), None)
     states = one(mx.array([prompt[1:]]), taps[:, :-1], caches)
@@ -66,9 +66,9 @@ def test_eagle3(place: int) -> None:
     assert draft == answer["draft"]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_dflash(place: int) -> None:
-    one, prompt, answer = drafter("dflash"), PROMPTS[place], REFERENCES["dflash"][place]
+@pytest.mark.parametrize("number", NUMBERS)
+def test_dflash(number: int) -> None:
+    one, prompt, answer = drafter("dflash"), PROMPTS[number], REFERENCES["dflash"][number]
     caches = one.make_cache()
     _, taps = one.target_states(mx.array([prompt]), None)
     one(mx.array([prompt[:-1]]), taps[:, :-1], caches)

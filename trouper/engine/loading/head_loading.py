@@ -29,7 +29,7 @@ from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.starting import Candidate
-from trouper.engine.spec_decode.draft_model import MtpHead, SharedParts
+from trouper.engine.spec_decode.draft_model import MtpHead, SharedLayers
 from trouper.engine.spec_decode.tapped_drafters import TappedDrafter
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
@@ -155,7 +155,7 @@ def _head(found: HeadWeights, target: Candidate, family: HeadFamily) -> MtpHead:
         inner.layers[0],
         inner.norm,
         size,
-        SharedParts(target.model, body),
+        SharedLayers(target.model, body),
         array_mask=family.array_mask,
     )
     pack_as_stored(head, weights)

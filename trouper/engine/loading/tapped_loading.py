@@ -22,7 +22,7 @@ from trouper.engine.loading.draft_loading import (
 from trouper.engine.loading.weights import evaluate, pack_as_stored
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.starting import Candidate
-from trouper.engine.spec_decode.draft_model import UNLIMITED, SharedParts
+from trouper.engine.spec_decode.draft_model import UNLIMITED, SharedLayers
 from trouper.engine.spec_decode.layer_taps import LayerTaps
 from trouper.engine.spec_decode.tapped_drafters import DFlash, DrafterShape, Eagle3, TappedDrafter
 from trouper.protocol.capabilities import Capabilities
@@ -85,7 +85,7 @@ def _drafter(kind: DrafterKind, found: StoredWeights, target: Candidate) -> Tapp
         raise Unfit(f"it reads layers {list(outputs)}, and the model has {len(layers)}")
     taps = LayerTaps([layers[index] for index in outputs])
     body = body_of(target.model)
-    shared = SharedParts(target.model, target.model if body is None else body)
+    shared = SharedLayers(target.model, target.model if body is None else body)
     _, states = taps.run(target.model, mx.array([[0, 1]]), None)
     shape = _shape(kind, config, weights)
     if states.shape[-1] != shape.tapped:
@@ -163,9 +163,9 @@ def _shape(kind: DrafterKind, config: Mapping[str, Any], weights: Weights) -> Dr
         windows=windows,
         causal=causal,
         own_rows={
-            part: weights[f"{part}.weight"].shape[0]
-            for part in ("embed_tokens", "lm_head")
-            if f"{part}.weight" in weights
+            layer: weights[f"{layer}.weight"].shape[0]
+            for layer in ("embed_tokens", "lm_head")
+            if f"{layer}.weight" in weights
         },
         normed_heads=f"{LAYER}self_attn.q_norm.weight" in weights,
         biased=f"{LAYER}self_attn.q_proj.bias" in weights,
@@ -203,8 +203,8 @@ def _attention(
     types = config.get("layer_types") or ["full_attention"] * layers
     sliding = [each == "sliding_attention" for each in types]
     window = dflash.get("swa_window_size", config.get("sliding_window"))
-    said = config.get("is_causal", dflash.get("causal"))
-    causal = sliding if said is None else [bool(said)] * layers
+    own = config.get("is_causal", dflash.get("causal"))
+    causal = sliding if own is None else [bool(own)] * layers
     if dflash.get("use_swa") and not any(sliding):
         sliding = [True] * layers
     return [int(window) if each else None for each in sliding], causal
@@ -224,7 +224,7 @@ def _rope(kind: DrafterKind, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_vocabulary(
     shape: DrafterShape,
-    shared: SharedParts,
+    shared: SharedLayers,
     offsets: mx.array | None,
     vocabulary: int,
 ) -> None:

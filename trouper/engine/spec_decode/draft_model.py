@@ -115,7 +115,7 @@ class DraftModel:
 
 
 @attrs.frozen(eq=False)
-class SharedParts:
+class SharedLayers:
     """Parts of a model that its head shares. No module, since the parameters are the model's."""
 
     model: nn.Module
@@ -129,7 +129,7 @@ class SharedParts:
     @property
     def embedding(self) -> Any:
         """The body's embedding layer. Raises `StopIteration` without one."""
-        return next(part for part in self.body.children().values() if hasattr(part, "as_linear"))
+        return next(layer for layer in self.body.children().values() if hasattr(layer, "as_linear"))
 
     def logits_of(self, states: mx.array) -> mx.array:
         """Run the model's output layer over hidden states (n, width, dim), without scales and
@@ -151,7 +151,13 @@ class MtpHead(nn.Module):
     block = mask_token = 0
 
     def __init__(
-        self, layer: nn.Module, norm: nn.Module, size: int, shared: SharedParts, *, array_mask: bool
+        self,
+        layer: nn.Module,
+        norm: nn.Module,
+        size: int,
+        shared: SharedLayers,
+        *,
+        array_mask: bool,
     ) -> None:
         """`layer`: a decoder layer of the family. `norm`: the head's last norm. `size`: dimension
         of hidden states. `array_mask`: whether the layer needs an array as mask."""

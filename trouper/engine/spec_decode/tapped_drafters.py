@@ -15,7 +15,7 @@ from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
 from trouper.engine.kv.attention_seam import map_masks
-from trouper.engine.spec_decode.draft_model import SharedParts
+from trouper.engine.spec_decode.draft_model import SharedLayers
 from trouper.engine.spec_decode.layer_taps import LayerTaps
 from trouper.protocol.plans import ProposerName
 
@@ -135,7 +135,7 @@ class TappedDrafter(nn.Module):
 
     proposer: ProposerName = "draft_model"
 
-    def __init__(self, shape: DrafterShape, shared: SharedParts, taps: LayerTaps) -> None:
+    def __init__(self, shape: DrafterShape, shared: SharedLayers, taps: LayerTaps) -> None:
         super().__init__()
         self._shape, self._shared, self._taps = shape, shared, taps
         self.fc = nn.Linear(shape.tapped, shape.size, bias=False)
@@ -194,7 +194,7 @@ class Eagle3(TappedDrafter):
     """From the taps of a token, or its own state of a drafted one, and the embedding of the next
     token it predicts the one behind."""
 
-    def __init__(self, shape: DrafterShape, shared: SharedParts, taps: LayerTaps) -> None:
+    def __init__(self, shape: DrafterShape, shared: SharedLayers, taps: LayerTaps) -> None:
         super().__init__(shape, shared, taps)
         later = [Layer(shape) for _ in shape.windows[1:]]
         self.layers = [PairLayer(shape), *later]
@@ -224,7 +224,7 @@ class DFlash(TappedDrafter):
     """Taps become keys and values of each layer; a pass over the last token and masks drafts a
     block."""
 
-    def __init__(self, shape: DrafterShape, shared: SharedParts, taps: LayerTaps) -> None:
+    def __init__(self, shape: DrafterShape, shared: SharedLayers, taps: LayerTaps) -> None:
         super().__init__(shape, shared, taps)
         self.hidden_norm = nn.RMSNorm(shape.size, shape.eps)
         self.layers = [Layer(shape) for _ in shape.windows]
