@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import mlx.core as mx
@@ -41,12 +41,8 @@ class Parts:
     ranges: Sequence[slice]
     """Rows of the pass by bank."""
 
-
-def map_masks(change: Callable[[mx.array], mx.array], mask: Any) -> Any:
-    """Change a mask (n, 1, width, keys), or that of each bank."""
-    if not isinstance(mask, Parts):
-        return change(mask)
-    return Parts([change(each) for each in mask.of_banks], mask.ranges)
+    def changed(self, change: Callable[[Any], Any]) -> Self:
+        return attrs.evolve(self, of_banks=[change(each) for each in self.of_banks])
 
 
 class JoinedSlots:

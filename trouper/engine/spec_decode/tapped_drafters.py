@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -14,7 +15,6 @@ from mlx_lm.models.cache import KVCache
 from mlx_lm.models.qwen3 import MLP
 from mlx_lm.models.rope_utils import initialize_rope
 
-from trouper.engine.kv.attention_seam import map_masks
 from trouper.engine.spec_decode.draft_model import SharedLayers
 from trouper.engine.spec_decode.layer_taps import LayerTaps
 from trouper.protocol.plans import ProposerName
@@ -254,4 +254,9 @@ class DFlash(TappedDrafter):
             return mask
         # The block's last token sees all others. Padding is behind it.
         last = min(self._shape.block, width) - 1
-        return map_masks(lambda rows: rows[..., last : last + 1, :], mask)
+        cut = partial(_of_query, index=last)
+        return cut(mask) if isinstance(mask, mx.array) else mask.changed(cut)
+
+
+def _of_query(mask: mx.array, index: int) -> mx.array:
+    return mask[..., index : index + 1, :]
