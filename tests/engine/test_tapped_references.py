@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.arithmetic import full_float32
 from tests.engine.tapped_references import (
     DFLASH,
     DRAFTS,
@@ -52,6 +53,7 @@ def near(states: mx.array, answer: dict[str, Any]) -> bool:
     return bool(np.abs(np.array(states[0, -3:]) - theirs).max() < 1e-4)
 
 
+@full_float32
 @pytest.mark.parametrize("number", NUMBERS)
 def test_eagle3(number: int) -> None:
     one, prompt, answer = drafter("eagle3"), PROMPTS[number], REFERENCES["eagle3"][number]
@@ -66,6 +68,7 @@ def test_eagle3(number: int) -> None:
     assert draft == answer["draft"]
 
 
+@full_float32
 @pytest.mark.parametrize("number", NUMBERS)
 def test_dflash(number: int) -> None:
     one, prompt, answer = drafter("dflash"), PROMPTS[number], REFERENCES["dflash"][number]
