@@ -326,6 +326,10 @@ bench-draft-model *flags: _setup
 bench-mtp-head *flags: _setup
     @.venv/bin/python -m benchmarks.mtp_head "$@"
 
+# What drafters that read taps are worth, and what a useless one costs: `--kind dflash --drafter random`
+bench-tapped-drafters *flags: _setup
+    @.venv/bin/python -m benchmarks.tapped_drafters "$@"
+
 # Random mixes of requests on tiny models of every family, with speculation and without: COUNT of them
 spec-mixes count="300" *flags: _setup
     @.venv/bin/python -m tests.drafts "$@"

@@ -44,6 +44,7 @@ EVERYTHING = (
     ),
     *("greedy", "seeded", "mixes of hybrids", "mixes with a wrong oracle", "mixes with 8-bit KV"),
     "mixes with a short draft model",
+    *(f"mixes with the draft model {kind}" for kind in ("eagle3", "dflash")),
 )
 
 
@@ -67,6 +68,7 @@ def counted(mix: Mix, played: Played) -> Counter[str]:
             "mixes of hybrids": mix.name in HYBRIDS,
             "mixes with a wrong oracle": mix.oracle == "always",
             "mixes with a short draft model": mix.draft == "short",
+            f"mixes with the draft model {mix.draft}": bool(mix.draft),
             "mixes with 8-bit KV": mix.settings["kv_bits"] == 8,
             f"mixes of {mix.name}": 1,
         }

@@ -12,6 +12,7 @@ right. In most mixes rows draft whether it pays or not, by each proposer in turn
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,7 @@ from unittest.mock import patch
 
 import attrs
 
-from tests.drafts.models import FULL, saved, saved_draft
+from tests.drafts.models import FULL, TAPPED, saved, saved_draft
 from tests.engine.oracle import Foretelling
 from tests.heads import HEADS, Kind
 from tests.real.alone import Wishes
@@ -31,6 +32,7 @@ from tests.real.test_preemption import fine_capacities
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from tests.sim.world import Eager
+from tests.tapped import saved_drafter
 from trouper import Generate, Sampling, TokenPrompt, run_runtime
 from trouper.actors import request_intake
 from trouper.actors.scheduling import core
@@ -46,9 +48,9 @@ LONGEST = 140
 """Tokens of the longest prompt and its answer, nearly: memory that is short holds two such rows."""
 MARKER = (60, 47, 62)
 """Tokens that end thinking."""
-Draft = Literal["", "itself", "other", "short"]
-"""The draft model: none, the model itself, one that says something else, or such a one with a
-shorter context and more logits."""
+Draft = Literal["", "itself", "other", "short", "eagle3", "dflash"]
+"""The draft model: none, the model itself, one that says something else, such a one with a shorter
+context and more logits, or a random drafter that reads taps."""
 Wrong = Literal["at times", "always", "never asked"]
 """When the oracle is wrong. If it is never asked, n-grams draft."""
 Answers = Mapping[tuple[int, ...], tuple[int, ...]]
@@ -86,8 +88,13 @@ class Mix:
         }
         kinds: tuple[Draft, ...] = ("", "itself" if name in FULL else "other", "other", "short")
         draft = random.Random(f"draft of {name} {seed}").choice(kinds)
+        tapped = name in TAPPED and seed % 7 in (2, 4)
+        if tapped:
+            draft = random.Random(f"taps of {name} {seed}").choice(("eagle3", "dflash"))
         heads: tuple[Kind | None, ...] = (None, "random", "random", "of embeddings", "of states")
-        head = random.Random(f"head of {name} {seed}").choice(heads) if name in HEADS else None
+        head = random.Random(f"head of {name} {seed}").choice(heads)
+        if tapped or name not in HEADS:
+            head = None
         if draft or head:
             settings["speculation"] = "auto"
         eager, asked = dice.random() < 0.8, dice.random() < 0.7
@@ -109,7 +116,11 @@ class Mix:
 
     def drafted_by(self, path: str, directory: Path) -> None:
         """Set the draft model. `path`: the model of the mix."""
-        if self.draft:
+        if self.draft in ("eagle3", "dflash"):
+            config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+            own = saved_drafter(directory, self.draft, self.name, target=config)
+            self.settings["draft_model"] = str(own)
+        elif self.draft:
             own = (
                 path
                 if self.draft == "itself"

@@ -109,6 +109,10 @@ FULL = (
 """Families with full attention in all layers, so that such a model can draft, too."""
 
 
+TAPPED = tuple(name for name in DRAFTING if name not in ("gemma3n", "rwkv7"))
+"""Families whose layers return hidden states, which drafters may read."""
+
+
 def saved_draft(directory: Path, *, short: bool = False) -> str:
     """A smaller model with the same vocabulary that says something else. `short`: its context is
     shorter than most rows, and it has more logits. Written once."""

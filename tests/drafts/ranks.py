@@ -11,16 +11,15 @@ from unittest.mock import patch
 
 from tests.campaign import campaign
 from tests.drafts.mixes import Mix
-from tests.drafts.models import SPLIT, saved_draft, saved_to_split
+from tests.drafts.models import SPLIT, saved_to_split
 from tests.ranks.launching import run_ranks
 
 
 def play(directory: Path, name: str, seed: int) -> tuple[int, int]:
     """How many tokens were drafted, and how many of them were right. Raises as a mix at one rank
     does."""
-    saved_to_split(name, directory, Mix.of(name, seed).head)
-    saved_draft(directory)
-    saved_draft(directory, short=True)
+    mix = Mix.of(name, seed)
+    mix.drafted_by(saved_to_split(name, directory, mix.head), directory)
     answers = directory / "answers"
     answers.unlink(missing_ok=True)
     os.mkfifo(answers)

@@ -26,7 +26,8 @@ from trouper import Generate, Sampling, TokenPrompt
         ("rwkv7", 24),
         ("deepseek_v3", 12),
         ("qwen3_5", 6),
-        *([("qwen3", 5), ("qwen3_next", 1)] if LONG else []),
+        ("qwen3", 39),
+        *([("qwen3", 5), ("qwen3_next", 1), ("granitemoehybrid", 32)] if LONG else []),
     ],
 )
 @pytest.mark.long(but=("gpt_oss-*", "deepseek_v3-*"))

@@ -429,6 +429,16 @@ def test_a_wrong_draft_model_is_parked_within_50_steps() -> None:
     assert fresh["draft_model"].acceptance.rate < 0.6
 
 
+def test_drafts_after_a_rest_have_one_token_until_one_is_right() -> None:
+    """A wrong drafter costs a fiftieth at most, also where verification costs much."""
+    batch = Simulated.with_model(device(0, 0.25), [(0, 0, 0)], 0.25)
+    batch.run(1050)
+    assert batch.gain() > 0.98
+    before, batch.rows[0].model_right = batch.passes, 1.0
+    batch.run(600)
+    assert batch.passes - before > 600, "longer ones again"
+
+
 def test_a_draft_model_that_was_wrong_is_tried_again() -> None:
     """After rests that double, and what it showed is forgotten."""
     batch = Simulated.with_model(device(0, 0.02), [(0, 0, 0)], 0.1)

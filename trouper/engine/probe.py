@@ -18,6 +18,7 @@ from trouper.engine.loading.draft_loading import FoundDraft, find_draft, open_dr
 from trouper.engine.loading.head_loading import open_head
 from trouper.engine.loading.model_loading import candidate_of, check
 from trouper.engine.loading.model_source import cached, local, source_of
+from trouper.engine.loading.tapped_loading import open_tapped
 from trouper.engine.loading.template_probe import TOOL
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import opened
@@ -109,7 +110,11 @@ def _require_drafters(
     model, config = opened(found.directory)
     known = recalled(key_of(found.digest, settings, ALONE, found.source.identity))
     capabilities = by_caches(model) if known is None else known[0]
-    open_head(candidate_of(model, config, found, settings), capabilities, settings)
+    candidate = candidate_of(model, config, found, settings)
+    if draft is not None and draft.kind is not None:
+        open_tapped(draft, candidate, capabilities)
+        return
+    open_head(candidate, capabilities, settings)
     if draft is not None:
         open_draft(draft, found.directory, capabilities)
 

@@ -50,7 +50,8 @@ class Settings:
     )
     draft_model: str | None = setting(
         None,
-        "Directory or hub id of a smaller model with the same vocabulary, which drafts; "
+        "Directory or hub id of what drafts: a smaller model with the same vocabulary, or an "
+        "EAGLE-3 or DFlash drafter; "
         "MODEL=DIR-OR-ID for one of several models.",
         each=True,
         directory=True,

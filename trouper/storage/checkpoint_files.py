@@ -54,13 +54,15 @@ SHARD = re.compile(r"(?P<name>.+)-(?P<number>\d{1,5})-of-(?P<count>\d{1,5})\.saf
 Header = dict[str, Any]
 
 
-def read_checkpoint(directory: Path) -> tuple[dict[str, Any], dict[Path, Header]]:
-    """The config, and the header of each file of weights. Raises `ModelUnusable` for anything that
-    shows without the architecture's code."""
+def read_checkpoint(
+    directory: Path, *, is_drafter: bool = False
+) -> tuple[dict[str, Any], dict[Path, Header]]:
+    """The config, and the header of each file of weights. `is_drafter`: needs no model_type. Raises
+    `ModelUnusable` for anything that shows without the architecture's code."""
     require_directory(directory)
     config = read_json(directory / "config.json")
     _require_counts(directory, config)
-    kind = config.get("model_type")
+    kind = config.get("model_type", "" if is_drafter else None)
     if not isinstance(kind, str):
         raise ModelUnusable(
             f"{directory}/config.json names no model_type{describe_module(directory)}"

@@ -72,13 +72,15 @@ class Record:
     """Step until which the row drafts n-grams."""
     undrafted: int = 0
     """Tokens at the answer's end behind a draft model's context."""
+    retrying: bool = False
+    """Whether passes are tried again after a rest: drafts have one token until one is accepted."""
 
     def active(self, step: int) -> bool:
         """Whether the row may draft. Ends a rest that is over."""
         if step - self.drafted_at >= self.rest_steps:
             self.rest_steps = min(2 * self.rest_steps, MAX_CAUTION * IDLE_STEPS)
             self.acceptance, self.drafted_at = Acceptance(*RETRY), step
-            self.num_drafts = 0
+            self.num_drafts, self.retrying = 0, self.name != "ngram"
         return step < self.active_until if self.name == "ngram" else not self.resting
 
     @property
@@ -102,6 +104,7 @@ class Record:
             return
         self.acceptance.add(accepted, int(accepted < drafted))
         self.num_drafts += 1
+        self.retrying = self.retrying and not accepted
         self.drafted_at, self.active_until = step, step + IDLE_STEPS
         if self.acceptance.rate < MIN_ACCEPTANCE:
             self.caution = min(2 * self.caution, MAX_CAUTION)

@@ -133,7 +133,8 @@ class Speculation:
             return Allowed()
         drafts, proposers = [0] * len(rows), list[ProposerName](["ngram"] * len(rows))
         for index, record, room in choice.options:
-            drafts[index], proposers[index] = min(choice.size, room), record.name
+            drafts[index] = 1 if record.retrying else min(choice.size, room)
+            proposers[index] = record.name
         return Allowed(tuple(drafts), () if set(proposers) == {"ngram"} else tuple(proposers))
 
     def _choose(self, name: ProposerName, options: Sequence[Option], rows: int) -> Choice:

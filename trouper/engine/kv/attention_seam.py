@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import mlx.core as mx
@@ -41,6 +41,9 @@ class Parts:
     of_banks: Sequence[Any]
     ranges: Sequence[slice]
     """Rows of the pass by bank."""
+
+    def changed(self, change: Callable[[Any], Any]) -> Self:
+        return attrs.evolve(self, of_banks=[change(each) for each in self.of_banks])
 
 
 class JoinedSlots:

@@ -158,14 +158,15 @@ MAX_KINDS = 1024
 PREPARING = 2
 
 
-Build = Callable[[Sequence[Region], mx.array], mx.array]
-"""From tokens (n, width) in the slots of these regions to logits (n, width, vocabulary)."""
+Build = Callable[[Sequence[Region], mx.array], Any]
+"""From tokens (n, width) in the slots of these regions to the pass's arrays: logits (n, width,
+vocabulary), or what a head reads."""
 
 
 Traced = Callable[
-    [mx.array, list[list[mx.array]], list[list[mx.array]]], tuple[mx.array, list[list[mx.array]]]
+    [mx.array, list[list[mx.array]], list[list[mx.array]]], tuple[Any, list[list[mx.array]]]
 ]
-"""From tokens, arrays of regions, and buffers of caches to logits and new buffers."""
+"""From tokens, arrays of regions, and buffers of caches to the pass's arrays and new buffers."""
 
 
 class CompiledPasses:
@@ -193,7 +194,7 @@ class CompiledPasses:
 
     def run(
         self, build: Build, model_pass: Pass, tokens: mx.array, *, may_compile: bool = True
-    ) -> mx.array:
+    ) -> Any:
         """Run the pass: instantiated, compiled if a recent pass was of the same kind, or ordinary.
         The caches have new buffers afterwards."""
         if not (may_compile and model_pass.traceable):
@@ -236,7 +237,7 @@ class CompiledPass:
         self.fault = ""
         """Why the pass cannot be traced; "" if traceable."""
 
-    def __call__(self, build: Build, model_pass: Pass, tokens: mx.array) -> mx.array:
+    def __call__(self, build: Build, model_pass: Pass, tokens: mx.array) -> Any:
         """Instantiate the pass, or build an untraceable one."""
         buffers = [leaf.buffers for leaf in model_pass.caches]
         arrays = [
@@ -268,7 +269,7 @@ def _traced(names: list[list[Name]], call: list[tuple[Build, Pass]]) -> Traced:
 
     def run(
         tokens: mx.array, arrays: list[list[mx.array]], buffers: list[list[mx.array]]
-    ) -> tuple[mx.array, list[list[mx.array]]]:
+    ) -> tuple[Any, list[list[mx.array]]]:
         build, model_pass = call.pop()
         model_pass.put([list(parts) for parts in buffers])
         regions = model_pass.traced_regions(

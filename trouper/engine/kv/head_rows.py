@@ -1,4 +1,4 @@
-"""The passes of an MTP head over rows in slots."""
+"""The passes of drafters that read the hidden states of the model, over rows in slots."""
 
 # From the hidden state of token p and the embedding of token p + 1 a head predicts token p + 2.
 # Position p of the head's KV belongs to both tokens. The head is a further layer of the slots, as a
@@ -24,7 +24,7 @@ from trouper.engine.kv.pass_segments import Segment, lengths_of, rows_of
 from trouper.engine.passes.pass_shapes import Shapes
 from trouper.engine.passes.region import Ints
 from trouper.engine.platform.eager_eval import start_eval
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import ProposerName, RowId
 
 # Passes after which resting rows catch up: held states take (rows, dim) each, and catching up takes
 # about one token's time.
@@ -41,7 +41,19 @@ def max_held_positions(width: int) -> int:
 
 
 class TargetHead(Protocol):
-    """An MTP head (`spec_decode/draft_model.py`), and the shared parts of the model."""
+    """An MTP head (`spec_decode/draft_model.py`) or a drafter that reads taps
+    (`spec_decode/tapped_drafters.py`), and the shared parts of the model."""
+
+    proposer: ProposerName
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block, which one pass drafts, with the last committed one; 0: a pass for
+        each token."""
+
+    @property
+    def mask_token(self) -> int:
+        """Stands for the tokens of a block that are not known."""
 
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, cache: Any = None
@@ -49,11 +61,14 @@ class TargetHead(Protocol):
         """Run tokens (n, width) with the hidden states (n, width, dim) of the tokens before each.
         Returns hidden states."""
 
-    def logits_of(self, states: mx.array) -> mx.array:
-        """The model's output layer over hidden states (n, width, dim)."""
+    def picked(self, states: mx.array) -> mx.array:
+        """The most likely tokens (n, width) by the head's own hidden states (n, width, dim)."""
 
-    def target_states(self, tokens: mx.array, cache: Any) -> mx.array:
-        """The model without output layer: hidden states (n, width, dim) after the last norm."""
+    def target_states(self, tokens: mx.array, cache: Any) -> Any:
+        """The model's pass, for `split`."""
+
+    def split(self, outputs: Any) -> tuple[mx.array | None, mx.array]:
+        """Hidden states (n, width, dim), which the head reads, and logits. None: not known."""
 
 
 @attrs.frozen(eq=False)
@@ -77,9 +92,10 @@ class HeldStates:
 
 class HeadRows(DraftRows):
     def __init__(self, head: Any, banks: Banks, shapes: Shapes, cache_index: int) -> None:
-        """`head`: a module with the methods of `TargetHead`."""
+        """`head`: a module that is a `TargetHead`."""
         super().__init__(head, banks, shapes, cache_index)
         self._head: TargetHead = head
+        self.proposer = self._head.proposer
         self.tokens: dict[RowId, list[int]] = {}
         # States that the head has not run, and that of the last run token; without gaps.
         self._held: dict[RowId, list[HeldStates]] = {}
@@ -106,9 +122,12 @@ class HeadRows(DraftRows):
             self._behind.discard(row)
             self._departed = True
 
-    def logits_after(self, segments: Sequence[Segment], counts: Ints, hidden: mx.array) -> mx.array:
-        """Hold the hidden states (n, width, dim) of the model's pass, of whose tokens counts[i] are
-        row i's own. Comes before the lengths grow. Returns logits."""
+    def logits_after(self, segments: Sequence[Segment], counts: Ints, outputs: Any) -> mx.array:
+        """Hold the hidden states of the model's pass (`TargetHead.target_states`), of whose tokens
+        counts[i] are row i's own. Comes before the lengths grow. Returns logits."""
+        hidden, logits = self._head.split(outputs)
+        if hidden is None:
+            return logits
         rows, lengths = rows_of(segments), lengths_of(segments).tolist()
         for index, (row, start, count) in enumerate(
             zip(rows, lengths, counts.tolist(), strict=True)
@@ -119,7 +138,7 @@ class HeadRows(DraftRows):
                 if count > HELD_PASSES or self._positions[row] > HELD_POSITIONS:
                     self._behind.add(row)
         self._passes += 1
-        return self._head.logits_of(hidden)
+        return logits
 
     def _hold(self, row: RowId, new: HeldStates) -> None:
         # Add hidden states in place of those of wrong drafts.
@@ -235,4 +254,34 @@ class HeadRows(DraftRows):
         return last[:, None]
 
     def _pick(self, last: mx.array) -> mx.array:
-        return mx.argmax(self._head.logits_of(last[:, None])[:, 0], axis=-1)
+        return self._head.picked(last[:, None])[:, 0]
+
+
+class BlockRows(HeadRows):
+    """Rows of a drafter of blocks: hidden states become KV alone, and one pass over the last token
+    and masks drafts all tokens."""
+
+    def propose(
+        self,
+        fed: Mapping[RowId, Sequence[int]],
+        sizes: Mapping[RowId, int],
+        agree: Callable[[mx.array], mx.array],
+    ) -> dict[RowId, list[int]]:
+        segments = self._segments(sizes)
+        self._run(segments, fed)
+        rows, block = rows_of(segments), self._head.block
+        tokens = np.full((len(rows), block), self._head.mask_token, np.int32)
+        for index, row in enumerate(rows):
+            if row in sizes:
+                tokens[index, 0] = self.tokens[row][-1]
+        counts = self._counts(rows, dict.fromkeys(sizes, block))
+        states = self._forward(segments, mx.array(tokens), counts, None)
+        # A drafter predicts the token at a mask, not the one behind.
+        picked = self._head.picked(states[:, 1 : min(block, 1 + max(sizes.values()))])
+        drafts = dict(zip(rows, np.array(agree(picked)).tolist(), strict=True))
+        return {row: drafts[row][:size] for row, size in sizes.items()}
+
+
+def rows_of_head(head: Any, banks: Banks, shapes: Shapes, cache_index: int) -> HeadRows:
+    """`head`: a module that is a `TargetHead`."""
+    return (BlockRows if head.block else HeadRows)(head, banks, shapes, cache_index)

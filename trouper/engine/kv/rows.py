@@ -113,8 +113,8 @@ def rows_for(
     draft: nn.Module | None = None,
     head: nn.Module | None = None,
 ) -> tuple[Rows, Capabilities]:
-    """Rows for a model, draft model and MTP head, with the capabilities. `capabilities` None:
-    guessed."""
+    """Rows for a model, draft model and head (a `TargetHead`), with the capabilities.
+    `capabilities` None: guessed."""
     found = capabilities or guessed(model)
     if capabilities is None and found.allows("banks") and (reason := attention_seam.fault(model)):
         found = found.without("banks", f"attention over several banks cannot be built: {reason}")

@@ -19,7 +19,7 @@ from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.compiled_pass import CompiledPasses, Pass, PromptPass
 from trouper.engine.kv.draft_rows import DraftRows
-from trouper.engine.kv.head_rows import HeadRows
+from trouper.engine.kv.head_rows import HeadRows, rows_of_head
 from trouper.engine.kv.kv_layout import layout_of
 from trouper.engine.kv.model_body import body_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
@@ -65,8 +65,8 @@ class SlotRows:
         draft: nn.Module | None = None,
         head: Any = None,
     ) -> None:
-        """`slack`: tokens of rings beyond the window. `draft` (the draft model) and `head` (the MTP
-        head) have full slots."""
+        """`slack`: tokens of rings beyond the window. `draft` (the draft model) and `head` (a
+        `TargetHead`) have full slots."""
         # If not, the model may compute with keys, so it gets arrays.
         several = capabilities.allows("banks")
         shapes = attrs.evolve(shapes, length_kernel=shapes.length_kernel and several)
@@ -96,7 +96,9 @@ class SlotRows:
         self._banks = Banks(make_buffers, shapes, several=several)
         self.copies = RowCopies(self._banks, self._states, layout, slack)
         self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
-        self.head = None if head is None else HeadRows(head, self._banks, shapes, len(drafters) - 1)
+        self.head: HeadRows | None = None
+        if head is not None:
+            self.head = rows_of_head(head, self._banks, shapes, len(drafters) - 1)
         self._target = model if head is None else head.target_states
 
     @property
@@ -258,7 +260,7 @@ class SlotRows:
 
     def _of_decoding(
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array
-    ) -> mx.array:
+    ) -> Any:
         # The pass over tokens (n, width) of all decoding rows, compiled if possible.
         one = Pass(regions, caches_of(segments))
         return self._compiled.run(
@@ -338,21 +340,22 @@ class SlotRows:
         regions: Sequence[Region],
         tokens: mx.array,
         part: nn.Module | None = None,
-    ) -> mx.array:
-        # Build the pass over tokens (n, width) in these slots. With an MTP head the result is
-        # hidden states.
+    ) -> Any:
+        # Build the pass over tokens (n, width) in these slots. With a head the result is for its
+        # `split`.
         caches = begin(segments, regions)
         with (
             exchanging(self._model),
             self._adapted.during(regions[-1]),
             applied(regions[-1].adapters),
         ):
-            outputs: mx.array = (part or self._target)(
-                tokens, cache=[view(cache) for cache in caches]
-            )
+            outputs = (part or self._target)(tokens, cache=[view(cache) for cache in caches])
         self._states.finish()
         finish(segments)
         return outputs
 
-    def _logits(self, segments: Sequence[Segment], counts: Ints, outputs: mx.array) -> mx.array:
-        return outputs if self.head is None else self.head.logits_after(segments, counts, outputs)
+    def _logits(self, segments: Sequence[Segment], counts: Ints, outputs: Any) -> mx.array:
+        if self.head is not None:
+            return self.head.logits_after(segments, counts, outputs)
+        logits: mx.array = outputs
+        return logits

@@ -89,13 +89,13 @@ def load_adapters(
 
 
 def require_applied(model: nn.Module, capabilities: Capabilities, head: nn.Module | None) -> None:
-    """Check that passes reach every adapted layer. `head`: an MTP head, which reads the output
-    layer outside of passes. Raises `ModelUnusable`."""
+    """Check that passes reach every adapted layer. `head`: what reads the output layer outside of
+    passes. Raises `ModelUnusable`."""
     layers = adapted_layers(model)
     outside = [path for path in layers if "layers." not in path]
     if head is not None and outside:
         raise ModelUnusable(
-            f"--adapter adapts {outside[0]}, which the model's MTP head shares",
+            f"--adapter adapts {outside[0]}, which the model's MTP head or drafter shares",
             "give --speculation ngram, or off",
         )
     try:

@@ -26,18 +26,13 @@ SAMPLE_BYTES = 2**16
 
 
 @attrs.frozen
-class Checkpoint:
+class StoredWeights:
     directory: Path
     config: dict[str, Any]
     stored_bytes: int
     float32_bytes: int
     digest: int
     """63-bit hash of config, shapes and sampled weights, for ranks to compare."""
-    source: Architecture
-
-    @property
-    def architecture(self) -> str:
-        return str(self.config["model_type"])
 
     @property
     def loaded_bytes(self) -> int:
@@ -45,19 +40,35 @@ class Checkpoint:
         return self.float32_bytes if device.is_cpu() else self.stored_bytes
 
 
+@attrs.frozen
+class Checkpoint(StoredWeights):
+    source: Architecture
+
+    @property
+    def architecture(self) -> str:
+        return str(self.config["model_type"])
+
+
 def inspect(directory: Path) -> Checkpoint:
     """Raises `ModelUnusable`."""
     config, headers = read_checkpoint(directory)
     source = _supported(directory, config)
+    return Checkpoint(directory, config, **_counts(config, headers), source=source)
+
+
+def inspect_drafter(directory: Path) -> StoredWeights:
+    """Inspect what drafts by the hidden states of another model. Raises `ModelUnusable`."""
+    config, headers = read_checkpoint(directory, is_drafter=True)
+    return StoredWeights(directory, config, **_counts(config, headers))
+
+
+def _counts(config: dict[str, Any], headers: Mapping[Path, Header]) -> dict[str, int]:
     tensors = tensors_of(headers.values())
-    return Checkpoint(
-        directory,
-        config,
-        stored_bytes=stored_bytes(tensors),
-        float32_bytes=float32_bytes(tensors, config),
-        digest=_digest(config, headers),
-        source=source,
-    )
+    return {
+        "stored_bytes": stored_bytes(tensors),
+        "float32_bytes": float32_bytes(tensors, config),
+        "digest": _digest(config, headers),
+    }
 
 
 def require_memory(

@@ -1,9 +1,11 @@
-"""The draft model: checked before weights are read, then loaded like the model."""
+"""The draft model: checked before weights are read, then loaded like the model. Or a drafter that
+reads taps (`tapped_loading.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import attrs
 from mlx import nn
@@ -27,17 +29,23 @@ from trouper.protocol.loading import LoadWatch
 from trouper.protocol.names import DRAFT_FLAG, EMBEDDED
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.storage.checkpoint_files import read_json
 from trouper.storage.context import context_length
 
 # Maximum share of tokens in one tokenizer alone: special tokens and padding stay below; a smaller
 # vocabulary would draft wrong tokens.
 MAX_UNKNOWN = 0.01
+DrafterKind = Literal["EAGLE-3", "DFlash"]
+# Kinds with further heads, by words in the names of architectures.
+OTHER_DRAFTERS = {"dflash2": "DFlash2", "dspark": "DSpark", "domino": "Domino", "peagle": "P-EAGLE"}
 
 
 @attrs.frozen(eq=False)
 class FoundDraft:
     name: str
-    checkpoint: checkpoint.Checkpoint
+    checkpoint: checkpoint.StoredWeights
+    kind: DrafterKind | None = None
+    """Of a drafter that reads taps; None: a model of its own."""
 
 
 @attrs.frozen(eq=False)
@@ -68,6 +76,15 @@ def find_draft(
         if name == EMBEDDED
         else resolve(name, report, watch, DRAFT_FLAG)
     )
+    if (kind := kind_of_drafter(name, directory)) is not None:
+        drafter = FoundDraft(name, checkpoint.inspect_drafter(directory), kind)
+        needed = target.loaded_bytes // group.size + drafter.checkpoint.loaded_bytes
+        checkpoint.require_memory(needed, directory)
+        report(
+            f"drafting with {kind}, which reads the model's hidden states, from {directory}: "
+            f"{drafter.checkpoint.loaded_bytes / 2**20:.0f} MiB"
+        )
+        return drafter
     found = checkpoint.inspect(directory)
     _require_tokens(name, directory, target.directory, tokenizer)
     checkpoint.require_memory(target.loaded_bytes // group.size + found.loaded_bytes, directory)
@@ -81,6 +98,27 @@ def find_draft(
             f"{DRAFT_FLAG} {name} has a context of {has} tokens: rows have no drafts of it beyond"
         )
     return FoundDraft(name, found)
+
+
+def kind_of_drafter(name: str, directory: Path) -> DrafterKind | None:
+    """None for a model of its own. Raises `ModelUnusable` for a drafter without a reader."""
+    config = read_json(directory / "config.json")
+    names = [*(config.get("architectures") or ()), config.get("model_type", "")]
+    words = " ".join(map(str, [*names, config.get("speculators_model_type", "")])).lower()
+    if other := next((kind for word, kind in OTHER_DRAFTERS.items() if word in words), None):
+        kind = other
+    elif "dflash" in words or "dflash_config" in config:
+        return "DFlash"
+    elif "eagle3" in words or "draft_vocab_size" in config:
+        return "EAGLE-3"
+    elif "eagle" in words:
+        kind = "EAGLE or EAGLE-2"
+    else:
+        return None
+    raise ModelUnusable(
+        f"{DRAFT_FLAG} {name} is a drafter of the kind {kind}, which has no reader here",
+        f"give an EAGLE-3 or DFlash drafter, or leave {DRAFT_FLAG} out",
+    )
 
 
 def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubTokenizer) -> None:
@@ -133,12 +171,7 @@ def load_draft(
 
 def open_draft(found: FoundDraft, target: Path, capabilities: Capabilities) -> nn.Module:
     """Open lazily. Raises `ModelUnusable` if the model cannot draft."""
-    if not capabilities.allows("drafts"):
-        raise ModelUnusable(
-            f"{DRAFT_FLAG} {found.name}: rows of {target} cannot take drafts back "
-            f"({capabilities.drafts}); leave "
-            f"{DRAFT_FLAG} out"
-        )
+    require_drafts(found.name, target, capabilities)
     model, _ = opened(found.checkpoint.directory)
     if device.is_cpu():
         precision.to_float32(model)
@@ -149,6 +182,15 @@ def open_draft(found: FoundDraft, target: Path, capabilities: Capabilities) -> n
             f"leave {DRAFT_FLAG} out"
         )
     return model
+
+
+def require_drafts(name: str, target: Path, capabilities: Capabilities) -> None:
+    """Raises `ModelUnusable`."""
+    if not capabilities.allows("drafts"):
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {name}: rows of {target} cannot take drafts back "
+            f"({capabilities.drafts}); leave {DRAFT_FLAG} out"
+        )
 
 
 def unsuitable(model: nn.Module, capabilities: Capabilities) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import mlx.core as mx
 from mlx import nn
-from mlx_lm import utils
 
 from trouper.engine.architectures.architecture_lookup import get_classes
 from trouper.engine.kv.head_rows import max_held_positions
@@ -25,12 +24,13 @@ from trouper.engine.loading.head_weights import (
     family_of,
     read_head_weights,
 )
-from trouper.engine.loading.weights import bytes_of, evaluate
+from trouper.engine.loading.weights import bytes_of, evaluate, pack_as_stored
 from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.starting import Candidate
-from trouper.engine.spec_decode.draft_model import MtpHead, SharedParts
+from trouper.engine.spec_decode.draft_model import MtpHead, SharedLayers
+from trouper.engine.spec_decode.tapped_drafters import TappedDrafter
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.loading import LoadWatch, stage
@@ -57,19 +57,30 @@ class Drafters:
     @property
     def modules(self) -> list[nn.Module]:
         """Drafters with KV in slots, in order of caches."""
-        draft = None if self.draft is None else self.draft.model
-        return [module for module in (draft, self.head.module) if module is not None]
+        return [module for module in (self.model, self.reader) if module is not None]
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The draft model, if it is a model of its own."""
+        return None if self.draft is None or self.reader is self.draft.model else self.draft.model
+
+    @property
+    def reader(self) -> MtpHead | TappedDrafter | None:
+        """What reads hidden states of the target."""
+        if self.draft is not None and isinstance(self.draft.model, TappedDrafter):
+            return self.draft.model
+        return self.head.module
 
     @property
     def nbytes(self) -> int:
         return sum(map(bytes_of, self.modules))
 
     def with_held_states(self, kv: KvLayout, draft_tokens: int) -> KvLayout:
-        """Add a row's states for the head, with drafts of at most `draft_tokens` tokens."""
-        if self.head.module is None or not kv.cached:
+        """Add a row's states for the reader, with drafts of at most `draft_tokens` tokens."""
+        if self.reader is None or not kv.cached:
             return kv
         positions = max_held_positions(of_device().width(draft_tokens + 1))
-        return attrs.evolve(kv, head_state_bytes=positions * self.head.module.state_bytes)
+        return attrs.evolve(kv, head_state_bytes=positions * self.reader.state_bytes)
 
 
 def load_head(
@@ -145,10 +156,10 @@ def _head(found: HeadWeights, target: Candidate, family: HeadFamily) -> MtpHead:
         inner.layers[0],
         inner.norm,
         size,
-        SharedParts(target.model, body),
+        SharedLayers(target.model, body),
         array_mask=family.array_mask,
     )
-    _quantize(head, weights)
+    pack_as_stored(head, weights)
     head.load_weights(list(weights.items()), strict=True)
     head.eval()
     if device.is_cpu():
@@ -233,14 +244,3 @@ def _named(weights: Weights, *, hidden_first: bool) -> Weights:
             weight = mx.concatenate([weight[..., half:], weight[..., :half]], axis=-1)
         named[f"{NAMES[part]}.{leaf}" if part in NAMES else f"layer.{part}.{leaf}"] = weight
     return named
-
-
-def _quantize(head: MtpHead, weights: Weights) -> None:
-    # Packing follows from the weights' shapes.
-    def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
-            return False
-        return utils.infer_quant_config(path, module, weights)
-
-    if any(name.endswith(".scales") for name in weights):
-        nn.quantize(head, class_predicate=packing)

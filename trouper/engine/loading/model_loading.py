@@ -38,6 +38,7 @@ from trouper.engine.loading.image_loading import LoadedImages, load_images
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.opening import NO_OUTPUT_HEAD, lacks_head
+from trouper.engine.loading.tapped_loading import load_tapped
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.unread_keys import list_unapplied, list_unread
 from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, opened
@@ -50,7 +51,7 @@ from trouper.protocol.kv import KvLayout
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.media import ImageLayout
 from trouper.protocol.model import Measured, ModelCard
-from trouper.protocol.names import adapters_of
+from trouper.protocol.names import DRAFT_FLAG, adapters_of
 from trouper.protocol.output_formats import NONE
 from trouper.protocol.private_files import others_may_write
 from trouper.protocol.problems import ModelUnusable
@@ -130,9 +131,12 @@ def _load_generator(
     capabilities, check = self_check(
         candidate, settings, group, report, stage(watch, name, STAGE, "steps")
     )
-    head = load_head(candidate, capabilities, settings, report=report, watch=watch)
-    require_applied(model, capabilities, head.module)
+    if found_draft is None or found_draft.kind is None:
+        head = load_head(candidate, capabilities, settings, report=report, watch=watch)
+    else:
+        head = LoadedHead(reason=f"{DRAFT_FLAG} reads the hidden states in its place")
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
+    require_applied(model, capabilities, drafters.reader)
     images = load_images(candidate, hub_tokenizer, capabilities, settings, report, group=group)
     hub_tokenizer = attrs.evolve(hub_tokenizer, image_text=images.image_text)
     embedder = embedder_of(model, directory, report, target.config)
@@ -263,7 +267,8 @@ def _loaded_draft(
     """Raises `ModelUnusable`."""
     if found is None:
         return None
-    draft = load_draft(
+    load = load_draft if found.kind is None else load_tapped
+    draft = load(
         found, target, capabilities, stage(watch, found.name, "loading the draft model's weights")
     )
     _require_same(found.checkpoint, group)
@@ -456,7 +461,7 @@ def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
     return {"rank": f"{group.rank} of {group.size}", **split}
 
 
-def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
+def _require_same(found: checkpoint.StoredWeights, group: RankGroup) -> None:
     """The first collective of several ranks. Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)

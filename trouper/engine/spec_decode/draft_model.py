@@ -16,7 +16,7 @@ from mlx_lm.models.base import create_attention_mask, gather_last_axis
 from mlx_lm.models.cache import KVCache
 
 from trouper.engine.kv.draft_rows import DraftRows
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import ProposerName, RowId
 
 FED_AT_ONCE = 2
 """Maximum number of tokens in the first pass of a draft. After an accepted draft a row lacks
@@ -115,7 +115,7 @@ class DraftModel:
 
 
 @attrs.frozen(eq=False)
-class SharedParts:
+class SharedLayers:
     """Parts of a model that its head shares. No module, since the parameters are the model's."""
 
     model: nn.Module
@@ -123,15 +123,20 @@ class SharedParts:
     """The model without its output layer. Returns hidden states after the last norm."""
 
     def embedded(self, tokens: mx.array) -> mx.array:
-        embedded: mx.array = self.body.embed_tokens(tokens)
+        embedded: mx.array = self.embedding(tokens)
         return embedded
 
+    @property
+    def embedding(self) -> Any:
+        """The body's embedding layer. Raises `StopIteration` without one."""
+        return next(layer for layer in self.body.children().values() if hasattr(layer, "as_linear"))
+
     def logits_of(self, states: mx.array) -> mx.array:
-        """Run the model's output layer over hidden states (n, width, dim), as the models of
-        `loading/head_weights.FAMILIES` do."""
+        """Run the model's output layer over hidden states (n, width, dim), without scales and
+        bounds of logits, which change no order."""
         owner: Any = getattr(self.model, "language_model", self.model)
         if "lm_head" not in owner:
-            tied: mx.array = self.body.embed_tokens.as_linear(states)
+            tied: mx.array = self.embedding.as_linear(states)
             return tied
         logits: mx.array = owner.lm_head(states)
         # Qwen3.5's output layer is sharded over the vocabulary.
@@ -142,8 +147,17 @@ class SharedParts:
 class MtpHead(nn.Module):
     """A model's head. Implements `kv.head_rows.TargetHead`."""
 
+    proposer: ProposerName = "mtp"
+    block = mask_token = 0
+
     def __init__(
-        self, layer: nn.Module, norm: nn.Module, size: int, shared: SharedParts, *, array_mask: bool
+        self,
+        layer: nn.Module,
+        norm: nn.Module,
+        size: int,
+        shared: SharedLayers,
+        *,
+        array_mask: bool,
     ) -> None:
         """`layer`: a decoder layer of the family. `norm`: the head's last norm. `size`: dimension
         of hidden states. `array_mask`: whether the layer needs an array as mask."""
@@ -180,6 +194,12 @@ class MtpHead(nn.Module):
     def logits_of(self, states: mx.array) -> mx.array:
         return self._shared.logits_of(states)
 
+    def picked(self, states: mx.array) -> mx.array:
+        return mx.argmax(self.logits_of(states), axis=-1)
+
     def target_states(self, tokens: mx.array, cache: Any) -> mx.array:
         states: mx.array = self._shared.body(tokens, cache=cache)
         return states
+
+    def split(self, outputs: mx.array) -> tuple[mx.array, mx.array]:
+        return outputs, self.logits_of(outputs)

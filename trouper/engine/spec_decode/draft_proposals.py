@@ -37,13 +37,15 @@ class Proposer(Protocol):
 
 
 class HeadProposer:
-    """`Proposer` by an MTP head, over the hidden states and KV of `HeadRows`."""
+    """`Proposer` by an MTP head or a drafter that reads taps, over the hidden states and KV of
+    `HeadRows`."""
 
     def __init__(
         self, rows: HeadRows, max_tokens: int, agree: Callable[[mx.array], mx.array]
     ) -> None:
         """`max_tokens`: maximum length of a draft. `agree` returns rank 0's tokens."""
         self._rows, self._max_tokens, self._agree = rows, max_tokens, agree
+        self.name = rows.proposer
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
         self._rows.open(row, prompt, restored)
@@ -89,7 +91,7 @@ class DraftProposals:
         if draft_model is not None:
             self._proposers["draft_model"] = draft_model
         if head is not None:
-            self._proposers["mtp"] = head
+            self._proposers[head.name] = head
         self.given: dict[RowId, list[int]] = {}
         """Drafts that replace those of the proposers while a device warms up."""
         self._open: set[RowId] = set()
@@ -171,7 +173,7 @@ class DraftProposals:
                 proposer.complete(ends)
 
     def keep_up(self) -> None:
-        """Let the MTP head catch up with rows that rest. Must be called in each step."""
+        """Let a head catch up with rows that rest. Must be called in each step."""
         if self._head is not None:
             self._head.keep_up(self._feed_proposers)
 
