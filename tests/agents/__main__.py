@@ -130,6 +130,17 @@ def save_first_prompts(sessions: Sequence[Session]) -> None:
     FIRST_PROMPTS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
 
 
+def refuse_impossible(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    if unknown := set(flags.agents) - set(AGENTS):
+        parser.error(f"no such agent: {', '.join(sorted(unknown))}; there are {', '.join(AGENTS)}")
+    if flags.save_prompts and (flags.words or flags.fill):
+        parser.error("--save-prompts is for prompts without --words and --fill")
+    if flags.terminal and (unseen := [name for name in flags.agents if not AGENTS[name].dialogs]):
+        parser.error(f"--terminal: the dialogs of {', '.join(unseen)} are not known")
+    if flags.words and (mute := [name for name in flags.agents if AGENTS[name].piped is None]):
+        parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="just agents")
     parser.add_argument("agents", nargs="*", metavar="NAME", help=", ".join(AGENTS))
@@ -166,14 +177,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every session into this file")
     flags = parser.parse_args()
     words = flags.words
-    if unknown := set(flags.agents) - set(AGENTS):
-        parser.error(f"no such agent: {', '.join(sorted(unknown))}; there are {', '.join(AGENTS)}")
-    if flags.save_prompts and (words or flags.fill):
-        parser.error("--save-prompts is for prompts without --words and --fill")
-    if flags.terminal and (unseen := [name for name in flags.agents if not AGENTS[name].dialogs]):
-        parser.error(f"--terminal: the dialogs of {', '.join(unseen)} are not known")
-    if words and (mute := [name for name in flags.agents if AGENTS[name].piped is None]):
-        parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
+    refuse_impossible(parser, flags)
     sessions: list[Session] = []
     missing: list[str] = []
     print(FILLED if flags.fill else HEADER)  # noqa: T201

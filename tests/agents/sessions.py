@@ -132,11 +132,12 @@ def run(
     kill_after: int = 0,
     terminal: bool = False,
 ) -> Session:
-    """Let an agent edit a file; with `terminal` as a person would. With `words` so many of a text come before the task, by stdin.
-    `prefill_rate`: prompt tokens a second, 0: no time. `context`: tokens that the model holds.
-    Longer prompts than `max_prompt` are refused, of which the agent knows nothing. With `fill` the
-    task does not end before the agent has made its conversation shorter. With a `router` two
-    servers answer; `kill_after`: the server of that request is killed then."""
+    """Let an agent edit a file; with `terminal` as a person would. With `words` so many of a text
+    come before the task, by stdin. `prefill_rate`: prompt tokens a second, 0: no time. `context`:
+    tokens that the model holds. Longer prompts than `max_prompt` are refused, of which the agent
+    knows nothing. With `fill` the task does not end before the agent has made its conversation
+    shorter. With a `router` two servers answer; `kill_after`: the server of that request is killed
+    then."""
     install(agent)
     with tempfile.TemporaryDirectory(
         prefix="agent-", dir=Path.cwd().parent, ignore_cleanup_errors=True
