@@ -214,7 +214,7 @@ openapi-diff old new: _setup
 ranks-campaign requests="500" *flags: _setup
     @.venv/bin/python -m tests.ranks.campaign "$@"
 
-# Real coding agents, or the NAMEd, from their registries: each edits a file, in the formats of seven families (about 10 minutes); `just agents codex --family qwen3_5`
+# Real coding agents, or the NAMEd, from their registries: each edits a file, in the formats of seven families (about 10 minutes); `just agents codex --family qwen3_5`, `just agents --terminal` as a person would
 agents *flags: _setup
     @.venv/bin/python -m tests.agents "$@"
 

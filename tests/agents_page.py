@@ -56,7 +56,8 @@ def home_of_the_page() -> Iterator[None]:
 TABLE = """\
 ## First prompts
 
-Tokens of an agent's first request, by `just agents`, with the family of models that has the most.
+Tokens of an agent's first request, by `just agents`, with the family of models that has the most;
+those of Claude Code, Codex and opencode in a terminal, where they are longest.
 Answers and files need half as much again.
 
 | client | version | first prompt | context, at least |

@@ -19,6 +19,8 @@ from tests.families import save
 from tests.owners import without_umask
 from tests.web.batching import ended, output, request, started, strict
 from trouper.cli.commands.connect import AGENTS, _merge
+from trouper.cli.conversation import Conversation
+from trouper.cli.kept_chats import KeptChats
 from trouper.cli.line_editor import history
 
 SERVE = (
@@ -109,6 +111,7 @@ def test_every_file_has_the_mode_that_the_page_says(home: Path, tmp_path: Path) 
     for agent in ("claude", "codex"):
         _merge(AGENTS[agent], AGENTS[agent].setup(SERVED).files, write=True)
     history()
+    KeptChats.opened().keep(Conversation(messages=[{"role": "user", "content": "hi"}]))
     table, seen, wrong = documented(), set[str](), list[str]()
     for name, path in found_in(home):
         info = path.lstat()

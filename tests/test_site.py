@@ -8,10 +8,23 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
 
+from tests.browser.axe import faults
+from tests.browser.driver import DESKTOP, MISSING, PHONE, Browser, chromium
+from tests.browser.npm_packages import AXE
+
+PATIENCE_S = 30
+SCHEMES = {"light": "default", "dark": "slate"}
 ROOT = Path(__file__).parent.parent
 FETCHED = re.compile(
     r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?:https?:)?//|"""
@@ -77,3 +90,55 @@ def test_the_search_finds_what_users_type(site: Path, typed: str, page: str) -> 
         if all(re.search(rf"\b{word}", text) for word in typed.split())
     }
     assert page in {address[: len(page)] for address in matching}
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing of requests."""
+
+
+@pytest.fixture(scope="module")
+def shown(site: Path) -> Iterator[tuple[Browser, str]]:
+    """A browser, and the address of the site."""
+    if MISSING:
+        pytest.skip(f"{MISSING} not installed: apt-get install chromium chromium-driver")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with chromium(told=False) as browser:
+                yield browser, f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.skipif(bool(AXE.missing), reason=AXE.missing)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", ["", "agents/", "batches/", "certificates/", "embedding/"])
+@pytest.mark.long(but=("-light", "certificates/-dark"))
+def test_axe_finds_no_fault(shown: tuple[Browser, str], page: str, scheme: str) -> None:
+    """Code, tables, generated names."""
+    browser, url = shown
+    for size in (DESKTOP, PHONE):
+        browser.resize(*size)
+        browser.prefer(scheme)
+        browser.open("about:blank")
+        # The theme keeps the scheme of the first visit.
+        stored = {"origin": url.rstrip("/"), "storageTypes": "local_storage"}
+        browser.driver.execute_cdp_cmd("Storage.clearDataForOrigin", stored)
+        browser.open(url + page)
+        assert browser.run("return document.body.dataset.mdColorScheme") == SCHEMES[scheme]
+        assert faults(browser) == []
+
+
+@pytest.mark.parametrize("typed", ["gguf", "ollama", "slow", "out of memory", "which model"])
+@pytest.mark.long(but=("which model",))
+def test_the_search_shows_what_users_type(shown: tuple[Browser, str], typed: str) -> None:
+    """The theme's own search, in a browser."""
+    browser, url = shown
+    browser.resize(*DESKTOP)
+    browser.open(f"{url}?q={quote(typed)}")
+    browser.driver.find_element(By.CSS_SELECTOR, ".md-search__input").click()
+    links = WebDriverWait(browser.driver, PATIENCE_S).until(
+        lambda driver: driver.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
+    )
+    assert any(link.text for link in links)

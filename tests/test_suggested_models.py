@@ -39,6 +39,13 @@ def test_the_table_by_memory_has_them_with_what_they_take() -> None:
     assert {model.licence for model in SUGGESTED} == {"Apache 2.0"}, "the page says so of all"
 
 
+def test_pages_for_newcomers_name_models_of_the_list() -> None:
+    pages = [DOCS.parent / "README.md", DOCS / "index.md", DOCS / "tutorial-agent.md"]
+    text = "".join(page.read_text("utf-8") for page in pages)
+    named = set(re.findall(r"mlx-community/[\w.-]+", text))
+    assert named and named <= {model.name for model in SUGGESTED}
+
+
 def row(model: SuggestedModel) -> str:
     cells = [
         f"`{model.name}`",

@@ -3,6 +3,7 @@ and write a table.
 
 python -m tests.agents --family qwen3_5 codex claude
 python -m tests.agents --words 100000 --prefill-rate 2000 --context 262144 claude pi
+python -m tests.agents --terminal --family qwen3
 python -m tests.agents --fill --context 32768 opencode
 python -m tests.agents --fill --max-prompt 30000 opencode
 python -m tests.agents --router haproxy --kill-after 4 --family qwen3 claude codex opencode
@@ -129,6 +130,17 @@ def save_first_prompts(sessions: Sequence[Session]) -> None:
     FIRST_PROMPTS.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
 
 
+def refuse_impossible(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> None:
+    if unknown := set(flags.agents) - set(AGENTS):
+        parser.error(f"no such agent: {', '.join(sorted(unknown))}; there are {', '.join(AGENTS)}")
+    if flags.save_prompts and (flags.words or flags.fill):
+        parser.error("--save-prompts is for prompts without --words and --fill")
+    if flags.terminal and (unseen := [name for name in flags.agents if not AGENTS[name].dialogs]):
+        parser.error(f"--terminal: the dialogs of {', '.join(unseen)} are not known")
+    if flags.words and (mute := [name for name in flags.agents if AGENTS[name].piped is None]):
+        parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="just agents")
     parser.add_argument("agents", nargs="*", metavar="NAME", help=", ".join(AGENTS))
@@ -154,6 +166,9 @@ def main() -> int:
         action="store_true",
         help="keep how long the first prompts are, for `trouper connect` and docs/agents.md",
     )
+    parser.add_argument(
+        "--terminal", action="store_true", help="in a terminal (tmux), as a person uses them"
+    )
     parser.add_argument("--router", choices=ROUTERS, default="", help="before two servers")
     parser.add_argument("--policy", default="cache_aware", help="round_robin: in turns")
     parser.add_argument(
@@ -162,17 +177,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every session into this file")
     flags = parser.parse_args()
     words = flags.words
-    if unknown := set(flags.agents) - set(AGENTS):
-        parser.error(f"no such agent: {', '.join(sorted(unknown))}; there are {', '.join(AGENTS)}")
-    if flags.save_prompts and (words or flags.fill):
-        parser.error("--save-prompts is for prompts without --words and --fill")
-    if words and (mute := [name for name in flags.agents if AGENTS[name].piped is None]):
-        parser.error(f"--words goes by stdin, which {', '.join(mute)} does not read a task from")
+    refuse_impossible(parser, flags)
     sessions: list[Session] = []
     missing: list[str] = []
     print(FILLED if flags.fill else HEADER)  # noqa: T201
     for agent in flags.agents or [
-        name for name, program in AGENTS.items() if program.piped or not words
+        name
+        for name, program in AGENTS.items()
+        if (program.piped or not words) and (program.dialogs or not flags.terminal)
     ]:
         try:
             install(agent)
@@ -194,6 +206,7 @@ def main() -> int:
                     router=flags.router,
                     policy=flags.policy,
                     kill_after=flags.kill_after,
+                    terminal=flags.terminal,
                 )
             )
             row = (

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from tests.agents.terminal import Dialogs
+
 TASK = "{task}"
 """Stands for the task in a program's arguments. A program without it reads the task from stdin."""
 URL = "{url}"
@@ -33,6 +35,8 @@ class Program:
     """For the others: the interpreter, or a version of it that uv finds"""
     connected: bool = True
     variables: Mapping[str, str] = attrs.field(factory=dict)
+    dialogs: Dialogs | None = None
+    """In a terminal; None: it is not played there"""
 
     @property
     def package(self) -> str:
@@ -50,6 +54,15 @@ AGENTS: Mapping[str, Program] = {
         piped=("-p", "--dangerously-skip-permissions"),
         with_picture=("-p", f"@{PICTURE} {TASK}", "--dangerously-skip-permissions"),
         variables={"IS_SANDBOX": "1"},
+        dialogs=Dialogs(
+            "for shortcuts",
+            {
+                "Choose the text style": "Enter",
+                "Press Enter to continue": "Enter",
+                "Yes, I trust this folder": "Down Enter",
+                "Do you want to": "Enter",
+            },
+        ),
     ),
     "codex": Program(
         ("@openai/codex",),
@@ -63,12 +76,16 @@ AGENTS: Mapping[str, Program] = {
             "--image",
             PICTURE,
         ),
+        dialogs=Dialogs(
+            "Ask Codex to do anything", {"Yes, continue": "Enter", "Yes, proceed": "y"}
+        ),
     ),
     "opencode": Program(
         ("opencode-ai",),
         ("run", TASK),
         piped=("run",),
         with_picture=("run", TASK, "--file", PICTURE),
+        dialogs=Dialogs("Ask anything"),
     ),
     "qwen": Program(
         ("@qwen-code/qwen-code",),

@@ -20,6 +20,7 @@ from tests.agents import edit_task
 from tests.agents.install import install, search_path
 from tests.agents.programs import AGENTS, TASK, URL
 from tests.agents.shapes import shapes
+from tests.agents.terminal import Terminal, converse
 from tests.replicas.scripted_servers import scripted_servers
 from tests.scripted.process import ROOT, recorded
 
@@ -129,12 +130,14 @@ def run(
     router: str = "",
     policy: str = "cache_aware",
     kill_after: int = 0,
+    terminal: bool = False,
 ) -> Session:
-    """Let an agent edit a file. With `words` so many of a text come before the task, by stdin.
-    `prefill_rate`: prompt tokens a second, 0: no time. `context`: tokens that the model holds.
-    Longer prompts than `max_prompt` are refused, of which the agent knows nothing. With `fill` the
-    task does not end before the agent has made its conversation shorter. With a `router` two
-    servers answer; `kill_after`: the server of that request is killed then."""
+    """Let an agent edit a file; with `terminal` as a person would. With `words` so many of a text
+    come before the task, by stdin. `prefill_rate`: prompt tokens a second, 0: no time. `context`:
+    tokens that the model holds. Longer prompts than `max_prompt` are refused, of which the agent
+    knows nothing. With `fill` the task does not end before the agent has made its conversation
+    shorter. With a `router` two servers answer; `kill_after`: the server of that request is killed
+    then."""
     install(agent)
     with tempfile.TemporaryDirectory(
         prefix="agent-", dir=Path.cwd().parent, ignore_cleanup_errors=True
@@ -160,7 +163,10 @@ def run(
             router, *flags, record=record, policy=policy, kill_after=kill_after
         )
         with variable(edit_task.DIRECTORY, str(work)), servers as url:
-            exit_code, output = _ran(agent, url, home, words)
+            if terminal:
+                exit_code, output = play_in_terminal(agent, url, home)
+            else:
+                exit_code, output = _ran(agent, url, home, words)
         text = (work / "greeting.py").read_text("utf-8")
         return attrs.evolve(
             _observed(record, str(home)),
@@ -197,23 +203,7 @@ def play(
 ) -> tuple[int | None, str]:
     """Start the agent in `home`/work with the server at `url`. `stdin`: its stdin. Returns the exit
     code, None if its time was over, and what it wrote."""
-    program = AGENTS[agent]
-    line = [part.replace(URL, url) for part in arguments]
-    if program.connected:
-        connect = "import sys; from trouper.cli import main; main()"
-        line = [sys.executable, "-c", connect, "connect", "--url", url, "--run", agent, "--", *line]
-    environment = {
-        name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")
-    }
-    environment |= {
-        **QUIET,
-        **{name: value.replace(URL, url) for name, value in program.variables.items()},
-        "HOME": str(home),
-        "PWD": str(home / "work"),
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "PATH": search_path(agent),
-        "PYTHONPATH": str(ROOT) if program.connected else "",
-    }
+    line, environment = started(agent, arguments, url, home)
     process = subprocess.Popen(
         line,
         cwd=home / "work",
@@ -231,6 +221,47 @@ def play(
         return None, _end(process)
     _end(process)
     return process.returncode, output
+
+
+def started(
+    agent: str, arguments: Sequence[str], url: str, home: Path
+) -> tuple[list[str], dict[str, str]]:
+    """The command line, and the environment."""
+    program = AGENTS[agent]
+    line = [part.replace(URL, url) for part in arguments]
+    if program.connected:
+        connect = "import sys; from trouper.cli import main; main()"
+        line = [sys.executable, "-c", connect, "connect", "--url", url, "--run", agent, "--", *line]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")
+    }
+    environment |= {
+        **QUIET,
+        **{name: value.replace(URL, url) for name, value in program.variables.items()},
+        "HOME": str(home),
+        "PWD": str(home / "work"),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "PATH": search_path(agent),
+        "PYTHONPATH": str(ROOT) if program.connected else "",
+    }
+    return line, environment
+
+
+def play_in_terminal(agent: str, url: str, home: Path) -> tuple[int | None, str]:
+    """As `play`, without arguments and without what says that nobody is there. 0: it ended with the
+    answer, and waits for the next task."""
+    dialogs = AGENTS[agent].dialogs
+    assert dialogs is not None, f"{agent} is not played in a terminal"
+    line, environment = started(agent, (), url, home)
+    for name in ("CI", "NO_COLOR", "TMUX"):
+        environment.pop(name, None)
+    terminal = Terminal(home / "tmux")
+    terminal.start(line, home / "work", environment)
+    try:
+        ended = converse(terminal, dialogs, edit_task.TASK, edit_task.FINAL, LIMIT_S)
+        return 0 if ended else None, terminal.screen()
+    finally:
+        terminal.close()
 
 
 def _end(process: subprocess.Popen[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from tests.browser.axe import faults
 from tests.browser.driver import PHONE, Browser
 from tests.browser.npm_packages import AXE
 from tests.browser.page import Page, says, shown, streams
@@ -25,26 +26,10 @@ print("a line of code that is much longer than a phone is wide, so that the bloc
 
 > quoted
 """
-RUN = """
-const done = arguments[arguments.length - 1];
-axe.run(document).then(
-  ({ violations, passes }) => done([violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).join(" ")}`), passes.length]),
-  (error) => done([[String(error)], 0]),
-);
-"""
 
 
 async def violations(page: Page) -> list[str]:
-    """Of all rules, good practice as well."""
-    source = (AXE.directory / "axe.min.js").read_text()
-
-    def run() -> list[str]:
-        page.browser.run(source)
-        violated, passed = page.browser.driver.execute_async_script(RUN)
-        assert passed > 10, "rules were applied"
-        return list(violated)
-
-    return await trio.to_thread.run_sync(run)
+    return await trio.to_thread.run_sync(faults, page.browser)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

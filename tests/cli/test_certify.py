@@ -26,7 +26,7 @@ from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
 from trouper.engine.passes.pass_shapes import EXACT
 from trouper.engine.self_check.matrix import subject_of
-from trouper_lab.certify import making
+from trouper_lab.certify import making, progress_shown
 from trouper_lab.certify.certificate import FORMAT, held, line_of
 from trouper_lab.certify.certificate_files import as_html
 from trouper_lab.certify.making import SECTIONS, CertifyPlan, Described, make_certificate
@@ -462,3 +462,20 @@ def test_packed_weights_that_mlx_has_no_kernel_for_are_no_difference(
     assert row["error"] is None
     assert row["no_kernel"] == bool(weights)
     assert (row["differs"] == "") == bool(weights), "plain weights have a kernel for every shape"
+
+
+def test_a_pipe_gets_a_line_for_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_shown(["memory"]) as progress:
+        for name, part, text in (
+            ("device", 0.0, "device and model"),
+            ("device", 0.0, "loading"),
+            ("memory", 0.2, "each request alone"),
+            ("memory", 0.3, "each request alone"),
+            ("memory", 1.0, ""),
+        ):
+            progress.show(name, part, text)
+    assert capsys.readouterr().err.splitlines() == [
+        "device: device and model",
+        "device: loading",
+        "memory: each request alone",
+    ]

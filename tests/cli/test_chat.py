@@ -3,6 +3,7 @@ wrong."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -325,6 +326,25 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     history = tmp_path / "trouper" / "chat-history"
     assert history.read_text().count("+tell me\n") == 2
     assert history.stat().st_mode & 0o777 == 0o600
+    [kept] = (tmp_path / "trouper" / "chats").iterdir()
+    questions = [message["content"] for message in json.loads(kept.read_text())["messages"][::2]]
+    assert questions == ["tell me", "tell me"]
+
+
+async def test_nothing_is_kept_with_no_history(tmp_path: Path) -> None:
+    async with serving(says("yes")) as served:
+        url = f"http://127.0.0.1:{served.port}"
+        terminal = Terminal(["--url", url, "--no-history"], tmp_path)
+        try:
+            await terminal.enter("tell me\r")
+            await terminal.until("tokens cached")
+            await terminal.enter("/resume\r")
+            await terminal.until("no conversation is kept")
+            await terminal.enter("\x04")
+            assert await trio.to_thread.run_sync(terminal.process.wait, PATIENCE_S) == 0
+        finally:
+            terminal.close()
+    assert not (tmp_path / "trouper").exists()
 
 
 async def test_an_answer_is_drawn_as_markdown_and_keys_meanwhile_are_for_the_next_question(

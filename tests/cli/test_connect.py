@@ -325,6 +325,13 @@ def test_claude_code_knows_the_model_where_it_heeds_its_window(context: int, hom
     assert (row.get("behavesAs"), window) == expected
 
 
+def test_claude_code_does_not_wait_for_a_classifier(home: Path) -> None:
+    """In its auto mode Anthropic's servers judge each action; without them it stops at the first.
+    Which of the other modes it starts in is the user's own setting."""
+    [file] = AGENTS["claude"].setup(ServedModel("http://127.0.0.1:8000", "m", 262_144)).files
+    assert plain(file.values)["permissions"] == {"disableAutoMode": "disable"}
+
+
 async def test_codex_gets_the_model_described(home: Path, tmp_path: Path) -> None:
     """Codex warns about a model that its catalogue lacks, and assumes another context."""
     install(tmp_path / "bin", "codex")

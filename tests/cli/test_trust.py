@@ -32,7 +32,7 @@ from trouper.cli import own_server
 from trouper.cli.client import Where, client_of
 from trouper.cli.commands.serve import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.line_editor import history_file
+from trouper.cli.kept_chats import state_directory
 from trouper.cli.log_setup import BackgroundHandler, OneLine
 from trouper.cli.settings_file import LOOPBACK_HERE, NEVER_HERE
 from trouper.engine.loading import model_source
@@ -351,7 +351,7 @@ def test_a_relative_directory_of_xdg_is_none(home: Path, monkeypatch: pytest.Mon
     for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, "mine")
     assert default_cache_dir().is_relative_to(home)
-    assert history_file().is_relative_to(home)
+    assert state_directory().is_relative_to(home)
 
 
 @pytest.mark.parametrize("value", [None, "mine"])

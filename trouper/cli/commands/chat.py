@@ -42,11 +42,13 @@ from trouper.cli.conversation import (
 )
 from trouper.cli.exits import forget, refuse
 from trouper.cli.flags import Finite
+from trouper.cli.kept_chats import KeptChats
 from trouper.cli.server_checks import ServerChecks
 from trouper.cli.settings_file import file_read, only_this
 from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, StreamedText, stream
 from trouper.cli.terminal_text import text_of
 from trouper.cli.type_ahead import kept_for_the_next_prompt
+from trouper.protocol.problems import SettingsInvalid
 
 STOPPED = "stopped"
 Show: TypeAlias = Callable[[StreamedText], None]
@@ -64,6 +66,12 @@ Show: TypeAlias = Callable[[StreamedText], None]
 @click.option("--system", default="", help="System prompt.")
 @click.option("--temperature", type=Finite(0), help="Default: the server's.")
 @click.option("--max-tokens", type=int, help="Of one answer. Default: the server's.")
+@click.option(
+    "--no-history",
+    is_flag=True,
+    envvar="TROUPER_NO_HISTORY",
+    help="Keep neither questions nor answers in files.",
+)
 @click.argument("question", nargs=-1)
 @click.pass_context
 def chat(
@@ -74,6 +82,7 @@ def chat(
     own_model: str | None,
     name: str | None,
     system: str,
+    no_history: bool,
     question: tuple[str, ...],
     **parameters: float | None,
 ) -> None:
@@ -99,7 +108,7 @@ def chat(
         if text or not sys.stdin.isatty():
             _answer_once(client, conversation, text)
         else:
-            _converse(client, conversation, where)
+            _converse(client, conversation, where, keeps=not no_history)
 
 
 def _require_name(conversation: Conversation) -> None:
@@ -166,12 +175,15 @@ def _print(text: str) -> None:
         refuse(f"the answer cannot be written: {error.strerror}")
 
 
-def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -> None:
+def _converse(
+    client: httpx2.Client, conversation: Conversation, where: Where, *, keeps: bool
+) -> None:
     from trouper.cli.line_editor import session
 
+    conversation.chats = chats = _kept_chats() if keeps else None
     default = first_model(client)
     click.secho(f"{conversation.model or default} at {where.url}; /help lists commands", dim=True)
-    read = session(COMMANDS).prompt
+    read = session(COMMANDS, keeps=keeps).prompt
     while True:
         try:
             line = text_of(read()).strip()
@@ -182,6 +194,25 @@ def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -
         else:
             if line and not _handled(client, conversation, line):
                 return
+            if chats is not None:
+                _keep(chats, conversation)
+
+
+def _kept_chats() -> KeptChats | None:
+    try:
+        return KeptChats.opened()
+    except OSError as error:
+        click.secho(f"answers are not kept: {error.filename}: {error.strerror}", dim=True)
+    except SettingsInvalid as invalid:
+        click.secho(f"answers are not kept: {invalid}", dim=True)
+    return None
+
+
+def _keep(chats: KeptChats, conversation: Conversation) -> None:
+    try:
+        chats.keep(conversation)
+    except OSError as error:
+        click.secho(f"this conversation is not kept: {error.strerror}", fg="red")
 
 
 def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bool:

@@ -210,18 +210,17 @@ class CertifyProgress:
     sections: Sequence[str]
     total: TaskID
     current: TaskID
-    begun: set[str] = attrs.field(factory=set)
+    printed: set[str] = attrs.field(factory=set)
 
     def show(self, name: str, part: float, text: str) -> None:
         """`part`: done, 0 to 1. `text`: the next measurement."""
         done = self.sections.index(name) if name in self.sections else 0
         self.bars.update(self.total, completed=done + part)
-        self.bars.update(
-            self.current, completed=part, description=f"{name}: {text}" if text else name
-        )
-        if not self.console.is_terminal and name not in self.begun:
-            self.begun.add(name)
-            self.console.print(f"{name}: {text}")
+        step = f"{name}: {text}" if text else name
+        self.bars.update(self.current, completed=part, description=step)
+        if text and not self.console.is_terminal and step not in self.printed:
+            self.printed.add(step)
+            self.console.print(step, soft_wrap=True)
 
 
 @contextmanager

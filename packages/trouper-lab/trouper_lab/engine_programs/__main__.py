@@ -108,6 +108,7 @@ def describe_model(given: Row) -> Iterator[Row]:
         "context_tokens": card.context_length,
         "vocabulary": card.vocab_size,
     }
+    yield {"stage": "how far mlx-lm alone differs between batches"}
     yield own_noise(loaded.model, card.vocab_size)
 
 
