@@ -118,8 +118,8 @@ class Mix:
         """Set the draft model. `path`: the model of the mix."""
         if self.draft in ("eagle3", "dflash"):
             config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-            own = saved_drafter(directory, self.draft, self.name, target=config)
-            self.settings["draft_model"] = str(own)
+            drafter = saved_drafter(directory, self.draft, self.name, target=config)
+            self.settings["draft_model"] = str(drafter)
         elif self.draft:
             own = (
                 path

@@ -9,8 +9,9 @@ import pytest
 
 from tests.arithmetic import cpu_only
 from tests.engine.driver import Driver, Request
-from tests.engine.test_banks import GREEDY, SMALL_BANKS
-from tests.engine.test_exactness import model_of, reference
+from tests.engine.driver import GREEDY
+from tests.engine.test_exactness import model_of
+from tests.families import reference
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam, blocked_attention
 from trouper.engine.kv.attention_seam import plain
@@ -23,7 +24,7 @@ ROWS, HEADS, WIDTH, TOKENS = 3, 6, 5, 11
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_attention, "MIN_KEYS", 1)
-    monkeypatch.setattr(blocked_attention.mlx_scalar_exp, "is_needed", lambda: True)
+    monkeypatch.setattr(mlx_scalar_exp, "is_needed", lambda: True)
 
 
 def _masks() -> dict[str, Any]:

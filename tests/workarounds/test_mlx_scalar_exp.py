@@ -23,7 +23,7 @@ def test_powers_are_right() -> None:
 
 @cpu_only
 def test_whole_exponents_are_nearly_exact_and_odd_ones_are_no_numbers_made_up() -> None:
-    powers = exp2(mx.array([0.0, 1.0, 10.0, -mx.inf, -1e30, mx.nan])).tolist()
+    powers = np.array(exp2(mx.array([0.0, 1.0, 10.0, -mx.inf, -1e30, mx.nan]))).tolist()
     assert powers[:3] == pytest.approx([1, 2, 1024], rel=2e-7)
     assert powers[3:5] == pytest.approx([2**LOWEST] * 2, rel=2e-7)
     assert np.isnan(powers[5])
