@@ -10,6 +10,7 @@ import mlx.nn as nn
 
 from trouper.engine.platform.device import is_cpu
 from trouper.protocol.problems import ModelUnusable
+from trouper.workarounds import mlx_scalar_functions
 
 Weights = dict[str, mx.array]
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -22,7 +23,8 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 """By transformers' names."""
 CLASSIFIER = "ForSequenceClassification"
 # A CPU keeps the scores of all queries of a call: 4 GB for a text of 8,192 tokens and 16 heads.
-CPU_QUERIES = 512
+# Those of so many pairs of tokens stay in its caches.
+CPU_SCORES = 2**21
 
 
 class Encoder(nn.Module):
@@ -50,7 +52,13 @@ def activation(name: str) -> Callable[[mx.array], mx.array]:
     """Raises `ModelUnusable`."""
     if name not in ACTIVATIONS:
         raise ModelUnusable(f"the activation {name} is not known for encoders")
+    if computes_one_by_one() and name in mlx_scalar_functions.FUNCTIONS:
+        return mlx_scalar_functions.FUNCTIONS[name]
     return ACTIVATIONS[name]
+
+
+def computes_one_by_one() -> bool:
+    return is_cpu() and mlx_scalar_functions.is_active()
 
 
 def is_cross_encoder(config: Mapping[str, Any]) -> bool:
@@ -99,21 +107,22 @@ def heads_of(x: mx.array, heads: int) -> mx.array:
 def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
     """Attention of (rows, heads, tokens, dim), joined to (rows, tokens, heads * dim). `mask`:
     broadcastable to (rows, heads, tokens, tokens)."""
-    tokens = queries.shape[2]
-    size = CPU_QUERIES if is_cpu() else tokens
-    scale = queries.shape[-1] ** -0.5
+    rows, heads, tokens, dim = queries.shape
+    size = max(1, CPU_SCORES // (rows * heads * tokens)) if is_cpu() else tokens
+    slow = computes_one_by_one()
+    compute = mlx_scalar_functions.attention if slow else mx.fast.scaled_dot_product_attention
     joined = [
-        mx.fast.scaled_dot_product_attention(
+        compute(
             queries[:, :, start : start + size],
             keys,
             values,
-            scale=scale,
+            scale=dim**-0.5,
             mask=mask if mask is None or mask.shape[2] == 1 else mask[:, :, start : start + size],
         )
         for start in range(0, tokens, size)
     ]
     output = joined[0] if len(joined) == 1 else mx.concatenate(joined, axis=2)
-    return output.transpose(0, 2, 1, 3).reshape(output.shape[0], tokens, -1)
+    return output.transpose(0, 2, 1, 3).reshape(rows, tokens, -1)
 
 
 def without(weights: Weights, prefixes: Iterable[str], unused: tuple[str, ...]) -> Weights:
