@@ -111,11 +111,11 @@ def main(options: argparse.Namespace) -> None:
             inputs = texts(options.texts, options.words, dice)
             query, *documents = texts(options.pairs + 1, options.words // 2, dice)
             results = {
-                "texts": post(server, "/v1/embeddings", {"model": "embedder", "input": inputs}),
+                "texts": post(server, "/v1/embeddings", {"model": str(embedder), "input": inputs}),
                 "pairs": post(
                     server,
                     "/v1/rerank",
-                    {"model": "reranker", "query": query, "documents": documents},
+                    {"model": str(reranker), "query": query, "documents": documents},
                 ),
             }
             if peer is not None:
