@@ -110,7 +110,7 @@ def save_random_encoder(shape: str, target: str, *, scores: bool = False) -> Non
 
     width, inner, layers, heads = ENCODERS[shape]
     kind = "BertForSequenceClassification" if scores else "BertModel"
-    config = {
+    config: dict[str, Any] = {
         "model_type": "bert",
         "architectures": [kind],
         "vocab_size": 30522,

@@ -45,12 +45,12 @@ def test_attention(spread: float) -> None:
     scores = np.where(mask, queries @ keys.swapaxes(-1, -2) / 4, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ values
-    given = [mx.array(each.astype(np.float32)) for each in (queries, keys, values)]
-    output = attention(*given, scale=0.25, mask=mx.array(mask))
+    inputs = [mx.array(each.astype(np.float32)) for each in (queries, keys, values)]
+    output = attention(*inputs, scale=0.25, mask=mx.array(mask))
     # Rounded scores of 100 differ by 1e-5.
     np.testing.assert_allclose(output, expected, atol=1e-1 if TF32 else 2e-6 * spread)
-    changed = mx.where(mx.array(mask.swapaxes(-1, -2)), given[2], 1e6)
-    unchanged = attention(given[0], given[1], changed, scale=0.25, mask=mx.array(mask))
+    changed = mx.where(mx.array(mask.swapaxes(-1, -2)), inputs[2], 1e6)
+    unchanged = attention(inputs[0], inputs[1], changed, scale=0.25, mask=mx.array(mask))
     assert mx.array_equal(output, unchanged)
 
 
