@@ -130,6 +130,10 @@ bench-images *flags: _setup
 bench-rerank *flags: _setup
     @.venv/bin/python -m benchmarks.rerank "$@"
 
+# 512 texts to embed and 100 pairs to rerank by a random encoder, through HTTP; `--python` names an interpreter with torch and transformers as the peer
+bench-encoders *flags: _setup
+    @.venv/bin/python -m benchmarks.encoders "$@"
+
 # What a running batch costs an online stream: first token and time between tokens, with and without, in turns
 bench-batches *flags: _setup
     @.venv/bin/python -m benchmarks.batches "$@"

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama, qwen3, qwen3_moe
 
+from trouper.engine.encoders import bert
 from trouper.engine.loading.model_loading import load
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.qwen_tower import QwenTower
@@ -97,6 +98,46 @@ def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
         config["quantization"] = {"group_size": 64, "bits": bits}
     scratch = _save_layers(dict(tree_flatten(model.parameters())), layers, Path(target))
     _finish({**config, "num_hidden_layers": layers}, Path(source), scratch, Path(target))
+
+
+ENCODERS = {"bge-small": (384, 1536, 12, 12), "bge-base": (768, 3072, 12, 12)}
+"""BERT's width, inner width, layers and heads."""
+
+
+def save_random_encoder(shape: str, target: str, *, scores: bool = False) -> None:
+    """A BERT with random weights and a tokenizer of words; a cross-encoder, if it `scores`.
+    transformers reads it, too."""
+    from tests.encoder_tokenizers import save_wordpiece
+
+    width, inner, layers, heads = ENCODERS[shape]
+    kind = "BertForSequenceClassification" if scores else "BertModel"
+    config: dict[str, Any] = {
+        "model_type": "bert",
+        "architectures": [kind],
+        "vocab_size": 30522,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+        "id2label": {"0": "relevance"} if scores else {"0": "no", "1": "yes"},
+    }
+    mx.random.seed(0)
+    weights = dict(tree_flatten(bert.Model(bert.ModelArgs.from_dict(config)).parameters()))
+    if scores:
+        weights = {
+            name if name.startswith("classifier.") else f"bert.{name}": array
+            for name, array in weights.items()
+        }
+    directory = Path(target)
+    directory.mkdir(parents=True)
+    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config))
+    save_wordpiece(directory, config["vocab_size"])
 
 
 VISION = {

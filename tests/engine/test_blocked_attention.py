@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from tests.arithmetic import cpu_only
-from tests.engine.driver import Driver, Request
-from tests.engine.driver import GREEDY
-from tests.engine.test_exactness import model_of
+from tests.engine.driver import GREEDY, Driver, Request
+from tests.engine.test_exactness import SMALL_BANKS, model_of
 from tests.families import reference
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam, blocked_attention
 from trouper.engine.kv.attention_seam import plain
 from trouper.engine.step import StepEngine
+from trouper.workarounds import mlx_scalar_functions
 
 pytestmark = cpu_only
 ROWS, HEADS, WIDTH, TOKENS = 3, 6, 5, 11
@@ -24,7 +25,7 @@ ROWS, HEADS, WIDTH, TOKENS = 3, 6, 5, 11
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_attention, "MIN_KEYS", 1)
-    monkeypatch.setattr(mlx_scalar_exp, "is_needed", lambda: True)
+    monkeypatch.setattr(mlx_scalar_functions, "is_needed", lambda: True)
 
 
 def _masks() -> dict[str, Any]:
@@ -63,6 +64,27 @@ def test_garbage_behind_a_mask_is_not_attended_to() -> None:
     assert mx.allclose(ours, plain(queries, keys, keys, None, scale=0.3, mask=None), atol=1e-6)
 
 
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_scores_that_lie_far_apart(spread: float) -> None:
+    """With padding, which weighs nothing."""
+    random = np.random.default_rng(0)
+    queries, keys, values = (random.standard_normal((2, 3, 20, 16)) for _ in range(3))
+    queries *= spread
+    mask = np.arange(20) < np.array([20, 11])[:, None, None, None]
+    scores = np.where(mask, queries @ keys.swapaxes(-1, -2) / 4, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ values
+    inputs = [mx.array(each.astype(np.float32)) for each in (queries, keys, values)]
+    output = blocked_attention.attend(*inputs, scale=0.25, mask=mx.array(mask))
+    # Rounded scores of 100 differ by 1e-5.
+    np.testing.assert_allclose(output, expected, atol=2e-6 * spread)
+    changed = mx.where(mx.array(mask.swapaxes(-1, -2)), inputs[2], 1e6)
+    unchanged = blocked_attention.attend(
+        inputs[0], inputs[1], changed, scale=0.25, mask=mx.array(mask)
+    )
+    assert mx.array_equal(output, unchanged)
+
+
 @pytest.mark.parametrize("case", ["sinks", "a mask of numbers", "half precision", "few keys"])
 def test_others_are_left_to_mlx_lm(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked_attention, "MIN_KEYS", 7 if case == "few keys" else 1)
@@ -70,7 +92,7 @@ def test_others_are_left_to_mlx_lm(case: str, monkeypatch: pytest.MonkeyPatch) -
     keys = mx.zeros((1, 2, 6, 8), dtype)
     mask = mx.zeros((1, 1, 1, 6)) if case == "a mask of numbers" else None
     options = {"sinks": mx.zeros(2)} if case == "sinks" else {}
-    assert not blocked_attention.supports(keys[:, :, :1], keys, keys, mask, options)
+    assert not blocked_attention.pays(keys[:, :, :1], keys, keys, mask, options)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_next"])

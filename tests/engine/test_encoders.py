@@ -150,7 +150,7 @@ def test_queries_of_a_long_text_in_parts(
     save_encoder(tmp_path, CONFIGS[name], weights_of(name), "mean")
     expected_vectors = engine_results(tmp_path, TEXTS, together=True)
     monkeypatch.setattr(encoder, "is_cpu", lambda: True)
-    monkeypatch.setattr(encoder, "CPU_QUERIES", 7)
+    monkeypatch.setattr(encoder, "CPU_SCORES", 7 * 4 * 40)
     cut_vectors = engine_results(tmp_path, TEXTS, together=True)
     for vector, right in zip(cut_vectors, expected_vectors, strict=True):
         np.testing.assert_allclose(vector, right, atol=PLAIN_TOLERANCE)

@@ -164,7 +164,7 @@ def test_another_blas_is_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_and_workarounds_are_part_of_the_code() -> None:
     files = {path.name for source in starting.SOURCES for path in source.rglob("*.*")}
-    assert {"few_rows.cuh", "mlx_scalar_exp.py"} <= files
+    assert {"few_rows.cuh", "mlx_scalar_functions.py"} <= files
 
 
 def test_a_device_that_was_full_is_not_remembered(

@@ -8,8 +8,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from trouper.engine.kv import blocked_attention
 from trouper.engine.platform.device import is_cpu
 from trouper.protocol.problems import ModelUnusable
+from trouper.workarounds import mlx_scalar_functions
 
 Weights = dict[str, mx.array]
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -22,7 +24,8 @@ ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
 """By transformers' names."""
 CLASSIFIER = "ForSequenceClassification"
 # A CPU keeps the scores of all queries of a call: 4 GB for a text of 8,192 tokens and 16 heads.
-CPU_QUERIES = 512
+# Those of so many pairs of tokens stay in its caches.
+CPU_SCORES = 2**21
 
 
 class Encoder(nn.Module):
@@ -50,6 +53,8 @@ def activation(name: str) -> Callable[[mx.array], mx.array]:
     """Raises `ModelUnusable`."""
     if name not in ACTIVATIONS:
         raise ModelUnusable(f"the activation {name} is not known for encoders")
+    if is_cpu() and mlx_scalar_functions.is_needed() and name in mlx_scalar_functions.FUNCTIONS:
+        return mlx_scalar_functions.FUNCTIONS[name]
     return ACTIVATIONS[name]
 
 
@@ -99,10 +104,21 @@ def heads_of(x: mx.array, heads: int) -> mx.array:
 def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
     """Attention of (rows, heads, tokens, dim), joined to (rows, tokens, heads * dim). `mask`:
     broadcastable to (rows, heads, tokens, tokens)."""
-    tokens = queries.shape[2]
-    size = CPU_QUERIES if is_cpu() else tokens
-    scale = queries.shape[-1] ** -0.5
-    joined = [
+    rows, _, tokens, dim = queries.shape
+    scale = dim**-0.5
+    if blocked_attention.supports(queries, keys, values, mask, {}):
+        output = blocked_attention.attend(queries, keys, values, mask=mask, scale=scale)
+    else:
+        output = _attend_in_pieces(queries, keys, values, mask, scale)
+    return output.transpose(0, 2, 1, 3).reshape(rows, tokens, -1)
+
+
+def _attend_in_pieces(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None, scale: float
+) -> mx.array:
+    rows, heads, tokens, _ = queries.shape
+    size = max(1, CPU_SCORES // (rows * heads * tokens)) if is_cpu() else tokens
+    pieces = [
         mx.fast.scaled_dot_product_attention(
             queries[:, :, start : start + size],
             keys,
@@ -112,8 +128,7 @@ def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array |
         )
         for start in range(0, tokens, size)
     ]
-    output = joined[0] if len(joined) == 1 else mx.concatenate(joined, axis=2)
-    return output.transpose(0, 2, 1, 3).reshape(output.shape[0], tokens, -1)
+    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
 
 
 def without(weights: Weights, prefixes: Iterable[str], unused: tuple[str, ...]) -> Weights:

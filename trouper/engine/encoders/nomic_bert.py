@@ -15,6 +15,7 @@ import mlx.nn as nn
 from trouper.engine.encoders.encoder import (
     Encoder,
     Weights,
+    activation,
     attend,
     heads_of,
     is_cross_encoder,
@@ -120,9 +121,10 @@ class GatedMlp(nn.Module):
         self.fc11 = nn.Linear(args.width, args.inner, bias=args.up_bias)
         self.fc12 = nn.Linear(args.width, args.inner, bias=args.up_bias)
         self.fc2 = nn.Linear(args.inner, args.width, bias=args.down_bias)
+        self._activation = activation("silu")
 
     def __call__(self, x: mx.array) -> mx.array:
-        return self.fc2(self.fc11(x) * nn.silu(self.fc12(x)))
+        return self.fc2(self.fc11(x) * self._activation(self.fc12(x)))
 
 
 class Layer(nn.Module):

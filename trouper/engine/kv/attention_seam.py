@@ -151,7 +151,7 @@ def _attend(
         keys, values = keys.view(), values.view()
     elif _is_cut(mask, keys):
         keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))
-    if blocked_attention.supports(queries, keys, values, mask, options):
+    if blocked_attention.pays(queries, keys, values, mask, options):
         return blocked_attention.attend(queries, keys, values, mask=mask, scale=options["scale"])
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
     if shared == 1 or not _grouping_pays(queries, keys, mask, options):

@@ -1,7 +1,7 @@
 """Attention of a CPU whose exp is slow: blocks of scores that stay in a cache.
 
 Exp by sums and products reads and writes its numbers some twenty times
-(`workarounds/mlx_scalar_exp.py`).
+(`workarounds/mlx_scalar_functions.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from trouper.engine.platform.device import is_cpu
-from trouper.workarounds import mlx_scalar_exp
+from trouper.workarounds import mlx_scalar_functions
 
 MIN_KEYS = 256
 """Fewer take less time than the operations of a block."""
@@ -21,13 +21,18 @@ BLOCK_SCORES = 2**19
 """2 MB. Smaller blocks make long prompts' products slow."""
 
 
+def pays(queries: mx.array, keys: Any, values: Any, mask: Any, options: dict[str, Any]) -> bool:
+    """Whether rows of a generator attend in blocks. By keys alone, not by the number of rows, whose
+    tokens must not depend on company."""
+    is_long = isinstance(keys, mx.array) and keys.shape[2] >= MIN_KEYS
+    return is_long and supports(queries, keys, values, mask, options)
+
+
 def supports(queries: mx.array, keys: Any, values: Any, mask: Any, options: dict[str, Any]) -> bool:
-    if not isinstance(keys, mx.array) or keys.shape[2] < MIN_KEYS:
-        return False
     is_plain = options.get("sinks") is None and all(
         array.dtype == mx.float32 for array in (queries, keys, values)
     )
-    return is_plain and _supports_mask(mask) and is_cpu() and mlx_scalar_exp.is_needed()
+    return is_plain and _supports_mask(mask) and is_cpu() and mlx_scalar_functions.is_needed()
 
 
 def _supports_mask(mask: Any) -> bool:
@@ -69,7 +74,7 @@ def _attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array 
     scores = queries @ keys[:, :, None].swapaxes(-1, -2)
     if mask is not None:
         scores = mx.where(mask, scores, mx.finfo(mx.float32).min)
-    weights = mlx_scalar_exp.exp2(scores - mx.max(scores, -1, keepdims=True))
+    weights = mlx_scalar_functions.exp2(scores - mx.max(scores, -1, keepdims=True))
     return (weights @ values[:, :, None]) / mx.sum(weights, -1, keepdims=True)
 
 
