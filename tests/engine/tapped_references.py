@@ -101,7 +101,7 @@ def weights_of(kind: str, config: Config, seed: int = 3) -> Arrays:
         own |= {f"{norm}.weight": (size,) for norm in more}
         own |= {f"{norm}.weight": (head,) for norm in heads}
         shapes |= {prefix + path: shape for path, shape in own.items()}
-    weights = {path: _drawn(shape, random) for path, shape in shapes.items()}
+    weights: Arrays = {path: _drawn(shape, random) for path, shape in shapes.items()}
     if eagle:
         tokens = np.sort(random.permutation(VOCABULARY)[: config["draft_vocab_size"]])
         weights["d2t"] = tokens - np.arange(len(tokens))
@@ -139,7 +139,7 @@ def target_weights(seed: int = 5) -> Arrays:
 
 
 def _loaded(module: Any, weights: Arrays) -> Any:
-    import torch
+    import torch  # type: ignore[import-not-found]
 
     state = {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in weights.items()}
     missing, unexpected = module.load_state_dict(state, strict=False)
@@ -150,7 +150,7 @@ def _loaded(module: Any, weights: Arrays) -> Any:
 def by_eagle(target: Any, prompt: list[int]) -> tuple[Any, list[int]]:
     """States of all pairs of the prompt's tokens, and a greedy draft."""
     import torch
-    from eagle.model.cnets import Model
+    from eagle.model.cnets import Model  # type: ignore[import-not-found]
 
     drafter = _loaded(
         Model(SimpleNamespace(**EAGLE3, pretraining_tp=1)), weights_of("eagle3", EAGLE3)
@@ -170,7 +170,10 @@ def by_eagle(target: Any, prompt: list[int]) -> tuple[Any, list[int]]:
 def by_dflash(target: Any, prompt: list[int]) -> tuple[Any, list[int]]:
     """Normed states of a block behind the prompt, and its draft."""
     import torch
-    from dflash.model import DFlashDraftModel, extract_context_feature
+    from dflash.model import (  # type: ignore[import-not-found]
+        DFlashDraftModel,
+        extract_context_feature,
+    )
     from transformers import Qwen3Config
 
     config = Qwen3Config(**DFLASH)

@@ -13,8 +13,9 @@ from tests.engine.driver import GREEDY, Driver, Request
 from tests.engine.test_exactness import SMALL_BANKS, model_of
 from tests.families import reference
 from tests.family_configs import VOCABULARY
-from trouper.engine.kv import attention_seam, blocked_attention
+from trouper.engine.kv import attention_seam
 from trouper.engine.kv.attention_seam import plain
+from trouper.engine.products import blocked_attention
 from trouper.engine.step import StepEngine
 from trouper.workarounds import mlx_scalar_functions
 

@@ -58,9 +58,9 @@ def stages(family: str, size: int, monkeypatch: pytest.MonkeyPatch) -> list[nn.M
 def test_stages_compute_what_the_whole_model_computes(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = build(family)
-    expected = whole(TOKENS, cache=make_prompt_cache(whole))[:, 3:]
-    models = stages(family, len(whole.layers), monkeypatch)
+    model = build(family)
+    expected = model(TOKENS, cache=make_prompt_cache(model))[:, 3:]
+    models = stages(family, len(model.layers), monkeypatch)
     caches = [make_prompt_cache(model) for model in models]
     assert [len(cache) for cache in caches] == [1] * len(models)
     for tokens in (TOKENS[:, :3], TOKENS[:, 3:]):

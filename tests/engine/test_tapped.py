@@ -94,12 +94,12 @@ def said_alone(drafter: TappedDrafter, tokens: Sequence[int], size: int) -> tupl
         drafter(mx.array([tokens[:-1]]), states, caches)
         block = [tokens[-1], *[drafter.mask_token] * (BLOCK - 1)]
         out = drafter(mx.array([block]), None, caches)[:, 1 : 1 + size]
-        return drafter.picked(out)[0].tolist(), gap_of(drafter, out)
+        return np.array(drafter.picked(out)[0]).tolist(), gap_of(drafter, out)
     following, gap, said, own = list(tokens[1:]), np.inf, list[int](), drafter.make_cache()
     out = drafter(mx.array([following]), states, own)[:, -1:]
     for _ in range(size):
         gap = min(gap, gap_of(drafter, out))
-        said.append(int(drafter.picked(out)[0, 0].item()))
+        said.append(int(drafter.picked(out)[0, 0].item()))  # type: ignore[arg-type]
         out = drafter(mx.array([said[-1:]]), out, own)
     return said, gap
 
@@ -108,7 +108,7 @@ def gap_of(drafter: TappedDrafter, states: mx.array) -> float:
     normed = drafter.norm(states)
     head = drafter.lm_head if "lm_head" in drafter else drafter._shared.logits_of
     best = mx.sort(head(normed).astype(mx.float32), axis=-1)
-    return float((best[..., -1] - best[..., -2]).min().item())
+    return float((best[..., -1] - best[..., -2]).min().item())  # type: ignore[arg-type]
 
 
 class Comparing:

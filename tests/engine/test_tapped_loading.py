@@ -180,7 +180,7 @@ def test_a_line_at_the_start_names_the_kind(target: str, tmp_path: Path) -> None
     assert any(line.startswith("drafting with EAGLE-3, which reads the") for line in lines)
 
 
-WRONG: list[tuple[str, Callable[[Config, Arrays], None], str]] = [
+WRONG: list[tuple[str, Callable[[Config, Arrays], object], str]] = [
     (
         "eagle3",
         lambda config, _: config.update(eagle_aux_hidden_state_layer_ids=[2, 3, 9]),

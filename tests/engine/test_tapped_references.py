@@ -63,7 +63,7 @@ def test_eagle3(number: int) -> None:
     assert near(states, answer)
     last = states[:, -1:]
     for _ in range(DRAFTS):
-        draft.append(int(one.picked(last).item()))
+        draft.append(int(one.picked(last).item()))  # type: ignore[arg-type]
         last = one(mx.array([draft[-1:]]), last, caches)
     assert draft == answer["draft"]
 

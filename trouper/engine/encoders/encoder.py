@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trouper.engine.kv import blocked_attention
 from trouper.engine.platform.device import is_cpu
+from trouper.engine.products import blocked_attention
 from trouper.protocol.problems import ModelUnusable
 from trouper.workarounds import mlx_scalar_functions
 

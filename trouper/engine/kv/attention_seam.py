@@ -16,7 +16,6 @@ import numpy as np
 from mlx_lm.models import base
 
 from trouper.engine.encoders.encoder import window_mask
-from trouper.engine.kv import blocked_attention
 from trouper.engine.kv.decode_attention import WholeBuffer, attend, supports
 from trouper.engine.kv.model_caches import ListSlots, begin, pass_fault, slot_caches, state_slots
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -24,6 +23,7 @@ from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.slot_cache import SlotCache
 from trouper.engine.passes.region import Region
 from trouper.engine.platform.device import is_cpu
+from trouper.engine.products import blocked_attention
 
 # Everything but attention runs over all rows at once. `JoinedSlots` writes each row's keys and
 # values into the row's bank, and returns `Parts`, which the model passes to

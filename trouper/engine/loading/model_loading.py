@@ -131,10 +131,9 @@ def _load_generator(
     capabilities, check = self_check(
         candidate, settings, group, report, stage(watch, name, STAGE, "steps")
     )
-    if found_draft is None or found_draft.kind is None:
-        head = load_head(candidate, capabilities, settings, report=report, watch=watch)
-    else:
-        head = LoadedHead(reason=f"{DRAFT_FLAG} reads the hidden states in its place")
+    head = _head_beside(found_draft) or load_head(
+        candidate, capabilities, settings, report=report, watch=watch
+    )
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     require_applied(model, capabilities, drafters.reader)
     images = load_images(candidate, hub_tokenizer, capabilities, settings, report, group=group)
@@ -168,6 +167,13 @@ def _load_generator(
         images=images,
         embedder=embedder,
     )
+
+
+def _head_beside(draft: FoundDraft | None) -> LoadedHead | None:
+    """No MTP head, if a drafter reads the hidden states. None: the checkpoint's."""
+    if draft is None or draft.kind is None:
+        return None
+    return LoadedHead(reason=f"{DRAFT_FLAG} reads the hidden states in its place")
 
 
 def _load_encoder(

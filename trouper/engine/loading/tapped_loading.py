@@ -42,23 +42,23 @@ class Unfit(ValueError):
 
 
 def load_tapped(
-    found: FoundDraft,
+    draft: FoundDraft,
     target: Candidate,
     capabilities: Capabilities,
     progress: Callable[[int, int], None],
 ) -> Draft:
     """Load the drafter in the target's precision. Raises `ModelUnusable`."""
-    drafter, directory = open_tapped(found, target, capabilities), found.checkpoint.directory
+    drafter, directory = open_tapped(draft, target, capabilities), draft.checkpoint.directory
     evaluate(drafter, directory, progress)
-    return Draft(found.name, drafter, directory, UNLIMITED)
+    return Draft(draft.name, drafter, directory, UNLIMITED)
 
 
-def open_tapped(found: FoundDraft, target: Candidate, capabilities: Capabilities) -> TappedDrafter:
+def open_tapped(draft: FoundDraft, target: Candidate, capabilities: Capabilities) -> TappedDrafter:
     """Open lazily. Raises `ModelUnusable` if the drafter cannot draft for the target."""
-    require_drafts(found.name, target.directory, capabilities)
-    assert found.kind is not None
+    require_drafts(draft.name, target.directory, capabilities)
+    assert draft.kind is not None
     try:
-        drafter = _drafter(found.kind, found.checkpoint, target)
+        drafter = _drafter(draft.kind, draft.checkpoint, target)
         reason = unsuitable(drafter, capabilities)
     except KeyError as error:
         reason = f"it has no {error.args[0]}"
@@ -68,16 +68,16 @@ def open_tapped(found: FoundDraft, target: Candidate, capabilities: Capabilities
         reason = line_of(error)
     if reason:
         raise ModelUnusable(
-            f"{DRAFT_FLAG} {found.name}, of the kind {found.kind}, does not fit "
+            f"{DRAFT_FLAG} {draft.name}, of the kind {draft.kind}, does not fit "
             f"{target.directory}: {reason}",
             f"give the drafter that was trained for this model, or leave {DRAFT_FLAG} out",
         )
     return drafter
 
 
-def _drafter(kind: DrafterKind, found: StoredWeights, target: Candidate) -> TappedDrafter:
-    config = {**section(found.config, "transformer_layer_config"), **found.config}
-    weights = _weights(found)
+def _drafter(kind: DrafterKind, stored: StoredWeights, target: Candidate) -> TappedDrafter:
+    config = {**section(stored.config, "transformer_layer_config"), **stored.config}
+    weights = _weights(stored)
     offsets = weights.pop("d2t", None)
     layers = _layers(target.model)
     outputs = (dflash_taps if kind == "DFlash" else eagle3_taps)(config, len(layers))
@@ -109,11 +109,11 @@ def _layers(model: nn.Module) -> Sequence[nn.Module]:
     return list(layers)
 
 
-def _weights(found: StoredWeights) -> Weights:
+def _weights(drafter: StoredWeights) -> Weights:
     weights: Weights = {}
-    for path in weight_files(found.directory):
-        stored: Any = mx.load(str(path))
-        for name, array in stored.items():
+    for path in weight_files(drafter.directory):
+        file: Any = mx.load(str(path))
+        for name, array in file.items():
             own = name.removeprefix("model.").replace("midlayer.", LAYER)
             if not own.startswith(IGNORED):
                 weights[own] = array
