@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import e, log2
 from typing import Any
 
-import core as mx
+import mlx.core as mx
 
 from trouper.engine.platform.device import is_cpu
 from trouper.workarounds import mlx_scalar_functions
