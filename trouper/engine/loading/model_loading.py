@@ -131,7 +131,7 @@ def _load_generator(
     capabilities, check = self_check(
         candidate, settings, group, report, stage(watch, name, STAGE, "steps")
     )
-    head = _head_beside(found_draft) or load_head(
+    head = _head_unless_read(found_draft) or load_head(
         candidate, capabilities, settings, report=report, watch=watch
     )
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
@@ -169,7 +169,7 @@ def _load_generator(
     )
 
 
-def _head_beside(draft: FoundDraft | None) -> LoadedHead | None:
+def _head_unless_read(draft: FoundDraft | None) -> LoadedHead | None:
     """No MTP head, if a drafter reads the hidden states. None: the checkpoint's."""
     if draft is None or draft.kind is None:
         return None
