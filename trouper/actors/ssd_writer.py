@@ -311,11 +311,11 @@ class SSDWriter:
                 break
             blocks += found
             names.add(name)
+            self._count(read_files=1)
             if self._edges.reads_in_parts:
                 await self._answer_read(order, blocks, began, complete=False)
                 blocks, began = [], trio.current_time()
         await self._answer_read(order, blocks, began, complete=True)
-        self._count(read_files=1)
         with suppress(OSError):  # Then they are evicted earlier.
             await self._in_thread(partial(store.touch, names))
 
