@@ -51,7 +51,7 @@ def request(**more: Any) -> Generate:
             "stop_token_ids": [3],
             "logprobs": 0,
             "prompt_logprobs": 0,
-            "thinking_tokens": 0,
+            "thinking_token_budget": 0,
         },
         {"logit_bias": ((5, -float("inf")), [6, 1])},
         {
@@ -87,7 +87,7 @@ def test_what_has_a_meaning_is_let_in(more: dict[str, Any]) -> None:
         ("logprobs", -1),
         ("logprobs", 65),
         ("prompt_logprobs", 65),
-        ("thinking_tokens", -1),
+        ("thinking_token_budget", -1),
         ("temperature", None),
         ("temperature", "0"),
         ("temperature", NAN),

@@ -55,7 +55,7 @@ SECONDS = Number(0, inf, optional=True)
 OF_REQUEST: Mapping[str, Number] = {
     "max_tokens": Number(1, UNBOUNDED, integer=True, optional=True),
     "min_tokens": Number(0, UNBOUNDED, integer=True),
-    "thinking_tokens": LENGTH,
+    "thinking_token_budget": LENGTH,
     "logprobs": LOGPROBS,
     "prompt_logprobs": LOGPROBS,
     "priority": Number(MIN_PRIORITY, BATCH_PRIORITY, integer=True),

@@ -120,7 +120,7 @@ class Generate:
     """Instead of the most likely; with `logprobs`."""
     prompt_logprobs: int | None = None
     """As `logprobs`, for the prompt from the second token on. The whole prompt is computed."""
-    thinking_tokens: int | None = None
+    thinking_token_budget: int | None = None
     """Maximum of reasoning tokens. No effect with a grammar."""
     speculation: Speculation | None = None
     """Speculation for this request; None: as in the settings. Changes durations, never tokens."""
