@@ -96,8 +96,7 @@ class Generate:
     """A request to answer one prompt. Several choices or prompts are several requests.
 
     `max_tokens` None: the remaining context. `logprobs` None: not requested; k: log-probabilities
-    of the sampled token and the k most likely at each position. A missing `seed` is drawn
-    before."""
+    of the sampled token and the k most likely at each position."""
 
     request_id: str
     prompt: Prompt
