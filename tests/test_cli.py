@@ -379,7 +379,9 @@ async def test_an_unusable_model_comes_through(monkeypatch: pytest.MonkeyPatch) 
 def test_what_is_to_be_pasted_is_one_word_for_a_shell() -> None:
     """zsh looks for files whose names fit the brackets of an IPv6 address, and runs nothing if
     there are none."""
-    curl, *_ = snippets("http://[::1]:8000", "it's", keyed=False)
+    curl, *python = snippets("http://[::1]:8000", "it's", keyed=False)
+    assert '"max_tokens": 512' in curl, "a small model may not stop by itself"
+    assert any("max_tokens=512" in line for line in python)
     assert shlex.split(curl)[1] == "http://[::1]:8000/v1/chat/completions"
     assert "curl 'http://[::1]:8000/v1/chat/completions' -H" in curl
 

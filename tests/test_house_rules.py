@@ -15,7 +15,8 @@ import trouper
 from tests.house.ratchet import Faults, list_new, list_unneeded, measure_faults, read_ratchet
 from tests.house.source_tree import Module, read_modules
 from tests.house.words import count_words, find_old_words, list_identifiers
-from trouper import Settings
+from trouper import Sampling, Settings
+from trouper.protocol.sampling import parameter
 
 PACKAGE = Path(trouper.__file__).parent
 LAB = PACKAGE.parent / "packages" / "trouper-lab" / "trouper_lab"
@@ -164,6 +165,30 @@ def positional(tree: ast.Module) -> Iterator[str]:
 
 def _name(path: Path) -> str:
     return str(path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else LAB.parent))
+
+
+def read_of_rows() -> set[str]:
+    """Attributes that the engine and intake, which knows the tokenizer, read of a row's sampling
+    parameters."""
+    names = set()
+    for path, tree in trees():
+        if _name(path).startswith(("engine/", "actors/request_intake")):
+            names |= {
+                node.attr
+                for node in inside(tree)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Load)
+                and ast.unparse(node.value).rpartition(".")[2] in {"row", "sampling"}
+            }
+    return names
+
+
+def test_each_sampling_parameter_is_read() -> None:
+    """One that is declared and not read would be accepted and ignored."""
+    read = read_of_rows()
+    assert {field.name for field in attrs.fields(Sampling)} - read == set()
+    made_up = attrs.make_class("MadeUp", {"made_up": parameter(0.0, 0, 1)}, bases=(Sampling,))
+    assert {field.name for field in attrs.fields(made_up)} - read == {"made_up"}
 
 
 def test_no_file_and_no_function_is_longer_than_a_reader_can_hold() -> None:

@@ -212,7 +212,7 @@ async def test_a_model_that_cannot_write_the_end_of_its_reasoning_has_no_limit_o
     engine."""
     model = LoadedModel(attrs.evolve(card(context_length=100), vocab_size=logits), ByteTokenizer())
     admitted = await prepared(
-        opened, generate(thinking_tokens=3, prompt=TokenPrompt((1, 2))), model
+        opened, generate(thinking_token_budget=3, prompt=TokenPrompt((1, 2))), model
     )
     assert (admitted.thinking is not None) == limited
 

@@ -164,7 +164,7 @@ async def test_a_file_that_is_read_between_them_shows_that_the_disk_works(
 
 def test_what_any_file_would_have_is_the_disks_fault() -> None:
     with pytest.raises(OSError, match="x"):
-        UnreadableFiles().note("a", OSError(errno.EMFILE, "x"))
+        UnreadableFiles().note_or_raise("a", OSError(errno.EMFILE, "x"))
 
 
 async def test_neither_a_damaged_file_that_stays_nor_a_use_that_is_not_noted_costs_the_tier(

@@ -247,6 +247,20 @@ async def test_a_damaged_file_is_a_miss_and_gone(tmp_path: Path, autojump_clock:
         assert said(await bench.tell(read(3, A))) == [nothing(3)]
 
 
+async def test_each_file_that_was_read_is_counted(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    plain = [attrs.evolve(one, snapshot=None) for one in (*A, *B)]
+    async with writing(tmp_path) as bench:
+        await bench.tell(Announce(), write(plain[:2]), write(plain[2:]))
+        await bench.tell(read(1, plain))
+        assert bench.stats.latest.read_files == 2
+        spoilt = next(path for path in bench.files() if A[0].key.hex()[:16] in path.name)
+        spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"?")
+        await bench.tell(read(2, plain))
+        assert bench.stats.latest.read_files == 2, "the order ends with the damaged file"
+
+
 async def test_damaged_files_are_counted_once_and_vanished_ones_are_none(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -59,7 +59,7 @@ def counted(mix: Mix, played: Played) -> Counter[str]:
             "preempted": facts.preemptions,
             "prompt tokens from the cache": facts.total_cached_tokens,
             "requests": len(played.heard),
-            "thinking limits": sum(wish.thinking_tokens is not None for wish in wishes),
+            "thinking limits": sum(wish.thinking_token_budget is not None for wish in wishes),
             "grammars": sum(wish.grammar is not None for wish in wishes),
             "stop strings": sum(bool(wish.stop) for wish in wishes),
             "penalties": sum("penalt" in wish.request_id for wish in wishes),

@@ -173,7 +173,7 @@ class Mix:
             more.randint(0, 1) if self.short else 0,
         )
         return attrs.evolve(
-            wish, thinking_tokens=None if wish.grammar else limit, priority=priority
+            wish, thinking_token_budget=None if wish.grammar else limit, priority=priority
         )
 
     def _how(self) -> Any:
@@ -215,7 +215,7 @@ def thinking() -> Iterator[None]:
     their own."""
 
     def limited(request: Generate, *_: object) -> ThinkingLimit | None:
-        limit = request.thinking_tokens
+        limit = request.thinking_token_budget
         return None if limit is None else ThinkingLimit(limit, (), MARKER, begun=True)
 
     with patch.object(request_intake, "thinking_limit", limited):

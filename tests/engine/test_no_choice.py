@@ -61,8 +61,8 @@ CASES = [
     ),
     pytest.param(
         {"logit_bias": NOTHING},
-        {"thinking_tokens": 0},
-        "by logit_bias and thinking_tokens",
+        {"thinking_token_budget": 0},
+        "by logit_bias and thinking_token_budget",
         id="thinking",
     ),
 ]

@@ -51,7 +51,7 @@ def request(**more: Any) -> Generate:
             "stop_token_ids": [3],
             "logprobs": 0,
             "prompt_logprobs": 0,
-            "thinking_tokens": 0,
+            "thinking_token_budget": 0,
         },
         {"logit_bias": ((5, -float("inf")), [6, 1])},
         {
@@ -87,7 +87,7 @@ def test_what_has_a_meaning_is_let_in(more: dict[str, Any]) -> None:
         ("logprobs", -1),
         ("logprobs", 65),
         ("prompt_logprobs", 65),
-        ("thinking_tokens", -1),
+        ("thinking_token_budget", -1),
         ("temperature", None),
         ("temperature", "0"),
         ("temperature", NAN),
@@ -121,6 +121,22 @@ def test_what_has_none_is_refused_by_name(name: str, value: object) -> None:
         check_bounds(request(**{name: value}))
     assert (failed.value.problem.status, failed.value.problem.param) == (400, name)
     assert failed.value.problem.message.startswith(f"{name} must ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("max_tokens", 0, "must be at least 1, not 0"),
+        ("max_tokens", 2**63, "must be at least 1 and at most 9223372036854775807, not 2**63"),
+        ("temperature", -1, "must be at least 0, not -1"),
+        ("presence_penalty", NAN, "must be a finite number, not nan"),
+        ("top_p", 2, "must be at least 0 and at most 1, not 2"),
+    ],
+)
+def test_a_bound_that_nobody_reaches_is_not_named(name: str, value: float, message: str) -> None:
+    with pytest.raises(RequestFailed) as failed:
+        check_bounds(request(**{name: value}))
+    assert failed.value.problem.message == f"{name} {message}".replace("2**63", str(2**63))
 
 
 @pytest.mark.parametrize("value", [-1.0, NAN, "1"])

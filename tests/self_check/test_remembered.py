@@ -38,7 +38,7 @@ from trouper.protocol.capabilities import Capabilities, Feature, SelfCheck
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
-from trouper.storage.cache_directory import read_memo
+from trouper.storage.memos import read_memo
 
 
 @pytest.fixture(autouse=True)

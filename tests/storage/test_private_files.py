@@ -9,7 +9,7 @@ import pytest
 
 from tests.owners import give_away, without_umask
 from trouper.protocol.private_files import make_private, owner_or_writers, who_may_change
-from trouper.storage.cache_directory import read_memo, write_memo
+from trouper.storage.memos import read_memo, write_memo
 
 
 def mode(path: Path) -> int:

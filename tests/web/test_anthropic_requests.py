@@ -348,6 +348,14 @@ def test_each_status_has_a_type(status: int) -> None:
     Draft202012Validator({**COMMON, "allOf": [COMPONENTS["AnthropicError"]]}).validate(error)
 
 
+def test_a_budget_that_left_no_token_is_named_as_in_a_body() -> None:
+    problem = Problem(
+        400, "no token, by thinking_token_budget", param="thinking_token_budget", code="no_choice"
+    )
+    message = anthropic_error(problem, "")["error"]["message"]
+    assert message == "no token, by thinking.budget_tokens"
+
+
 def test_the_message_names_what_has_no_other_place() -> None:
     assert anthropic_error(Problem(400, "no", param="a.b"), "")["error"] == {
         "type": "invalid_request_error",

@@ -436,7 +436,8 @@ async def test_an_idle_connection_does_not_hold_shutdown() -> None:
 
 async def test_a_taken_port_is_one_clear_error() -> None:
     async with serving() as served:
-        with pytest.raises(SettingsInvalid, match="--port"):
+        clear = f"^cannot listen on .*:{served.port}: Address already in use; choose another --port"
+        with pytest.raises(SettingsInvalid, match=clear):
             await serve_http(
                 served.runtime, ServerSettings(port=served.port), shutdown=trio.Event()
             )

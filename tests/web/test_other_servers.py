@@ -132,7 +132,7 @@ def test_a_length_of_minus_one_is_what_the_context_holds() -> None:
 @pytest.mark.parametrize("kind", ["chat", "response"])
 def test_thinking(kind: str, body: Json, expected: Json, budget: int | None) -> None:
     generate, ignored = READERS[kind](body)
-    assert (variables(generate), generate.thinking_tokens, ignored) == (expected, budget, [])
+    assert (variables(generate), generate.thinking_token_budget, ignored) == (expected, budget, [])
 
 
 @pytest.mark.parametrize("kind", ["chat", "response"])
@@ -140,7 +140,7 @@ def test_reasoning(kind: str) -> None:
     read = READERS[kind]
     generate, ignored = read({"reasoning": {"effort": "low", "max_tokens": 9}})
     assert variables(generate) == {"enable_thinking": True, "reasoning_effort": "low"}
-    assert (generate.thinking_tokens, ignored) == (9, [])
+    assert (generate.thinking_token_budget, ignored) == (9, [])
     assert variables(read({"reasoning": {"enabled": False}})[0]) == {"enable_thinking": False}
     assert variables(read({"reasoning_effort": "high"})[0])["reasoning_effort"] == "high"
     generate, ignored = read({"reasoning_effort": "extreme"})

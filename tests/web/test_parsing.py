@@ -16,6 +16,7 @@ from trouper.protocol.problems import RequestFailed
 from trouper.web.http.body_faults import ordered, says
 from trouper.web.http.body_parsing import between, parse_json
 from trouper.web.http.client_paths import Adaptation, trace_to_client
+from trouper.web.http.field_types import HUGE
 from trouper.web.http.request_body import Body, SentBack, structure
 from trouper.web.http.request_schema import Refused, among, components_of, schema_of
 from trouper.web.openai.chat_completions import ChatRequest
@@ -330,6 +331,10 @@ def test_what_is_no_object_is_no_body(body: bytes) -> None:
 def test_a_refusal_says_what_is_meant() -> None:
     with pytest.raises(RequestFailed, match=r"^top_n must be at least 1, not 0$"):
         between("top_n", 0, 1, inf)
+    with pytest.raises(RequestFailed, match=r"^max_tokens must be at least 1, not 0$"):
+        between("max_tokens", 0, 1, HUGE)
+    with pytest.raises(RequestFailed, match=r"^max_tokens must be at least 1 and at most 9"):
+        between("max_tokens", 2**64, 1, HUGE)
     with pytest.raises(RequestFailed, match="the body is empty; send a JSON object"):
         parse_json(b" \n")
 

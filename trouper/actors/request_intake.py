@@ -291,12 +291,18 @@ def thinking_limit(
     """Limit on the reasoning of a request; None without a bound, without reasoning, or without a
     logit for the token that ends reasoning."""
     # Tokenizers may have more tokens than their model.
-    if request.thinking_tokens is None or request.grammar is not None or tokenizer.thinking is None:
+    if (
+        request.thinking_token_budget is None
+        or request.grammar is not None
+        or tokenizer.thinking is None
+    ):
         return None
     start, end = (tokenizer.marker_tokens(marker) for marker in tokenizer.thinking)
     if not end or max(end) >= vocab_size:
         return None
-    return ThinkingLimit(request.thinking_tokens, start, end, thinks_already(prompt, tokenizer))
+    return ThinkingLimit(
+        request.thinking_token_budget, start, end, thinks_already(prompt, tokenizer)
+    )
 
 
 def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:

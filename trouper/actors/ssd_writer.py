@@ -261,7 +261,7 @@ class SSDWriter:
     async def _skip(self, store: RunStore, name: str, error: OSError) -> None:
         """Forget a file that cannot be read or removed. Raises the error if the disk is at
         fault."""
-        self._unreadable.note(name, error)
+        self._unreadable.note_or_raise(name, error)
         await self._forget(store.skip(name))
 
     async def _tried(self, store: RunStore, name: str, work: Callable[[], T]) -> T | None:
@@ -311,11 +311,11 @@ class SSDWriter:
                 break
             blocks += found
             names.add(name)
+            self._count(read_files=1)
             if self._edges.reads_in_parts:
                 await self._answer_read(order, blocks, began, complete=False)
                 blocks, began = [], trio.current_time()
         await self._answer_read(order, blocks, began, complete=True)
-        self._count(read_files=1)
         with suppress(OSError):  # Then they are evicted earlier.
             await self._in_thread(partial(store.touch, names))
 
@@ -332,7 +332,7 @@ class UnreadableFiles:
         self._in_a_row = 0
         self._named: set[str] = set()
 
-    def note(self, name: str, error: OSError) -> None:
+    def note_or_raise(self, name: str, error: OSError) -> None:
         """Note an unreadable file, logged once. Raises the error if the disk is at fault."""
         self._in_a_row += 1
         if is_shortage(error) or self._in_a_row > MAX_IN_A_ROW:

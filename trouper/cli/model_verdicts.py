@@ -12,7 +12,7 @@ from trouper.protocol.paths import encodable
 from trouper.protocol.problems import ModelUnusable, printable
 from trouper.protocol.settings import Settings, default_cache_dir
 from trouper.protocol.version import VERSION, installed_version
-from trouper.storage.cache_directory import read_memo, write_memo
+from trouper.storage.memos import read_memo, write_memo
 from trouper.storage.model_files import ModelFiles
 from trouper.storage.model_scan import state_of
 

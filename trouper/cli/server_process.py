@@ -303,6 +303,7 @@ EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "reranker": ("rerank", {"query": "What barks?", "documents": ["A dog.", "A spoon."]}),
 }
 """Endpoint and body of an example, for models that generate nothing."""
+EXAMPLE_TOKENS = 512
 
 
 def curl(url: str, model: str, keyed: bool, endpoint: str, fields: Mapping[str, Any]) -> str:
@@ -315,12 +316,14 @@ def curl(url: str, model: str, keyed: bool, endpoint: str, fields: Mapping[str, 
 
 def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:
     messages = [{"role": "user", "content": "Hello!"}]
-    yield curl(url, model, keyed, "chat/completions", {"messages": messages})
+    # Small models may not stop by themselves.
+    fields = {"messages": messages, "max_tokens": EXAMPLE_TOKENS}
+    yield curl(url, model, keyed, "chat/completions", fields)
     key = f'os.environ["{KEY_VARIABLE}"]' if keyed else '"none"'
     yield f"{'import os, openai' if keyed else 'import openai'}"
     yield f'client = openai.OpenAI(base_url="{url}/v1", api_key={key})'
     yield (
         f"answer = client.chat.completions.create(model={json.dumps(model)}, "
-        f"messages={json.dumps(messages)})"
+        f"messages={json.dumps(messages)}, max_tokens={EXAMPLE_TOKENS})"
     )
     yield "print(answer.choices[0].message.content)"

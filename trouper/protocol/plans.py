@@ -253,10 +253,7 @@ class Plan:
 @attrs.frozen
 class Stepped:
     """Result of a plan: a token for each decoded row and each completed prompt. A row appears once
-    for each token of accepted drafts, in order.
-
-    `decode_s` and `prefill_s`: seconds of device time as far as measurable, for the size of the
-    next chunks."""
+    for each token of accepted drafts, in order."""
 
     step: int
     rows: tuple[RowId, ...] = ()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any, get_args
 
@@ -27,6 +27,23 @@ from trouper.protocol.requests import (
 )
 from trouper.protocol.sampling import Sampling, bounds_of_parameters
 
+Show = Callable[[float], str]
+
+
+# Bounds beyond are named only to a client that exceeds them.
+UNREACHED = 2.0**53
+
+
+def describe_range(
+    value: float, low: float, high: float, *, least: str = "at least", show: Show = str
+) -> str:
+    bounds = []
+    if low > -UNREACHED or value < low:
+        bounds.append(f"{least} {show(low)}")
+    if high < UNREACHED or value > high:
+        bounds.append(f"at most {show(high)}")
+    return " and ".join(bounds) or "a finite number"
+
 
 @attrs.frozen
 class Number:
@@ -43,7 +60,8 @@ class Number:
             kind = "an integer" if self.integer else "a number"
             return f"must be {kind}{' or None' * self.optional}, not {_shown(value)}"
         if not self.minimum <= value <= self.maximum:  # Neither is what is not a number.
-            return f"must be at least {self.minimum} and at most {self.maximum}, not {value}"
+            limits = describe_range(value, self.minimum, self.maximum)
+            return f"must be {limits}, not {value}"
         return None
 
 
@@ -55,7 +73,7 @@ SECONDS = Number(0, inf, optional=True)
 OF_REQUEST: Mapping[str, Number] = {
     "max_tokens": Number(1, UNBOUNDED, integer=True, optional=True),
     "min_tokens": Number(0, UNBOUNDED, integer=True),
-    "thinking_tokens": LENGTH,
+    "thinking_token_budget": LENGTH,
     "logprobs": LOGPROBS,
     "prompt_logprobs": LOGPROBS,
     "priority": Number(MIN_PRIORITY, BATCH_PRIORITY, integer=True),

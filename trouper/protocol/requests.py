@@ -96,8 +96,7 @@ class Generate:
     """A request to answer one prompt. Several choices or prompts are several requests.
 
     `max_tokens` None: the remaining context. `logprobs` None: not requested; k: log-probabilities
-    of the sampled token and the k most likely at each position. A missing `seed` is drawn
-    before."""
+    of the sampled token and the k most likely at each position."""
 
     request_id: str
     prompt: Prompt
@@ -120,7 +119,7 @@ class Generate:
     """Instead of the most likely; with `logprobs`."""
     prompt_logprobs: int | None = None
     """As `logprobs`, for the prompt from the second token on. The whole prompt is computed."""
-    thinking_tokens: int | None = None
+    thinking_token_budget: int | None = None
     """Maximum of reasoning tokens. No effect with a grammar."""
     speculation: Speculation | None = None
     """Speculation for this request; None: as in the settings. Changes durations, never tokens."""

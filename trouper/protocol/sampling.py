@@ -52,7 +52,8 @@ class Sampling:
     presence_penalty: float = parameter(0.0, -FINITE, FINITE)
     frequency_penalty: float = parameter(0.0, -FINITE, FINITE)
     logit_bias: tuple[tuple[int, float], ...] = parameter((), selects=True)
-    # Keys the noise by (seed, position, token id), in any batch.
+    # Keys the noise by (seed, position, token id), in any batch. Not drawn by default: equal
+    # parameters make equal text. HTTP draws a missing seed.
     seed: int = parameter(0, -inf, inf, True)
     # Logits of at least the best minus so many standard deviations stay.
     top_n_sigma: float = parameter(0.0, 0, FINITE, selects=True)

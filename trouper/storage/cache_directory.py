@@ -5,15 +5,13 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import attrs
-import msgspec
 
-from trouper.protocol.private_files import FILE_MODE, make_private, owner_or_writers
+from trouper.protocol.private_files import FILE_MODE, make_private
 
 TEMPORARY_SUFFIX = ".tmp"
 # Older temporary files have no writer: the slowest write takes seconds.
@@ -80,7 +78,7 @@ def write_temporary(path: Path, data: bytes) -> Path:
     try:
         temporary.write_bytes(data)
     except OSError:
-        _is_removed(temporary)
+        _remove(temporary)
         raise
     return temporary
 
@@ -94,7 +92,7 @@ def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
     for entry, stat in _files(directory):
         age = now - max(stat.st_mtime, stat.st_atime)
         due = age > (TEMPORARY_AGE_S if entry.name.endswith(TEMPORARY_SUFFIX) else ttl_s)
-        if due and _is_removed(Path(entry.path)):
+        if due and _remove(Path(entry.path)):
             swept += 1
         else:
             if age < -AHEAD_S:
@@ -104,7 +102,8 @@ def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
     return DirectoryUsage(kept, kept_bytes, shutil.disk_usage(directory).free, swept)
 
 
-def _is_removed(path: Path) -> bool:
+def _remove(path: Path) -> bool:
+    # Return whether the file is gone.
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -129,27 +128,3 @@ def _files(directory: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]
                     yield entry, entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-
-
-T = TypeVar("T")
-
-
-def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
-    """Values by name; empty if missing, damaged, or writable by other users."""
-    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        if owner_or_writers(path):
-            return {}
-        values = dict[str, kind]  # type: ignore[valid-type]
-        return msgspec.json.decode(path.read_bytes(), type=values)
-    return {}
-
-
-def write_memo(path: Path, known: Mapping[str, object]) -> None:
-    """Replace the whole file. Raises nothing: lost values are computed again."""
-    with suppress(OSError):
-        make_private(path.parent)
-        temporary = write_temporary(path, msgspec.json.format(msgspec.json.encode(known)))
-        try:
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink()

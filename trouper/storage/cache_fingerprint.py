@@ -13,7 +13,7 @@ import msgspec
 from xxhash import xxh3_128
 
 from trouper.protocol.paths import exists
-from trouper.storage.cache_directory import read_memo, write_memo
+from trouper.storage.memos import read_memo, write_memo
 
 CHUNK_BYTES: Final = 1 << 20
 # Digests of younger files are not remembered: file systems' clocks have up to 2 s resolution, hence

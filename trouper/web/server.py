@@ -283,13 +283,9 @@ async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
         listeners = await trio.open_tcp_listeners(settings.port, host="127.0.0.1", backlog=1024)
         return [*listeners, *await _listen_at_ipv6(listeners[0])]
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise SettingsInvalid(
-                f"port {settings.port} is in use; choose another with --port, or 0 for a free one"
-            ) from None
         raise SettingsInvalid(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; see "
-            "--host and --port"
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; choose "
+            "another --port or --host"
         ) from None
 
 

@@ -186,7 +186,7 @@ def _no_choice(request: Generate) -> Problem:
         "frequency_penalty": sampling.frequency_penalty > EXTREME,
         "logits_processors": bool(request.logits_processors),
         "min_tokens": request.min_tokens > 0,
-        "thinking_tokens": request.thinking_tokens is not None,
+        "thinking_token_budget": request.thinking_token_budget is not None,
     }
     params = [name for name, forbids in forbidding.items() if forbids]
     params += [] if request.grammar is None else [request.grammar.param]

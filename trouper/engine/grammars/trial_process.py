@@ -75,14 +75,14 @@ class TrialPool:
         """Lend a process that has received the vocabulary; None: none starts. Raises
         `TrialUnavailableError`."""
         with self._room:
-            process = self._taken() or self._started()
+            process = self._take_idle() or self._start_another()
             try:
                 yield process
             finally:
                 if process is not None:
                     self._give_back(process)
 
-    def _taken(self) -> TrialProcess | None:
+    def _take_idle(self) -> TrialProcess | None:
         with suppress(IndexError):
             while True:
                 if (process := self._idle.pop()).is_alive:
@@ -95,7 +95,7 @@ class TrialPool:
         else:
             process.stop()
 
-    def _started(self) -> TrialProcess | None:
+    def _start_another(self) -> TrialProcess | None:
         if time.monotonic() < self._refused_until:
             return None
         try:
@@ -125,7 +125,7 @@ class TrialProcess:
         """Start the process. Raises OSError, EOFError, TimeoutError, MemoryError,
         `TrialUnavailableError`."""
         self._process = _start()
-        self.stop: Callable[[], object] = weakref.finalize(self, _ended, self._process)
+        self.stop: Callable[[], object] = weakref.finalize(self, _end, self._process)
         self._exchange(vocabulary, START_S)
 
     def _exchange(self, message: dict[str, Any], timeout_s: float) -> Any:
@@ -174,7 +174,7 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.communicate()
 

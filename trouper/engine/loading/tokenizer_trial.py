@@ -22,8 +22,8 @@ from trouper.engine.loading.tokenizer_trial_script import END, FAULT, TEMPLATE, 
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import default_cache_dir
 from trouper.protocol.version import VERSION
-from trouper.storage.cache_directory import read_memo, write_memo
 from trouper.storage.checkpoint_files import require_regular
+from trouper.storage.memos import read_memo, write_memo
 
 log = logging.getLogger("trouper.loading")
 SCRIPT = Path(__file__).with_name("tokenizer_trial_script.py")

@@ -25,7 +25,7 @@ class PendingLogprobs:
     indices: tuple[int, ...]
     rows: tuple[RowId, ...]
     top_counts: tuple[int, ...]
-    sampled: mx.array
+    sampled_logprobs: mx.array
     tokens: mx.array
     top_ids: mx.array
     top: mx.array
@@ -36,11 +36,11 @@ class PendingLogprobs:
 
     def arrays(self) -> list[mx.array]:
         named = [] if self.named_values is None else [self.named_values]
-        return [self.sampled, self.tokens, self.top_ids, self.top, *named]
+        return [self.sampled_logprobs, self.tokens, self.top_ids, self.top, *named]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
         sampled, tokens = (
-            cast(list[float], self.sampled.tolist()),
+            cast(list[float], self.sampled_logprobs.tolist()),
             cast(list[int], self.tokens.tolist()),
         )
         ids, values = (
@@ -94,7 +94,7 @@ def logprobs_of(
         indices=tuple(index for index, _, _ in rows),
         rows=tuple(row for _, row, _ in rows),
         top_counts=tuple(count for _, _, count in rows),
-        sampled=(mx.take_along_axis(chosen, taken[:, None], axis=-1) - total)[:, 0],
+        sampled_logprobs=(mx.take_along_axis(chosen, taken[:, None], axis=-1) - total)[:, 0],
         tokens=taken,
         top_ids=ids,
         top=values - total,

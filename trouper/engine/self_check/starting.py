@@ -34,8 +34,8 @@ from trouper.protocol.capabilities import (
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings, default_cache_dir
 from trouper.protocol.version import VERSION, installed_version
-from trouper.storage.cache_directory import read_memo, write_memo
 from trouper.storage.cache_fingerprint import namespace
+from trouper.storage.memos import read_memo, write_memo
 
 SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH", workarounds.VARIABLE)
 """Environment variables that change results, or the order of MLX's work."""

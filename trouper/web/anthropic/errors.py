@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
+
 from trouper.protocol.problems import ContextExcess, Problem
 from trouper.web.http.request_schema import Json
 
@@ -26,6 +28,8 @@ PREFIXES = {
 """Anthropic's own wording, for which clients look, by code."""
 CODES = {"thread": "thread_unsupported_request"}
 """Codes after which clients repeat a request without the parameter."""
+BUDGET, THINKING = "thinking_token_budget", "thinking.budget_tokens"
+"""Name of the limit on reasoning in `Generate`, and in a body."""
 
 
 def is_anthropic(path: str) -> bool:
@@ -39,6 +43,8 @@ def anthropic_status(problem: Problem) -> int:
 
 
 def anthropic_error(problem: Problem, request_id: str) -> Json:
+    if problem.code == "no_choice":
+        problem = _with_own_budget(problem)
     message = PREFIXES.get(problem.code or "", "") + problem.message
     if problem.context is not None:
         message = _too_long(problem.context)
@@ -51,6 +57,11 @@ def anthropic_error(problem: Problem, request_id: str) -> Json:
     if problem.code is not None:
         error["details"] = {"error_code": CODES.get(problem.param or "", problem.code)}
     return {"type": "error", "error": error, "request_id": request_id}
+
+
+def _with_own_budget(problem: Problem) -> Problem:
+    param = THINKING if problem.param == BUDGET else problem.param
+    return attrs.evolve(problem, message=problem.message.replace(BUDGET, THINKING), param=param)
 
 
 def _too_long(excess: ContextExcess) -> str:

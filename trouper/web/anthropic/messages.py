@@ -261,7 +261,7 @@ def messages_to_generate(
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt or "",
         min_tokens=request.min_tokens,
-        thinking_tokens=request.parsed_thinking.budget,
+        thinking_token_budget=request.parsed_thinking.budget,
         grammar=request.parsed_tools.grammar or request.parsed_output.grammar,
     )
 

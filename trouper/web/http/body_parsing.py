@@ -6,13 +6,13 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager
-from math import inf
 from typing import Any
 
 import attrs
 import msgspec
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.protocol.request_bounds import describe_range
 from trouper.web.http.body_complexity import check_complexity
 from trouper.web.http.leniency import ReadPast
 
@@ -114,9 +114,8 @@ def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | N
 def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:
-        relation = "more than" if open_low else "at least"
-        upper = "" if high == inf else f" and at most {_digits(high)}"
-        limits = f"{relation} {_digits(low)}{upper}"
+        least = "more than" if open_low else "at least"
+        limits = describe_range(value, low, high, least=least, show=_digits)
         raise bad_request(f"{name} must be {limits}, not {_digits(value)}", name, "invalid_value")
 
 

@@ -130,7 +130,7 @@ def chat_to_generate(
         generate_of(request, request_id, prompt, default_seed, limit),
         logprobs=_top_logprobs(request),
         grammar=_grammar(request, tools),
-        thinking_tokens=request.thinking_token_budget,
+        thinking_token_budget=request.thinking_token_budget,
     )
     return choices_of(generate, request.n)
 

@@ -310,7 +310,7 @@ def response_to_generate(
         generate_of(request, request_id, prompt, default_seed, request.max_output_tokens),
         logprobs=resolved.logprobs,
         grammar=resolved.tools.grammar or resolved.grammar,
-        thinking_tokens=request.thinking_token_budget,
+        thinking_token_budget=request.thinking_token_budget,
     )
 
 

@@ -78,7 +78,7 @@ def _call(source: TextSource, sink: CallSink, recipient: str) -> Steps[None]:
         name = sink.name_of(recipient)
         yield from source.skip()
         if (yield from source.peek()) != "{":
-            yield from _nothing(source)
+            yield from _expect_end(source)
             sink.add_call(name, "{}", repaired=True)
             return
     except NotACall:
@@ -93,7 +93,7 @@ def _call(source: TextSource, sink: CallSink, recipient: str) -> Steps[None]:
     yield from source.first_of(ENDS)
 
 
-def _nothing(source: TextSource) -> Steps[None]:
+def _expect_end(source: TextSource) -> Steps[None]:
     """Raises `NotACall` if the message has text."""
     ended = bool((yield from source.first_of(ENDS))) or (
         (yield from source.peek()) == END and not source.cut
