@@ -390,7 +390,12 @@ ANNOUNCING = """
 from types import SimpleNamespace as Some
 from trouper.cli.server_process import announce
 card = Some(
-    architecture="llama", dtype="float32", batching="batched", device="CPU", no_generation=""
+    architecture="llama",
+    dtype="float32",
+    batching="batched",
+    device="CPU",
+    no_generation="",
+    pipeline=False,
 )
 runtime = Some(model=card, tokenizer=Some(tool_parser="hermes"))
 announce("http://127.0.0.1:1", Some(entries=lambda: [Some(names=["tiny"], runtime=runtime)]), False)
