@@ -35,11 +35,11 @@ UNREACHED = 2.0**53
 
 
 def describe_range(
-    value: float, low: float, high: float, *, least: str = "at least", show: Show = str
+    value: float, low: float, high: float, *, lower: str = "at least", show: Show = str
 ) -> str:
     bounds = []
     if low > -UNREACHED or value < low:
-        bounds.append(f"{least} {show(low)}")
+        bounds.append(f"{lower} {show(low)}")
     if high < UNREACHED or value > high:
         bounds.append(f"at most {show(high)}")
     return " and ".join(bounds) or "a finite number"

@@ -114,8 +114,8 @@ def _decoded_with_replacements(body: bytes, error: Exception, past: ReadPast | N
 def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:
-        least = "more than" if open_low else "at least"
-        limits = describe_range(value, low, high, least=least, show=_digits)
+        lower = "more than" if open_low else "at least"
+        limits = describe_range(value, low, high, lower=lower, show=_digits)
         raise bad_request(f"{name} must be {limits}, not {_digits(value)}", name, "invalid_value")
 
 
