@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 from pathlib import Path
 from random import Random
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from tests.agents.image_sessions import new_home
@@ -39,36 +41,47 @@ def paragraphs(count: int) -> list[str]:
     return [" ".join(drawn.choices(words, k=LENGTH))[:LENGTH].strip() for _ in range(count)]
 
 
-def requests_by_status(url: str) -> dict[str, int]:
-    """Of `/v1/embeddings`, and as "texts" what they asked to embed."""
+def responses(url: str) -> dict[str, int]:
+    """Of `/v1/embeddings`, by status."""
     with urlopen(url + "/metrics") as response:
         metrics = response.read().decode()
-    print("\n".join(l for l in metrics.splitlines() if "http_resp" in l or "requests_total" in l))
-    return {}
+    line = r'^trouper_http_responses_total\{.*path="/v1/embeddings",status="(\d+)"\} (\S+)$'
+    return {status: int(float(count)) for status, count in re.findall(line, metrics, re.MULTILINE)}
+
+
+def faults_of(page: OpenWebUI, url: str, texts: list[str]) -> list[str]:
+    """Index the texts as one file, and look for the first ones."""
+    began = time.monotonic()
+    try:
+        collection = page.index("\n\n".join(texts))
+    except HTTPError as error:
+        return [f"the file is not indexed: {error.code} {error.read().decode()[:400]}"]
+    seconds = time.monotonic() - began
+    print(f"{len(texts)} chunks: {seconds:.1f} s, requests by status {responses(url)}", flush=True)
+    nearest = [page.nearest(collection, text) for text in texts[:QUERIES]]
+    is_first = [
+        bool(chunks) and chunks[0] == text for text, chunks in zip(texts, nearest, strict=False)
+    ]
+    print(f"{sum(is_first)} of {len(is_first)} chunks come first, by their own text")
+    refused = responses(url).keys() - {"200"}
+    faults = [f"requests are refused: {responses(url)}"] if refused else []
+    return faults if all(is_first) else [*faults, "a chunk does not come first"]
 
 
 def main(count: int) -> int:
-    texts = paragraphs(count)
-    with (
-        new_home() as home,
-        Server.running(
-            home / "cache", home / "server-log", also=(save_embedder(home / "embedder"),)
-        ) as server,
-        OpenWebUI.running(server.url, home) as page,
-    ):
-        print(requests_by_status(server.url))
-        try:
-            collection = page.index("\n\n".join(texts))
-        finally:
-            print(requests_by_status(server.url))
-            print((home / "log").read_text()[-3000:])
-        for text in texts[:QUERIES]:
-            found = page.nearest(collection, text)
-            print(found[0] == text, len(found))
-    return 0
+    with new_home() as home:
+        embedder, log = save_embedder(home / "embedder"), home / "server-log"
+        with (
+            Server.running(home / "cache", log, also=(embedder,)) as server,
+            OpenWebUI.running(server.url, home) as page,
+        ):
+            faults = faults_of(page, server.url, paragraphs(count))
+    for fault in faults:
+        print(f"fault: {fault}")
+    return bool(faults)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="just agents-file")
-    parser.add_argument("--paragraphs", type=int, default=8)
+    parser.add_argument("--paragraphs", type=int, default=400)
     sys.exit(main(parser.parse_args().paragraphs))

@@ -111,8 +111,8 @@ class OpenWebUI:
     def nearest(self, collection: str, query: str) -> list[str]:
         """The chunks next to a query, the best first."""
         body = {"collection_name": collection, "query": query}
-        documents: list[list[str]] = self.post("/api/v1/retrieval/query/doc", body)["documents"]
-        return documents[0]
+        result = self.post("/api/v1/retrieval/query/doc", body)
+        return list(result["documents"][0]) if result else []
 
     def _upload(self, name: str, kind: str, data: bytes, query: str) -> str:
         edge = "of-parts"
