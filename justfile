@@ -226,7 +226,7 @@ agents *flags: _setup
 agents-images *flags: _setup
     @.venv/bin/python -m tests.agents.images "$@"
 
-# Open WebUI indexes a file of 400 chunks by an embedder of Trouper's, and finds them (2 minutes)
+# Open WebUI indexes a file of 1,500 chunks by an embedder of Trouper's, and finds them (2 minutes)
 agents-file *flags: _setup
     @.venv/bin/python -m tests.agents.indexed_file "$@"
 

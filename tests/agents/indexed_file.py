@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 from random import Random
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from tests.agents.image_sessions import new_home
@@ -54,8 +53,8 @@ def faults_of(page: OpenWebUI, url: str, texts: list[str]) -> list[str]:
     began = time.monotonic()
     try:
         collection = page.index("\n\n".join(texts))
-    except HTTPError as error:
-        return [f"the file is not indexed: {error.code} {error.read().decode()[:400]}"]
+    except ValueError as error:
+        return [f"the file is not indexed: {error}; requests by status {responses(url)}"]
     seconds = time.monotonic() - began
     print(f"{len(texts)} chunks: {seconds:.1f} s, requests by status {responses(url)}", flush=True)
     nearest = [page.nearest(collection, text) for text in texts[:QUERIES]]
@@ -83,5 +82,5 @@ def main(count: int) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="just agents-file")
-    parser.add_argument("--paragraphs", type=int, default=400)
+    parser.add_argument("--paragraphs", type=int, default=1500)
     sys.exit(main(parser.parse_args().paragraphs))

@@ -104,9 +104,16 @@ class OpenWebUI:
         return str(answer["choices"][0]["message"]["content"])
 
     def index(self, text: str) -> str:
-        """Upload a text file, and name the collection of its chunks."""
+        """Upload a text file, and name the collection of its chunks. Raises `ValueError` with the
+        page's reason for not indexing it."""
         data, query = text.encode(), "process_in_background=false"
-        return "file-" + self._upload("text.txt", "text/plain", data, query)
+        name = self._upload("text.txt", "text/plain", data, query)
+        file = json.loads(
+            self._read(Request(f"{self.url}/api/v1/files/{name}", headers=self._key()))
+        )
+        if error := file["data"].get("error"):
+            raise ValueError(error)
+        return f"file-{name}"
 
     def nearest(self, collection: str, query: str) -> list[str]:
         """The chunks next to a query, the best first."""
