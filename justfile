@@ -226,6 +226,10 @@ agents *flags: _setup
 agents-images *flags: _setup
     @.venv/bin/python -m tests.agents.images "$@"
 
+# Open WebUI indexes a file of 1,500 chunks by an embedder of Trouper's, and finds them (2 minutes)
+agents-file *flags: _setup
+    @.venv/bin/python -m tests.agents.indexed_file "$@"
+
 # A rank is killed or stopped in the middle of streams, ROUNDS times each: how soon clients hear of it, and the group is back
 ranks-losses rounds="3": _setup
     @.venv/bin/python -m tests.ranks.losses "$@"

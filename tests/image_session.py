@@ -43,11 +43,11 @@ class Server:
 
     @classmethod
     @contextmanager
-    def running(cls, cache: Path, log: Path) -> Iterator[Server]:
-        """A process, stopped at the end as a user stops it."""
+    def running(cls, cache: Path, log: Path, also: Sequence[Path] = ()) -> Iterator[Server]:
+        """A process, stopped at the end as a user stops it. `also`: further models."""
         command = [sys.executable, "-m", "trouper", "serve", "--port", "0", "--no-batches"]
         command += ["--model", str(DIRECTORY), "--ssd-cache-dir", str(cache)]
-        command += ["--block-size", str(BLOCK)]
+        command += ["--block-size", str(BLOCK), *map(str, also)]
         with log.open("a") as errors:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:

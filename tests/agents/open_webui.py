@@ -92,21 +92,42 @@ class OpenWebUI:
 
     def ask(self, question: str, picture: bytes) -> str:
         """Upload a PNG file and ask about it."""
-        edge = "of-parts"
-        head = f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="picture.png"'
-        form = f"{head}\r\nContent-Type: image/png\r\n\r\n".encode()
-        kind = f"multipart/form-data; boundary={edge}"
-        path = "/api/v1/files/?process=false"
-        uploaded = self._send(path, form + picture + f"\r\n--{edge}--\r\n".encode(), kind)
+        uploaded = self._upload("picture.png", "image/png", picture, "process=false")
         [model] = json.loads(self._read(Request(self.url + "/api/models", headers=self._key())))[
             "data"
         ]
-        image = {"type": "image_url", "image_url": {"url": uploaded["id"]}}
+        image = {"type": "image_url", "image_url": {"url": uploaded}}
         content = [{"type": "text", "text": question}, image]
         messages = [{"role": "user", "content": content}]
         body = {"stream": False, "model": model["id"], "messages": messages}
         answer = self.post("/api/chat/completions", body)
         return str(answer["choices"][0]["message"]["content"])
+
+    def index(self, text: str) -> str:
+        """Upload a text file, and name the collection of its chunks. Raises `ValueError` with the
+        page's reason for not indexing it."""
+        data, query = text.encode(), "process_in_background=false"
+        name = self._upload("text.txt", "text/plain", data, query)
+        file = json.loads(
+            self._read(Request(f"{self.url}/api/v1/files/{name}", headers=self._key()))
+        )
+        if error := file["data"].get("error"):
+            raise ValueError(error)
+        return f"file-{name}"
+
+    def nearest(self, collection: str, query: str) -> list[str]:
+        """The chunks next to a query, the best first."""
+        body = {"collection_name": collection, "query": query}
+        result = self.post("/api/v1/retrieval/query/doc", body)
+        return list(result["documents"][0]) if result else []
+
+    def _upload(self, name: str, kind: str, data: bytes, query: str) -> str:
+        edge = "of-parts"
+        head = f'--{edge}\r\nContent-Disposition: form-data; name="file"; filename="{name}"'
+        form = f"{head}\r\nContent-Type: {kind}\r\n\r\n".encode()
+        body = form + data + f"\r\n--{edge}--\r\n".encode()
+        path = f"/api/v1/files/?{query}"
+        return str(self._send(path, body, f"multipart/form-data; boundary={edge}")["id"])
 
     def post(self, path: str, body: Any) -> Any:
         return self._send(path, json.dumps(body).encode(), "application/json")

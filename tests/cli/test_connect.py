@@ -494,3 +494,6 @@ async def test_open_webui_chats_with_what_generates_and_indexes_files_by_the_emb
         assert "DEFAULT_MODELS=chatty" in shown
         assert ("RAG_EMBEDDING_MODEL=bge" in shown) == indexes
         assert (f"RAG_OPENAI_API_BASE_URL={url}/v1" in shown) == indexes
+        # By default each chunk is a request, all at once: more than the server's queue takes.
+        assert ("RAG_EMBEDDING_BATCH_SIZE=64" in shown) == indexes
+        assert ("RAG_EMBEDDING_CONCURRENT_REQUESTS=2" in shown) == indexes

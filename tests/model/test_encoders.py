@@ -20,6 +20,7 @@ import trio
 
 from tests.arithmetic import TF32
 from tests.encoder_tokenizers import save_unigram, save_wordpiece
+from tests.engine import sentence_references
 from tests.engine.encoder_references import (
     CONFIGS,
     FILE,
@@ -171,3 +172,28 @@ async def test_a_cross_encoder(name: str, tmp_path: Path) -> None:
         [listed] = (await client.get("/v1/models"))["data"]
         assert listed["kind"] == "reranker"
         assert listed["architecture"]["output_modalities"] == ["rerank"]
+
+
+def order_of(scores: Any) -> list[int]:
+    return [int(at) for at in np.argsort(scores)]
+
+
+@pytest.mark.skipif(TF32, reason="neighbours lie closer than products in TF32 are exact")
+async def test_fifty_pairs_are_ordered_as_by_sentence_transformers(tmp_path: Path) -> None:
+    file = Path(sentence_references.__file__).with_name(sentence_references.FILE)
+    expected, query = json.loads(file.read_text("utf-8")), sentence_references.QUERY
+    texts = sentence_references.documents()
+    async with serving(
+        embedder=sentence_references.save_embedder(tmp_path / "embedder"),
+        scorer=sentence_references.save_scorer(tmp_path / "scorer"),
+    ) as client:
+        vectors = np.array(await client.vectors(input=[query, *texts]))
+        np.testing.assert_allclose(vectors, expected["vectors"], atol=TOLERANCE)
+        assert order_of(vectors[1:] @ vectors[0]) == order_of(expected["cosines"])
+        body = {"model": "scorer", "query": query, "documents": texts}
+        status, result = await client.post("/v1/rerank", body)
+    assert status == 200, result
+    best_first = [each["index"] for each in result["results"]]
+    assert best_first == order_of(expected["scores"])[::-1]
+    scores = [each["relevance_score"] for each in result["results"]]
+    np.testing.assert_allclose(scores, np.array(expected["scores"])[best_first], atol=TOLERANCE)

@@ -120,6 +120,9 @@ def _embedding_variables(served: ServedModel) -> dict[str, str | Secret]:
         "RAG_EMBEDDING_MODEL": served.embedder,
         "RAG_OPENAI_API_BASE_URL": served.api,
         "RAG_OPENAI_API_KEY": served.secret,
+        # By default each chunk of a file is a request, all at once: the queue refuses the last.
+        "RAG_EMBEDDING_BATCH_SIZE": "64",
+        "RAG_EMBEDDING_CONCURRENT_REQUESTS": "2",
     }
 
 
