@@ -77,7 +77,7 @@ def test_a_file_that_others_write_is_refused_and_one_that_all_read_is_named(
         Keys.of(settings)
     file.chmod(0o600)
     give_away(file, monkeypatch)
-    with pytest.raises(SettingsInvalid, match=f"{file}: it belongs to"):
+    with pytest.raises(SettingsInvalid, match=f"{file}: it belongs to the user"):
         Keys.of(settings)
 
 
