@@ -32,6 +32,9 @@ def test_systemd_waits_for_the_drain_and_restarts_what_a_restart_mends() -> None
     service = unit["Service"]
     assert service["KillSignal"] == "SIGTERM"
     assert float(service["TimeoutStopSec"]) > DRAIN_S + LAST_S
+    flag, drain = service["ExecStart"].split()[-2:]
+    assert flag == "--drain-timeout-s"
+    assert float(service["TimeoutStopSec"]) >= float(drain) + 20
     assert service["Restart"] == "on-failure"
     assert service["RestartPreventExitStatus"].split() == [str(USAGE_ERROR)]
     assert str(DEVICE_STUCK) not in service["RestartPreventExitStatus"].split()
