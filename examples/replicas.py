@@ -31,8 +31,9 @@ CONFIGURATION = Path(__file__).parents[1] / "deploy" / "haproxy.cfg"
 SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "x-session-affinity", "x-session-id")
 """Of Claude Code, Codex, opencode and others: a conversation's name. deploy/haproxy.cfg has them,
 too."""
-GRACE_S = 15.0
-"""A replica drains for --drain-timeout-s (10) when it is told to leave."""
+DRAIN_S = 60.0
+GRACE_S = DRAIN_S + 20.0
+"""A replica drains for `DRAIN_S` when it is told to leave; a longer --drain-timeout-s is cut."""
 AGAIN_S = 1.0
 OWN_MACHINE = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Asks no proxy of the environment, which knows nothing of the ports of this machine."""
@@ -50,6 +51,7 @@ def replica(name: str, port: int, flags: Sequence[str]) -> list[str]:
         "serve",
         f"--port={port}",
         f"--batch-dir={default_cache_dir() / 'replicas' / name}",
+        f"--drain-timeout-s={DRAIN_S:g}",
         *flags,
     ]
 

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.families import save
+from tests.owners import give_away
 from trouper import ServerSettings, Settings, cli
 from trouper.cli import doctor_checks
 from trouper.cli.address import cannot_listen
@@ -441,6 +442,17 @@ def test_keys(tmp_path: Path) -> None:
         one(doctor_checks.keys(plan(api_key=("",)))).remedy
         == "give another --api-key, or leave the flag out"
     )
+
+
+def test_a_key_file_of_somebody_else_is_given_to_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "the keys"
+    file.write_text("sk-1\n")
+    give_away(file, monkeypatch)
+    finding = one(doctor_checks.keys(plan(api_key_file=file)))
+    assert f"{file}: it belongs to the user" in finding.message
+    assert finding.remedy == f"sudo chown \"$(id -un)\" '{file}'; sudo chmod 600 '{file}'"
 
 
 def test_web_pages() -> None:

@@ -10,6 +10,7 @@ from tests.core.driving import DrivenCore
 from tests.core.test_memory import ask, finish, problem_of, run, running, world
 from tests.core.worlds import CoreWorld, RecordingClient
 from trouper.actors.scheduling.preemption import PATIENCE_S
+from trouper.actors.scheduling.prefill_budget import LOOK_EVERY
 from trouper.actors.scheduling.tenant_shares import CREDIT_S
 from trouper.protocol.requests import BATCH_PRIORITY
 
@@ -164,6 +165,11 @@ def decode_stream() -> DrivenCore:
     return core
 
 
+def looks(steps: int) -> int:
+    """At most so many decode alone, to be measured."""
+    return 1 + steps // (LOOK_EVERY + 1)
+
+
 def test_a_step_is_split_between_tenants_before_it_is_split_between_prompts() -> None:
     core = driven()
     for seed in range(7):
@@ -180,7 +186,8 @@ def test_prefill_takes_its_share_beside_streams_of_others_once_its_credit_is_spe
     core = decode_stream()
     core.arrive(100_000, max_tokens=1, seed=1, tenant="long")
     on_credit = int(CREDIT_S / 0.05)
-    assert prefilled(core, on_credit)["long"] > 60 * on_credit, "in each step"
+    steps_with_prefill = on_credit - looks(on_credit)
+    assert prefilled(core, on_credit)["long"] >= 60 * steps_with_prefill, "in each step"
     for _ in range(on_credit):
         core.step()
     steps = [prefilled(core, 1).get("long", 0) > 0 for _ in range(200)]
@@ -266,4 +273,4 @@ def test_the_streams_of_its_own_tenant_hold_no_prefill_back() -> None:
     core.arrive(100_000, max_tokens=1, seed=1, tenant="a")
     core.step_s = 0.2
     later = [prefilled(core, 1).get("a", 0) > 0 for _ in range(200)]
-    assert all(later[2:])
+    assert later[2:].count(False) <= looks(200)

@@ -15,6 +15,7 @@ from tests.families import build, reference
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
+from trouper.engine.products import blocked_attention
 from trouper.engine.step import Launched, StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.plans import Plan, Stepped
@@ -65,6 +66,7 @@ def test_the_first_long_prompt_meets_nothing_new() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for module in (attention_seam, trouper.engine.warm_up):
             patch.setattr(module, "plain", counted)
+        patch.setattr(blocked_attention, "pays", lambda *_: False)  # A CPU's own.
         engine = StepEngine(
             build("llama"), VOCABULARY, shapes=attrs.evolve(ROUNDED, mask_elements=2**16)
         )

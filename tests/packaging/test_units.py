@@ -15,6 +15,7 @@ import pytest
 
 from tests.packaging.installed import REPOSITORY
 from trouper import ServerSettings
+from trouper.cli.commands.serve import serve
 from trouper.cli.exits import DEVICE_STUCK, USAGE_ERROR
 from trouper.engine.loading.bundled_model import WHEEL
 
@@ -31,10 +32,20 @@ def test_systemd_waits_for_the_drain_and_restarts_what_a_restart_mends() -> None
     service = unit["Service"]
     assert service["KillSignal"] == "SIGTERM"
     assert float(service["TimeoutStopSec"]) > DRAIN_S + LAST_S
+    flag, drain = service["ExecStart"].split()[-2:]
+    assert flag == "--drain-timeout-s"
+    assert float(service["TimeoutStopSec"]) >= float(drain) + 20
     assert service["Restart"] == "on-failure"
     assert service["RestartPreventExitStatus"].split() == [str(USAGE_ERROR)]
     assert str(DEVICE_STUCK) not in service["RestartPreventExitStatus"].split()
     assert int(service["LimitNOFILE"]) > ServerSettings().max_connections
+
+
+def test_the_variable_of_the_unit_is_the_commands() -> None:
+    """Of the lines that a user may turn on."""
+    variables = re.findall(r"(TROUPER_\w+)=%d", UNIT.read_text())
+    [of_file] = (option for option in serve.params if option.name == "api_key_file")
+    assert variables == [of_file.envvar]
 
 
 def test_the_embedded_model_is_the_one_that_the_code_knows() -> None:
@@ -61,11 +72,11 @@ def test_a_folder_is_made_before_anything_is_written_there() -> None:
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
-    """With a program that is there. Unknown keys and values are warnings, which count."""
+    """With a program that is there, and the lines that stand as comments. Unknown keys and values
+    are warnings, which count."""
     unit = tmp_path / UNIT.name
-    unit.write_text(
-        UNIT.read_text().replace("/opt/trouper/bin/trouper", str(Path(sys.executable).resolve()))
-    )
+    text = re.sub(r"^#(?=\S)", "", UNIT.read_text(), flags=re.MULTILINE)
+    unit.write_text(text.replace("/opt/trouper/bin/trouper", str(Path(sys.executable).resolve())))
     run = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
     )

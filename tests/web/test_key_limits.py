@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from tests.fakes import FakeEngine
 from tests.web.serving import Served, exchange, get, pace, post, serving
 from tests.web.test_key_rights import CHAT, bearer, key_file
+from tests.web.test_logs import Log, log
 from trouper import RequestFailed
 from trouper.protocol.api_keys import ApiKey
 from trouper.protocol.record import RequestRecord
 from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts, SlidingWindow
 
+__all__ = ["log"]
 CLIENTS, REQUESTS = 50, 7
 STEP_S = 0.4
 LIMIT, REQUEST_LIMIT = 600, 30
@@ -185,6 +187,24 @@ async def test_usage_is_told_by_key_and_model(tmp_path: Path) -> None:
             f'trouper_key_prompt_tokens_total{{key="alice",model_name="{of_model["model"]}"}} 600.0'
             in data.decode()
         )
+
+
+async def test_who_was_refused_by_a_limit_is_named(log: Log, tmp_path: Path) -> None:
+    keys = "sk-a name=alice requests_per_minute=1\nsk-boss name=boss observability=true\n"
+    async with serving(api_key_file=key_file(tmp_path, keys)) as served:
+        for _ in range(3):
+            body = {"prompt": "abc", "max_tokens": 1}
+            await exchange(served, post("/v1/completions", body, bearer("sk-a")))
+        await exchange(served, post("/v1/completions", {}, bearer("sk-wrong")))
+        _, _, metrics = await exchange(served, get("/metrics", bearer("sk-boss")))
+    first, second, wrong, _ = log["response"]
+    code = "rate_limit_exceeded"
+    for line in (first, second):
+        assert (line["status"], line["key"], line["code"]) == (429, "alice", code)
+        assert line["message"] == f"POST '/v1/completions' by alice 429 ({code})"
+    assert (wrong["status"], wrong["code"], "key" in wrong) == (401, "invalid_api_key", False)
+    assert f'trouper_key_refused_total{{code="{code}",key="alice"}} 2.0' in metrics.decode()
+    assert "sk-" not in log.text
 
 
 def record(prompt: int, generated: int) -> RequestRecord:

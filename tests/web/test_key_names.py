@@ -65,7 +65,7 @@ def test_a_file_that_others_write_is_refused_and_one_that_all_read_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = ServerSettings(api_key_file=(file := key_file(tmp_path)))
-    for mode, warns in ((0o600, False), (0o640, False), (0o644, True)):
+    for mode, warns in ((0o600, False), (0o640, False), (0o440, False), (0o644, True)):
         file.chmod(mode)
         caplog.clear()
         assert Keys.of(settings).needed
@@ -77,7 +77,7 @@ def test_a_file_that_others_write_is_refused_and_one_that_all_read_is_named(
         Keys.of(settings)
     file.chmod(0o600)
     give_away(file, monkeypatch)
-    with pytest.raises(SettingsInvalid, match=f"{file}: it belongs to"):
+    with pytest.raises(SettingsInvalid, match=f"{file}: it belongs to the user"):
         Keys.of(settings)
 
 

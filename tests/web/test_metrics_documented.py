@@ -55,10 +55,11 @@ ABSENT = {
     *(one.name for one in (*RANKS, *BANKS, *DRAFTS)),
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
     "trouper_malformed_calls_total",
+    "trouper_key_refused_total",
     "trouper_adapter_requests_total",
 }
-"""Of one rank, of banks without rows, of drafts that nobody made, and without calls or adapters
-there is nothing to tell."""
+"""Of one rank, of banks without rows, of drafts that nobody made, and without calls, refusals or
+adapters there is nothing to tell."""
 
 
 def usual_labels(name: str, only: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import fcntl
 import os
 import platform
 import resource
+import shlex
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from trouper import __version__, workarounds
 from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.installing import command_for
 from trouper.protocol.names import DRAFT_FLAG
+from trouper.protocol.private_files import owner_or_writers
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
 from trouper.protocol.version import installed_version
@@ -303,12 +305,11 @@ def keys(checked: CheckedSettings) -> Iterator[Finding]:
     try:
         needed = Keys.of(checked.server).needed
     except SettingsInvalid as invalid:
-        of_file = invalid.flag == "--api-key-file"
-        remedy = (
-            "write one key a line into that file"
-            if of_file
-            else "give another --api-key, or leave the flag out"
-        )
+        file = checked.server.api_key_file
+        if invalid.flag == "--api-key-file" and file is not None:
+            remedy = _remedy_of_key_file(file)
+        else:
+            remedy = "give another --api-key, or leave the flag out"
         yield Finding("fail", str(invalid), remedy)
         return
     if not needed and checked.server.allow_no_key:
@@ -319,6 +320,13 @@ def keys(checked: CheckedSettings) -> Iterator[Finding]:
         yield Finding(
             "ok", "clients need a key" if needed else "no key; only this machine is let in"
         )
+
+
+def _remedy_of_key_file(file: Path) -> str:
+    if file.is_file() and (owner_or_writers(file) or not os.access(file, os.R_OK)):
+        name = shlex.quote(str(file))
+        return f'sudo chown "$(id -un)" {name}; sudo chmod 600 {name}'
+    return "write one key a line into that file"
 
 
 def pages(checked: CheckedSettings) -> Iterator[Finding]:

@@ -389,7 +389,7 @@ FOREIGN_FLAGS = (
             VLLM: (
                 "--enforce-eager --compilation-config -O --attention-backend --device --task "
                 "--runner --structured-outputs-config --guided-decoding-backend "
-                "--distributed-executor-backend --disable-log-stats"
+                "--distributed-executor-backend --disable-log-stats --api-server-count"
             ),
             SGLANG: (
                 "--attention-backend --sampling-backend --grammar-backend --disable-cuda-graph "

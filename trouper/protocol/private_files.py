@@ -94,6 +94,6 @@ def _is_trusted(uid: int) -> bool:
 
 def _user(uid: int) -> str:
     try:
-        return pwd.getpwuid(uid).pw_name
+        return f"the user {pwd.getpwuid(uid).pw_name!r}"
     except KeyError:
-        return f"user {uid}"
+        return f"the user {uid}"

@@ -42,7 +42,7 @@ WAITS_FOR: Mapping[WaitReason, str] = {
     "tokenizing": "its prompt to be tokenized",
     "grammar": "its grammar to be compiled",
     "step": "the step at hand to end, since the queue is filled between steps",
-    "rows": "a row: all that may be in use are (--rows, --prefill-batch-size)",
+    "rows": "a row: all that may be in use are (--completion-batch-size, --prefill-batch-size)",
     "share": "a row: its key has its share of the rows",
     "memory": "memory for its KV cache",
     "priority": "requests of a higher priority",

@@ -309,6 +309,7 @@ class HttpEdge:
         return admin_without_key(path) if closed else None
 
     def _refused(self, problem: Problem) -> Response:
+        self._service.scope.refusal = problem
         if is_anthropic(request.path):
             body = anthropic_error(problem, self._service.request_id)
             return error_response(attrs.evolve(problem, status=anthropic_status(problem)), body)
@@ -331,8 +332,12 @@ class HttpEdge:
         path = request.url_rule.rule if request.url_rule is not None else ""
         if self._service.batch_owner is None:
             self._metrics.responded(request.method if path else "", path, response.status_code)
+            self._service.count_refusal()
         if not self._service.scope.submitted:
-            log_response(request.method, request.path, response.status_code)
+            refusal = self._service.scope.refusal
+            code = "" if refusal is None else refusal.code or ""
+            key = self._service.key_label
+            log_response(request.method, request.path, response.status_code, key, code)
         response.headers["X-Request-Id"] = self._service.request_id
         if names := self._service.ignored_names():
             response.headers[HEADER] = names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from math import ceil
 
@@ -88,6 +88,8 @@ class KeyAccount:
     requests: SlidingWindow
     tokens: SlidingWindow
     usage: dict[str, ModelUsage] = attrs.field(factory=dict)
+    refused: Counter[str] = attrs.field(factory=Counter)
+    """Requests that were answered 429, by the error's code."""
 
     def begin(self) -> None:
         """Count a request, before its body is read. Raises `RequestFailed` (429)."""

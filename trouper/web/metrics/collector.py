@@ -35,6 +35,13 @@ KEY_METRICS = tuple(
     )
 )
 
+KEY_REFUSED = MetricFamily(
+    "counter",
+    "trouper_key_refused_total",
+    "Requests of a key that were answered 429, by the error's code.",
+    ("key", "code"),
+)
+
 
 def key_metrics(accounts: Callable[[], Sequence[KeyAccount]]) -> Iterator[Metric]:
     for family, name in KEY_METRICS:
@@ -43,6 +50,11 @@ def key_metrics(accounts: Callable[[], Sequence[KeyAccount]]) -> Iterator[Metric
             for account in accounts()
             for model, used in _used(account)
         )
+    yield KEY_REFUSED.family(
+        ((account.key.label, code), count)
+        for account in accounts()
+        for code, count in sorted(account.refused.items())
+    )
 
 
 def _used(account: KeyAccount) -> list[tuple[str, ModelUsage]]:
@@ -107,6 +119,7 @@ ALL = (
     MALFORMED,
     *BATCH_METRICS,
     *(family for family, _ in KEY_METRICS),
+    KEY_REFUSED,
 )
 """All metrics but those of the process, which the client library names."""
 

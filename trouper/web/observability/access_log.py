@@ -63,11 +63,13 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 6)
 
 
-def log_response(method: str, path: str, status: int) -> None:
+def log_response(method: str, path: str, status: int, key: str, code: str) -> None:
     """Log a response to a request without a prompt: at `warning` for a fault of the server, at
-    `info` for one of the request, else at `debug`."""
+    `info` for one of the request, else at `debug`. `key`: its label; `code`: the error's."""
     level = logging.WARNING if status >= 500 else logging.INFO if status >= 400 else logging.DEBUG
     if log.isEnabledFor(level):
         method, path = method[:LONGEST_METHOD], path[:LONGEST_PATH]
+        by, why = f" by {key}" if key else "", f" ({code})" if code else ""
         fields = {"event": "response", "method": method, "path": path, "status": status}
-        log.log(level, "%s %r %d", method, path, status, extra={FIELDS: fields})
+        fields |= {name: text for name, text in (("key", key), ("code", code)) if text}
+        log.log(level, "%s %r%s %d%s", method, path, by, status, why, extra={FIELDS: fields})

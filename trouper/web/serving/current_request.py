@@ -90,6 +90,7 @@ class RequestScope:
     key: ApiKey | None = None
     key_is_resolved: bool = False
     account: KeyAccount | None = None
+    refusal: Problem | None = None
     counted_model: str | None = None
     tokens: RequestTokens | None = None
     exchange: Exchange | None = None
@@ -439,6 +440,12 @@ class CurrentRequest:
             scope.account = self.accounts.of(self.key or ANYBODY)
             scope.account.begin()
         return scope.account
+
+    def count_refusal(self) -> None:
+        """Count a 429 for the key."""
+        problem = self.scope.refusal
+        if problem is not None and problem.status == 429:
+            self.accounts.of(self.key or ANYBODY).refused[problem.code or problem.type] += 1
 
     def account(self, model: str) -> KeyAccount:
         """Return the key's account; counts the request once for the model. Raises `RequestFailed`
