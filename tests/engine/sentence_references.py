@@ -21,7 +21,7 @@ from tests.engine.encoder_references import CONFIGS, VOCABULARY, save_encoder, w
 FILE = "sentence_references.json"
 EMBEDDER, SCORER = "bert", "bert scores"
 QUERY = "what is the capital of france ?"
-MOST_WORDS = 20
+LONGEST = 20
 """As many as fit a pair into the positions of the tiny encoders."""
 
 
@@ -29,7 +29,7 @@ def documents() -> list[str]:
     """50 texts of 1 to 20 words. With this seed neighbours in either order are 1e-4 apart."""
     drawn = Random(22)
     words = [word for word in WORDS if word.isalpha()]  # The others are many tokens each.
-    return [" ".join(drawn.choices(words, k=1 + at * MOST_WORDS // 50)) for at in range(50)]
+    return [" ".join(drawn.choices(words, k=1 + at * LONGEST // 50)) for at in range(50)]
 
 
 def save_embedder(directory: Path) -> Path:
@@ -42,7 +42,7 @@ def save_scorer(directory: Path) -> Path:
     return save_wordpiece(directory, VOCABULARY)
 
 
-def least_distance(scores: list[float]) -> float:
+def smallest_distance(scores: list[float]) -> float:
     """Between neighbours in the order."""
     ordered = sorted(scores)
     return min(after - before for before, after in pairwise(ordered))
@@ -59,8 +59,8 @@ def main(out: Path) -> None:
     cosines = [sum(a * b for a, b in zip(query, each, strict=True)) for each in vectors]
     scorer = sentence_transformers.CrossEncoder(str(save_scorer(out / "scorer")), device="cpu")
     scores = scorer.predict([(QUERY, text) for text in texts]).tolist()
-    distances = [f"{least_distance(each):.1e}" for each in (cosines, scores)]
-    print(f"least distance of cosines, of scores: {', '.join(distances)}")
+    distances = [f"{smallest_distance(each):.1e}" for each in (cosines, scores)]
+    print(f"smallest distance of cosines, of scores: {', '.join(distances)}")
     written: dict[str, Any] = {
         "versions": {"sentence-transformers": sentence_transformers.__version__},
         "vectors": [[round(value, 6) for value in each] for each in (query, *vectors)],
