@@ -36,7 +36,7 @@ _python:
 
 # Run the server; further flags go to `trouper serve`, as in `just serve --port 8123 --model DIR`
 [no-exit-message]
-serve *flags: (_setup "--no-dev" "--group demo")
+serve *flags: (_setup "--no-dev" "--group demo" "--extra" "images")
     @exec .venv/bin/trouper serve "$@"
 
 # Several servers behind a router on port 8000; as in `just replicas --replicas 4 -- --model DIR`

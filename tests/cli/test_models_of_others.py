@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from tests.families import save
 from trouper import cli
+from trouper.engine.loading import model_source
 from trouper.protocol.settings import HUB_CACHE, LM_STUDIO, NAMED_SOURCES, OLLAMA, OMLX
 from trouper.run import scan_of
 from trouper.storage.model_scan import ModelScan, directory_of
@@ -53,6 +54,24 @@ def listed(*arguments: str) -> dict[str, dict[str, Any]]:
     outcome = CliRunner().invoke(cli.main, ["models", "ls", "--json", *arguments])
     assert outcome.exit_code == 0, outcome.output
     return {body["name"]: body for body in json.loads(outcome.stdout)}
+
+
+def test_a_model_is_served_by_the_name_that_is_listed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a second download; but a file of the hub's cache goes first."""
+    reports = list[str]()
+    monkeypatch.setattr(model_source, "_fetch", lambda hub_id, _: Path(hub_id))
+    lm_studio = home / ".lmstudio/models/publisher/of-lm-studio"
+    assert model_source.resolve("publisher/of-lm-studio", reports.append) == lm_studio
+    assert reports == [
+        f"--model publisher/of-lm-studio is in {lm_studio}, and is not downloaded again"
+    ]
+    assert model_source.local("publisher/of-lm-studio") == lm_studio
+    assert model_source.resolve("of-omlx", reports.append) == home / ".omlx/models/of-omlx"
+    assert model_source.resolve("owner/elsewhere", reports.append) == Path("owner/elsewhere")
+    monkeypatch.setattr(model_source, "cached", lambda _: Path("of the hub"))
+    assert model_source.local("publisher/of-lm-studio") == Path("of the hub")
 
 
 def test_every_source_is_read_and_named(home: Path) -> None:

@@ -208,7 +208,7 @@ FOREIGN_FLAGS = (
             VLLM: "--max-model-len",
             LLAMA: "-c --ctx-size",
             LM_STUDIO: "-c",
-            OLLAMA: "OLLAMA_CONTEXT_LENGTH",
+            OLLAMA: "OLLAMA_CONTEXT_LENGTH --num-ctx",
             VLLM_MLX: "--max-request-tokens",
         },
     ),

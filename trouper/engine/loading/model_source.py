@@ -24,10 +24,12 @@ from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 from trouper.engine.loading import bundled_model
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.loading import LoadWatch, nobody_watches
-from trouper.protocol.paths import exists, expanded, is_directory
+from trouper.protocol.paths import exists, expanded, is_directory, is_file
 from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import LM_STUDIO, OMLX
 from trouper.protocol.suggested_models import no_hub_id
 from trouper.storage.foreign_files import OTHER_VERSION
+from trouper.storage.other_programs import directory_of_program
 
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
@@ -50,6 +52,7 @@ def resolve(
     name. `bar`: shows the hub's downloads. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {bundled_model.NAME}")
+    directory: Path | None
     match source_of(model, flag):
         case Path() as directory:
             if model is not None and (may_download(model) or model == bundled_model.NAME):
@@ -59,6 +62,9 @@ def resolve(
         case None:
             return bundled_model.directory(None, report, watch)
         case hub_id:
+            if cached(hub_id) is None and (directory := _of_other_program(hub_id)) is not None:
+                report(f"{flag} {hub_id} is in {directory}, and is not downloaded again")
+                return directory
             report(f"fetching {hub_id} from the model hub, unless it is cached")
             return _fetch(hub_id, bar)
 
@@ -77,6 +83,8 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
     if exists(path):
         raise ModelUnusable(f"{flag} {model} is a file: {_remedy_for_file(path)}")
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):
+        if "/" not in model and (directory := _of_other_program(model)) is not None:
+            return directory
         problem = f"{flag} {model}: no such directory, and not a hub id (owner/name) either"
         raise ModelUnusable(problem, LISTED if "/" in model else no_hub_id(model))
     try:
@@ -105,12 +113,18 @@ def cached(hub_id: str) -> Path | None:
         return None
 
 
+def _of_other_program(hub_id: str) -> Path | None:
+    """The directory of a program whose models `trouper models ls` lists under the same names."""
+    directories = [directory_of_program(source) / hub_id for source in (LM_STUDIO, OMLX)]
+    return next((each for each in directories if is_file(each / "config.json")), None)
+
+
 def local(model: str | None) -> Path:
     """Raises `ModelUnusable`."""
     source = source_of(model)
     if not isinstance(source, str):
         return resolve(model, lambda _: None)
-    if (directory := cached(source)) is None:
+    if (directory := cached(source) or _of_other_program(source)) is None:
         raise ModelUnusable(
             f"{source} is not here, or not all of it", "`trouper models pull` downloads it"
         )
