@@ -51,28 +51,28 @@ def named_flags(source: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, flag) for flag in FLAG.findall(node.value))
 
 
-def unknown_flags(source: str, our_flags: set[str]) -> list[tuple[int, str]]:
-    if our_flags.issuperset(FLAG.findall(source)):
+def unknown_flags(source: str, ours: set[str]) -> list[tuple[int, str]]:
+    if ours.issuperset(FLAG.findall(source)):
         return []  # Most modules need not be parsed.
-    return [(line, flag) for line, flag in named_flags(source) if flag not in our_flags]
+    return [(line, flag) for line, flag in named_flags(source) if flag not in ours]
 
 
 @pytest.fixture(scope="module")
-def our_flags() -> set[str]:
+def ours() -> set[str]:
     return {"--help", *flags_of(cli.main)}
 
 
-def test_a_flag_that_does_not_exist_is_seen(our_flags: set[str]) -> None:
+def test_a_flag_that_does_not_exist_is_seen(ours: set[str]) -> None:
     source = 'f"{rows} rows (--rows, --prefill-batch-size)"\n"a --requests--> b"'
-    assert unknown_flags(source, our_flags) == [(1, "--rows")]
+    assert unknown_flags(source, ours) == [(1, "--rows")]
 
 
-def test_every_flag_that_the_package_names_exists(our_flags: set[str]) -> None:
+def test_every_flag_that_the_package_names_exists(ours: set[str]) -> None:
     sources = {path: path.read_text("utf-8") for path in PACKAGE.rglob("*.py") if path != FOREIGN}
     unknown = {
         str(path.relative_to(PACKAGE)): flags
         for path, source in sources.items()
-        if (flags := unknown_flags(source, our_flags | OTHERS))
+        if (flags := unknown_flags(source, ours | OTHERS))
     }
     assert not unknown
     named = {flag for source in sources.values() for flag in FLAG.findall(source)}

@@ -72,5 +72,5 @@ def log_response(method: str, path: str, status: int, key: str, code: str) -> No
         by, why = f" by {key}" if key else "", f" ({code})" if code else ""
         fields = {"event": "response", "method": method, "path": path, "status": status}
         fields |= {name: text for name, text in (("key", key), ("code", code)) if text}
-        message = f"{method} {path!r}{by} {status}{why}"
-        log.log(level, "%s", message, extra={FIELDS: fields})
+        summary = f"{method} {path!r}{by} {status}{why}"
+        log.log(level, summary, extra={FIELDS: fields})
