@@ -183,6 +183,7 @@ def test_every_byte_arrives(router: str, tmp_path: Path) -> None:
 
 
 @needs_smg
+@pytest.mark.long
 def test_what_arrives_behind_smg_alone(tmp_path: Path) -> None:
     """Therefore HAProxy sends chats and completions to it, and nothing else."""
     with behind(tmp_path, "smg alone", 1) as (port, [server]):
