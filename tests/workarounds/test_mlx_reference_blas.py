@@ -28,25 +28,6 @@ def test_a_library_of_names_is_well_formed() -> None:
         mlx_reference_blas.image({}, b"\xcf\xfa\xed\xfe" * 8)
 
 
-@pytest.mark.parametrize(
-    ("variables", "ticks"), [({}, "20"), ({"OPENBLAS_THREAD_TIMEOUT": "9"}, "9")]
-)
-def test_idle_threads_spin_for_a_moment(variables: dict[str, str], ticks: str) -> None:
-    if load_fast() is None:
-        pytest.skip("MLX uses its own BLAS")
-    script = (
-        "import os; from trouper.workarounds.mlx_reference_blas import load_fast; load_fast(); "
-        "print(os.environ['OPENBLAS_THREAD_TIMEOUT'])"
-    )
-    environment = {
-        k: v for k, v in os.environ.items() if k != "OPENBLAS_THREAD_TIMEOUT"
-    } | variables
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, env=environment
-    )
-    assert ended.stdout.decode().strip() == ticks
-
-
 def test_too_late_is_a_no_op() -> None:
     assert load_fast.__wrapped__() is None
 

@@ -43,12 +43,6 @@ DT_NULL, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SYMENT = 0, 4, 5, 6, 10, 11
 GLOBAL_FUNCTION, SHN_ABS = 0x12, 0xFFF1
 
 
-SPINNING, SPINNING_TICKS = "OPENBLAS_THREAD_TIMEOUT", "20"
-"""Base-2 logarithm of the clock ticks for which an idle thread of OpenBLAS spins. Its own 26, some
-27 ms, spin through all that lies between an encoder's products (OpenBLAS issue 5171); 20 bridge the
-gaps within a decode step."""
-
-
 @cache
 def load_fast() -> Path | None:
     """Let MLX find OpenBLAS, if installed (threads: OPENBLAS_NUM_THREADS).
@@ -58,7 +52,6 @@ def load_fast() -> Path | None:
     library = _find_library()
     if library is None or "mlx.core" in sys.modules or not workarounds.is_active(__name__):
         return None
-    os.environ.setdefault(SPINNING, SPINNING_TICKS)
     try:
         openblas = ctypes.CDLL(str(library))
         addresses = {name: _address(openblas, f"scipy_{name}") for name in FUNCTIONS}
