@@ -19,6 +19,7 @@ import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 # isort: split
 import mlx.core as mx
 from mlx.utils import tree_flatten
+from tokenizers import Tokenizer
 
 VOCABULARY, HIDDEN = 8192, 768
 TEXT = 200
@@ -159,4 +160,14 @@ def save_copying(name: str, directory: Path) -> Path:
         json.dumps({**config, "eos_token_id": END}), encoding="utf-8"
     )
     save_tokenizer(directory)
+    _name_all_tokens(directory)
     return directory
+
+
+def _name_all_tokens(directory: Path) -> None:
+    """A model whose tokenizer has few of its tokens is refused."""
+    path = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    first = tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f"<{token}>" for token in range(first, VOCABULARY)])
+    tokenizer.save(path)

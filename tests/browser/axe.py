@@ -7,8 +7,9 @@ from tests.browser.npm_packages import AXE
 
 RUN = """
 const done = arguments[arguments.length - 1];
+const described = ({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).join(" ")}`;
 axe.run(document).then(
-  ({ violations, passes }) => done([violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ html }) => html).join(" ")}`), passes.length]),
+  ({ violations, passes }) => done([violations.map(described), passes.length]),
   (error) => done([[String(error)], 0]),
 );
 """

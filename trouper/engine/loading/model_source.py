@@ -113,9 +113,9 @@ def cached(hub_id: str) -> Path | None:
         return None
 
 
-def _of_other_program(hub_id: str) -> Path | None:
+def _of_other_program(name: str) -> Path | None:
     """The directory of a program whose models `trouper models ls` lists under the same names."""
-    directories = [directory_of_program(source) / hub_id for source in (LM_STUDIO, OMLX)]
+    directories = [directory_of_program(source) / name for source in (LM_STUDIO, OMLX)]
     return next((each for each in directories if is_file(each / "config.json")), None)
 
 
