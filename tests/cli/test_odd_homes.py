@@ -27,7 +27,6 @@ from trouper.engine.loading import (
     model_source,
 )
 from trouper.protocol.problems import ModelUnusable
-from trouper.storage import cache_fingerprint
 from trouper.web.serving.state_database import StateDatabase
 
 LONG = "a" * 300
@@ -195,15 +194,6 @@ def test_blocks_are_kept_where_the_home_takes_no_files(tmp_path: Path) -> None:
         tmp_path / "model", None, told.append, lambda *_: None, {}
     )
     assert (bool(found), told) == (True, [])
-
-
-def test_a_memo_of_files_that_may_not_be_looked_at_is_written(locked: Path, tmp_path: Path) -> None:
-    memo, file = tmp_path / "digests.json", tmp_path / "file"
-    file.write_text("x")
-    os.utime(file, (0, 0))
-    known = cache_fingerprint._Remembered(cache_fingerprint._State(1, 1, 1, 1), "1")
-    cache_fingerprint._remember(memo, {str(locked / "gone"): known, str(file): known})
-    assert [*cache_fingerprint._recall(memo)] == [str(file)]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")

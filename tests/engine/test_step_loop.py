@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from trouper.engine.prefill import Prefilled
 from trouper.engine.sampling.sampling_batch import Sampled
 from trouper.engine.step import Launched, StepEngine
 from trouper.engine.step_loop import WAKE, ReadAhead, SideWork, StepLoop, Waiting, rows_alone
+from trouper.engine.warm_up import IdleWork
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 from trouper.workarounds import mlx_reference_blas
 
@@ -31,8 +33,10 @@ class NotingEngine:
     constrained: bool = False
     starting: Callable[[], None] | None = None
     nbytes: int = 0
+    rows: set[RowId] = attrs.field(factory=set)
 
     def launch(self, plan: Plan) -> Launched:
+        self.rows = self.rows - set(plan.drop) | set(plan.decode)
         self.done.append(f"build {plan.step}")
         if plan.decode and self.starting is not None:
             self.starting()
@@ -58,6 +62,9 @@ class NotingEngine:
         self.done.append(f"read {launched.plan.step}")
         return Stepped(step=launched.plan.step, seconds=0.01)
 
+    def lengths(self) -> dict[RowId, int]:
+        return dict.fromkeys(self.rows, 1)
+
 
 def decode(step: int, **more: Any) -> Plan:
     return Plan(step=step, decode=(ROW,), **more)
@@ -76,6 +83,7 @@ def ran(
     ahead: bool,
     constrained: bool = False,
     waiting: Waiting | None = None,
+    idle: Sequence[str] = (),
 ) -> list[str]:
     """What an engine does for these plans, which have all come, and then for the end."""
     done, results, waiting = list[str](), list[int](), waiting or SimpleQueue()
@@ -85,7 +93,13 @@ def ran(
         patch.setattr(device, "runs_ahead", lambda: ahead)
         patch.setattr(mlx_reference_blas, "load_fast", lambda: None)
         engine = cast(StepEngine, NotingEngine(done, constrained))
-        StepLoop(engine, waiting, SideWork(), lambda stepped: results.append(stepped.step)).run()
+        StepLoop(
+            engine,
+            waiting,
+            SideWork(),
+            lambda stepped: results.append(stepped.step),
+            IdleWork(partial(done.append, piece) for piece in idle),
+        ).run()
     assert results == sorted(set(results)), "results come in the order of the plans"
     return done
 
@@ -157,6 +171,43 @@ def test_work_that_wakes_the_loop_changes_nothing() -> None:
         "build 2",
         "read 1",
         "send 2",
+    ]
+
+
+class PlansAfterMoments(SimpleQueue[Any]):
+    """Each plan comes after so many moments without one."""
+
+    def __init__(self, *moments: int) -> None:
+        self._moments = list(moments)
+
+    def empty(self) -> bool:
+        self._moments[0] -= 1
+        return self._moments[0] >= 0
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        self._moments.pop(0)
+        return super().get(block, timeout)
+
+
+def test_kernels_are_prepared_while_there_are_no_rows() -> None:
+    """A piece takes as long as some steps, and the first plan waits for one piece alone."""
+    drop = Plan(step=2, drop=(ROW,))
+    moments = PlansAfterMoments(1, 1, 1, 2)
+    pieces = ["first", "second", "third", "fourth"]
+    assert ran([decode(1), drop, Plan(step=3)], ahead=True, waiting=moments, idle=pieces) == [
+        "first",
+        "build 1",
+        "send 1",
+        "build 2",
+        "send 2",
+        "read 1",
+        "read 2",
+        "second",
+        "build 3",
+        "send 3",
+        "read 3",
+        "third",
+        "fourth",
     ]
 
 

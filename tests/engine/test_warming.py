@@ -17,7 +17,7 @@ from trouper.engine.kv import attention_seam
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.products import blocked_attention
 from trouper.engine.step import Launched, StepEngine
-from trouper.engine.warm_up import warm_up
+from trouper.engine.warm_up import IdleWork, warm_up
 from trouper.protocol.plans import Plan, Stepped
 
 
@@ -70,7 +70,10 @@ def test_the_first_long_prompt_meets_nothing_new() -> None:
         engine = StepEngine(
             build("llama"), VOCABULARY, shapes=attrs.evolve(ROUNDED, mask_elements=2**16)
         )
-        warm_up(engine, VOCABULARY, context=1200, chunk=256, step=64)
+        idle = warm_up(engine, VOCABULARY, context=1200, chunk=256, step=64)
+        assert (256, 1024) not in lengths, "that is for idle moments"
+        while idle.run_next():
+            pass
     assert {(256, end) for end in range(512, 1200, 256)} <= set(lengths)
     beside_streams = {end for width, end in lengths if width == 64}
     assert beside_streams >= {engine.shapes.keys(end) for end in range(128, 1025, 64)}, (
@@ -103,6 +106,17 @@ def test_too_little_memory_for_all_of_it_is_said_and_no_failure(
         record for record in caplog.records if record.name == trouper.engine.warm_up.__name__
     ]
     assert "out of memory" in record.getMessage() and record.levelname == "WARNING"
+
+
+def test_too_little_memory_in_an_idle_moment_ends_the_preparation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("[malloc] Unable to allocate 7 bytes.")
+
+    idle = IdleWork([fail, lambda: None])
+    assert [idle.run_next(), idle.run_next()] == [True, False]
+    assert "Unable to allocate" in caplog.text
 
 
 def test_another_failure_of_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from tests.engine.encoder_references import (
 from tests.families import save
 from trouper import ServerSettings, Settings, run_models
 from trouper.engine.loading.model_loading import EvaluatedModel, load
+from trouper.engine.platform import device
 from trouper.web.server import serve_http
 
 REFERENCES = json.loads((Path(__file__).parents[1] / "engine" / FILE).read_text("utf-8"))["models"]
@@ -110,7 +111,12 @@ async def test_an_embedder_and_a_generator(tmp_path: Path) -> None:
         assert listed[1]["max_model_len"] == MAX_TOKENS
 
 
-async def test_texts_of_an_embedder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prepares", [False, True])
+async def test_texts_of_an_embedder(
+    prepares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A device that prepares shapes has nothing to prepare: on a GPU no encoder started.
+    monkeypatch.setattr(device, "prepares_shapes", lambda: prepares)
     async with serving(embedder=save_embedder(tmp_path)) as client:
         [named] = await client.vectors(input="a dog", prompt_name="query")
         assert [named] == await client.vectors(input="QUERY: A Dog")

@@ -27,10 +27,8 @@ from trouper.engine.self_check.checking import CANNOT_SHRINK, WRONG_ALONE, Check
 from trouper.engine.self_check.image_check import ImageCheck
 from trouper.engine.self_check.matrix import Failure
 from trouper.engine.self_check.starting import (
-    CheckResult,
     key_of,
     recalled,
-    remember,
     results_file,
 )
 from trouper.engine.self_check.tiny import CannotShrinkError
@@ -38,7 +36,6 @@ from trouper.protocol.capabilities import Capabilities, Feature, SelfCheck
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
-from trouper.storage.memos import read_memo
 
 
 @pytest.fixture(autouse=True)
@@ -101,20 +98,6 @@ def test_a_damaged_file_is_made_anew(faulty: str, damage: str) -> None:
     results_file().write_text(damage.replace("KEY", key))
     assert not loaded(faulty)[0].self_check.remembered
     assert loaded(faulty)[0].self_check.remembered
-
-
-def test_a_file_that_cannot_be_written_only_costs_a_check(tmp_path: Path) -> None:
-    remember(Path("/proc/nowhere/self-checks.json"), "key", CheckResult({}, "", 1.0, 1.0))
-    assert not read_memo(Path("/proc/nowhere/self-checks.json"), CheckResult)
-
-
-def test_the_oldest_results_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "MAX_RESULTS", 3)
-    path = tmp_path / "results.json"
-    for number in range(5):
-        remember(path, str(number), CheckResult({}, "", 1.0, float(number)))
-    remember(path, "3", CheckResult({"batch": "again"}, "", 1.0, 9.0))
-    assert [*json.loads(path.read_text())] == ["2", "4", "3"]
 
 
 def test_the_name_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.owners import give_away, without_umask
 from trouper.protocol.private_files import make_private, owner_or_writers, who_may_change
-from trouper.storage.memos import read_memo, write_memo
+from trouper.storage.memos import add_to_memo, read_memo
 
 
 def mode(path: Path) -> int:
@@ -105,7 +105,7 @@ def test_what_is_remembered_is_not_read_from_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with without_umask():
-        write_memo(memo := tmp_path / "new" / "memo.json", {"a": 1})
+        add_to_memo(memo := tmp_path / "new" / "memo.json", int, {"a": 1}, 9)
     assert (mode(memo.parent), mode(memo)) == (0o700, 0o600)
     assert read_memo(memo, int) == {"a": 1}
     memo.chmod(0o666)

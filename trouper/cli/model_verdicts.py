@@ -12,7 +12,7 @@ from trouper.protocol.paths import encodable
 from trouper.protocol.problems import ModelUnusable, printable
 from trouper.protocol.settings import Settings, default_cache_dir
 from trouper.protocol.version import VERSION, installed_version
-from trouper.storage.memos import read_memo, write_memo
+from trouper.storage.memos import add_to_memo, read_memo
 from trouper.storage.model_files import ModelFiles
 from trouper.storage.model_scan import state_of
 
@@ -50,7 +50,7 @@ def with_problems(models: Sequence[ModelFiles]) -> list[ModelFiles]:
     sound = {_key(files) for files in checked if not files.problem}
     passed = {key: state for key, state in states.items() if key in sound}
     if not passed.keys() <= remembered:
-        write_memo(memo, dict([*(before | passed).items()][-MAX_REMEMBERED:]))
+        add_to_memo(memo, Passed, passed, MAX_REMEMBERED)
     return checked
 
 

@@ -30,7 +30,7 @@ from trouper.engine.spec_decode.draft_model import UNLIMITED
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.step_loop import WAKE, SideWork, StepLoop, Waiting, model_unloaded
-from trouper.engine.warm_up import warm_up
+from trouper.engine.warm_up import IdleWork, warm_up
 from trouper.protocol.installing import command_for
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.logits_processor import Processors
@@ -160,6 +160,7 @@ class MlxEngine:
         self._group = rank_group.ALONE
         self._side, self._adapters = SideWork(), list[str | None]()
         self._waiting: Waiting | None = None
+        self._idle = IdleWork()
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Ends when cancelled, after the current step (F18)."""
@@ -177,7 +178,7 @@ class MlxEngine:
     def _free(self) -> None:
         self._side.close()
         WIRED.release(self)
-        self._loaded = None
+        self._loaded, self._idle = None, IdleWork()
         gc.collect()
         mx.clear_cache()
         heap.give_back()
@@ -208,7 +209,8 @@ class MlxEngine:
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
         device_and_time = f"{card.device}, loaded in {time.perf_counter() - began:.1f} s"
         log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, device_and_time)
-        if device.prepares_shapes():
+        # Embedders and rerankers have no steps.
+        if device.prepares_shapes() and not card.no_generation:
             await self._on_thread(self._warm_up)
         return LoadedModel(card, self._loaded.tokenizer)
 
@@ -222,7 +224,7 @@ class MlxEngine:
         log.info("compiling kernels")
         began = time.perf_counter()
         card = self._loaded.card
-        warm_up(
+        self._idle = warm_up(
             self._engine(),
             card.vocab_size,
             card.context_length,
@@ -302,7 +304,8 @@ class MlxEngine:
         """A new session has no rows: no state survives a crash."""
         engine = self._engine()
         try:
-            StepLoop(engine, plans, self._side, partial(self._send_result, results)).run()
+            send = partial(self._send_result, results)
+            StepLoop(engine, plans, self._side, send, self._idle).run()
         except (RuntimeError, MemoryError, OSError) as error:
             if lacks_memory(error):
                 raise OutOfDeviceMemory(first_line_of(error)) from error

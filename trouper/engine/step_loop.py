@@ -13,6 +13,7 @@ import trio
 
 from trouper.engine.platform import device
 from trouper.engine.step import Launched, StepEngine
+from trouper.engine.warm_up import IdleWork
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.problems import ModelUnusable
 from trouper.workarounds import mlx_reference_blas
@@ -147,6 +148,7 @@ class StepLoop:
     side: SideWork
     send: Callable[[Stepped], None]
     """Returns before the result is received."""
+    idle: IdleWork = attrs.field(factory=IdleWork)
     _ahead: bool = attrs.field(init=False)
     _read_ahead: ReadAhead = attrs.field(init=False)
     _threads: BlasThreads = attrs.field(init=False)
@@ -210,12 +212,15 @@ class StepLoop:
         self.send(stepped)
 
     def _next(self) -> Plan | None:
-        while True:
-            found: Plan | Wake | None
-            if self.side.is_idle or not (self.plans.empty() and self.side.work(planned=False)):
-                found = self.plans.get()
-                if not isinstance(found, str):
-                    return found
+        found: Plan | Wake | None = WAKE
+        while isinstance(found, str):
+            while self.plans.empty() and (self.side.work(planned=False) or self._prepare()):
+                pass
+            found = self.plans.get()
+        return found
+
+    def _prepare(self) -> bool:
+        return not self.engine.lengths() and self.idle.run_next()
 
 
 def rows_alone(plan: Plan) -> int:

@@ -1,8 +1,11 @@
-"""Warm-up steps, which compile kernels before the first request."""
+"""Warm-up steps, which compile kernels before the first request, and what idle moments prepare."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -26,6 +29,27 @@ IMAGE = ImageSize(512, 512, "png")
 MAX_PLANNED_PREFILL = 2**16
 
 
+class IdleWork:
+    """Pieces of at most some tenths of a second, for moments in which the engine has no rows."""
+
+    def __init__(self, pieces: Iterable[Callable[[], None]] = ()) -> None:
+        self._pieces = deque(pieces)
+
+    def run_next(self) -> bool:
+        """False: nothing was left."""
+        if not self._pieces:
+            return False
+        piece = self._pieces.popleft()
+        try:
+            piece()
+        except (RuntimeError, MemoryError) as error:
+            _require_shortage(error)
+            self._pieces.clear()
+        if not self._pieces:
+            mx.clear_cache()
+        return True
+
+
 def warm_up(
     engine: StepEngine,
     vocabulary: int,
@@ -34,26 +58,35 @@ def warm_up(
     step: int = CHUNK_STEP,
     *,
     images: ImageLayout | None = None,
-) -> None:
-    """Run prefill, decoding, sampling, drafts, growth, lone prompts, and attention up to `context`
-    tokens, in chunks of `chunk` tokens, and of `step` tokens beside streams; and an image. Drops
-    all rows. For lack of memory the rest is left to requests, and the engine is unusable."""
+) -> IdleWork:
+    """Run prefill, decoding, sampling, drafts, growth and lone prompts, up to `context` tokens, in
+    chunks of `chunk` tokens, and of `step` tokens beside streams; and an image. Drops all rows. For
+    lack of memory the rest is left to requests, and the engine is unusable. Returns attention at
+    each length, which ranks, too, run each by itself."""
     try:
         if images is not None:
             _run_image(engine, images)
-        _run_all(engine, vocabulary, context, chunk, step)
+        return IdleWork(_run_all(engine, vocabulary, context, chunk, step))
     except (RuntimeError, MemoryError) as error:
-        if not lacks_memory(error):
-            raise
-        log.warning(
-            "the device has too little memory for the longest passes (%s): does another process "
-            "use it? "
-            "What was not prepared is when a request needs it",
-            first_line_of(error),
-        )
+        _require_shortage(error)
+        return IdleWork()
 
 
-def _run_all(engine: StepEngine, vocabulary: int, context: int, chunk: int, step: int) -> None:
+def _require_shortage(error: Exception) -> None:
+    """Raises `error` unless memory is short."""
+    if not lacks_memory(error):
+        raise error
+    log.warning(
+        "the device has too little memory for the longest passes (%s): does another process "
+        "use it? "
+        "What was not prepared is when a request needs it",
+        first_line_of(error),
+    )
+
+
+def _run_all(
+    engine: StepEngine, vocabulary: int, context: int, chunk: int, step: int
+) -> list[Callable[[], None]]:
     rows = [RowId(index) for index in range(len(PROMPTS))]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
     admits = [
@@ -81,10 +114,12 @@ def _run_all(engine: StepEngine, vocabulary: int, context: int, chunk: int, step
     _run(engine, Plan(8, decode=(late,)))
     _run(engine, Plan(9, drop=(late,)))
     _lone_prompts(engine, vocabulary, context)
-    if calls and context:
-        _plan_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))
-        for width in dict.fromkeys((chunk, min(chunk, step))):
-            _plan_prefill(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), width)
+    if not (calls and context):
+        return []
+    later = [*_decode_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))]
+    for width in dict.fromkeys((chunk, min(chunk, step))):
+        later += _prefill_attention(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), width)
+    return later
 
 
 def _run_image(engine: StepEngine, layout: ImageLayout) -> None:
@@ -161,25 +196,21 @@ def _lone_prompts(engine: StepEngine, vocabulary: int, context: int) -> None:
             _run(engine, Plan(0, drop=(row,)))
 
 
-def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
-    """Run a decoding row's attention at each capacity: cuDNN plans for each (`NO_CUDNN`), and MLX's
-    kernel has a second form for longer rows."""
-    if (
-        not shapes.rounded
-        or not isinstance(call.keys, mx.array)
-        or call.options["mask"] is not None
-    ):
-        return
-    for capacity in shapes.capacities(tokens):
-        keys, values = (
-            _buffer(part, capacity)[:, :, : capacity - 1] for part in (call.keys, call.values)
-        )
-        mx.eval(plain(call.queries, keys, values, None, **call.options))
+def _decode_attention(
+    call: AttentionCall, shapes: Shapes, tokens: int
+) -> Iterator[Callable[[], None]]:
+    """Yield a decoding row's attention at each capacity: cuDNN plans for each (`NO_CUDNN`), and
+    MLX's kernel has a second form for longer rows."""
+    if shapes.rounded and isinstance(call.keys, mx.array) and call.options["mask"] is None:
+        for capacity in shapes.capacities(tokens):
+            yield partial(_attend, call, capacity, capacity - 1)
 
 
-def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, width: int) -> None:
-    """Run chunks of `width` tokens up to masks as arrays, then attention at each multiple with a
-    real chunk's queries."""
+def _prefill_attention(
+    engine: StepEngine, vocabulary: int, tokens: int, width: int
+) -> Iterator[Callable[[], None]]:
+    """Run chunks of `width` tokens up to masks as arrays, then yield attention at each multiple
+    with a real chunk's queries."""
     # cuDNN plans for lengths and strides.
     shapes, row = engine.shapes, RowId(0)
     start = (
@@ -199,8 +230,13 @@ def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, width: int) 
     for call in calls[-1:]:
         if call.options["mask"] == "causal" and isinstance(call.keys, mx.array):
             for end in range(start + 2 * width, tokens + 1, width):
-                keys, values = (_buffer(part, end) for part in (call.keys, call.values))
-                mx.eval(plain(call.queries, keys, values, None, **call.options))
+                yield partial(_attend, call, end, end)
+
+
+def _attend(call: AttentionCall, capacity: int, length: int) -> None:
+    """Attend to `length` keys in buffers of `capacity`."""
+    keys, values = (_buffer(part, capacity)[:, :, :length] for part in (call.keys, call.values))
+    mx.eval(plain(call.queries, keys, values, None, **call.options))
 
 
 def _buffer(like: mx.array, capacity: int) -> mx.array:

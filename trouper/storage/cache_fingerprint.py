@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_128
 
-from trouper.protocol.paths import exists
-from trouper.storage.memos import read_memo, write_memo
+from trouper.storage.memos import add_to_memo, read_memo
 
 CHUNK_BYTES: Final = 1 << 20
 # Digests of younger files are not remembered: file systems' clocks have up to 2 s resolution, hence
 # a change may leave the times alone.
 YOUNG_S: Final = 3.0
+MAX_REMEMBERED: Final = 10_000
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -50,8 +50,8 @@ def file_digest(path: Path, memo: Path | None, advance: Callable[[int], None] | 
     # anyway.
     real = path.resolve(strict=True)
     before = _state(real)
-    known = _recall(memo)
-    found = known.get(str(real))
+    # A damaged digest only gives another namespace.
+    found = None if memo is None else read_memo(memo, _Remembered).get(str(real))
     if found is not None and found.state == before:
         return found.digest
     digest = _hash(real, advance)
@@ -60,7 +60,7 @@ def file_digest(path: Path, memo: Path | None, advance: Callable[[int], None] | 
         and _state(real) == before
         and time.time() - before.ctime_ns / 1e9 > YOUNG_S
     ):
-        _remember(memo, {**_recall(memo), str(real): _Remembered(before, digest)})
+        add_to_memo(memo, _Remembered, {str(real): _Remembered(before, digest)}, MAX_REMEMBERED)
     return digest
 
 
@@ -78,12 +78,3 @@ def _hash(path: Path, advance: Callable[[int], None] | None) -> str:
             if advance is not None:
                 advance(count)
     return digest.hexdigest()
-
-
-def _recall(memo: Path | None) -> dict[str, _Remembered]:
-    # Read the memo; empty if damaged. A damaged digest only gives another namespace.
-    return {} if memo is None else read_memo(memo, _Remembered)
-
-
-def _remember(memo: Path, known: dict[str, _Remembered]) -> None:
-    write_memo(memo, {path: found for path, found in known.items() if exists(path)})

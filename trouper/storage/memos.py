@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,12 +26,18 @@ def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
     return {}
 
 
-def write_memo(path: Path, known: Mapping[str, object]) -> None:
-    """Replace the whole file. Raises nothing: lost values are computed again."""
+def add_to_memo(path: Path, kind: type[T], new: Mapping[str, T], keep: int) -> None:
+    """Write values; of all, the last `keep` stay. Raises nothing: lost values are computed
+    again."""
     with suppress(OSError):
         make_private(path.parent)
-        temporary = write_temporary(path, msgspec.json.format(msgspec.json.encode(known)))
-        try:
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink()
+        # Ranks of one machine end their self-checks at the same moment.
+        with path.with_name(f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            others = {key: one for key, one in read_memo(path, kind).items() if key not in new}
+            values = dict([*others.items(), *new.items()][-keep:])
+            temporary = write_temporary(path, msgspec.json.format(msgspec.json.encode(values)))
+            try:
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink()

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -23,7 +22,7 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import default_cache_dir
 from trouper.protocol.version import VERSION
 from trouper.storage.checkpoint_files import require_regular
-from trouper.storage.memos import read_memo, write_memo
+from trouper.storage.memos import add_to_memo, read_memo
 
 log = logging.getLogger("trouper.loading")
 SCRIPT = Path(__file__).with_name("tokenizer_trial_script.py")
@@ -50,13 +49,11 @@ class Passed(msgspec.Struct, frozen=True):
 def try_tokenizer(directory: Path) -> None:
     """Raises `ModelUnusable` if the trial exceeds time or memory, or crashes."""
     key, memo = _content(directory), default_cache_dir() / "tokenizer-trials.json"
-    known = read_memo(memo, Passed)
-    if key in known or not sys.executable:
+    if key in read_memo(memo, Passed) or not sys.executable:
         return
     if fault := _fault(directory):
         raise ModelUnusable(f"{directory}: {fault}", "give it another one, or use another model")
-    others = islice(known.items(), max(0, len(known) - MAX_REMEMBERED + 1), None)
-    write_memo(memo, dict(others) | {key: Passed(time.time())})
+    add_to_memo(memo, Passed, {key: Passed(time.time())}, MAX_REMEMBERED)
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +34,7 @@ from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings, default_cache_dir
 from trouper.protocol.version import VERSION, installed_version
 from trouper.storage.cache_fingerprint import namespace
-from trouper.storage.memos import read_memo, write_memo
+from trouper.storage.memos import add_to_memo, read_memo
 
 SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH", workarounds.VARIABLE)
 """Environment variables that change results, or the order of MLX's work."""
@@ -54,13 +53,6 @@ class CheckResult(msgspec.Struct, frozen=True):
     checked: str
     seconds: float
     at: float
-
-
-def remember(path: Path, key: str, result: CheckResult) -> None:
-    """Save a result. Raises nothing: a lost result only costs the next start a check."""
-    others = {name: known for name, known in read_memo(path, CheckResult).items() if name != key}
-    kept = dict(islice(others.items(), max(0, len(others) - MAX_RESULTS + 1), None)) | {key: result}
-    write_memo(path, kept)
 
 
 def results_file() -> Path:
@@ -154,7 +146,7 @@ def self_check(
         capabilities, check = _run(candidate, mode, group, progress)
         if check.mode != "off" and not _transient(capabilities.off):
             result = CheckResult(capabilities.off, check.checked, check.seconds, time.time())
-            remember(results_file(), key, result)
+            add_to_memo(results_file(), CheckResult, {key: result}, MAX_RESULTS)
     report(line_of(capabilities, check))
     return capabilities, check
 
@@ -186,7 +178,8 @@ def check_images(
     if not _transient(off):
         seconds = round(time.perf_counter() - began, 3)
         reasons: dict[str, str] = {feature: reason for feature, reason in off.items()}  # noqa: C416
-        remember(results_file(), key, CheckResult(reasons, "images", seconds, time.time()))
+        result = CheckResult(reasons, "images", seconds, time.time())
+        add_to_memo(results_file(), CheckResult, {key: result}, MAX_RESULTS)
     return off
 
 
