@@ -2,8 +2,9 @@
 of JSON; without the numbers, one for each line `ROWS PROMPT TOKENS` that it reads, over one loaded
 model.
 
-LOOP: `bare`, the model and argmax, nothing else; `batch`, mlx-lm's BatchGenerator; `engine`,
-Trouper without HTTP. Decoding only: from the first token of all rows on.
+LOOP: `bare`, the model and argmax, nothing else; `vlm`, the same of mlx-vlm's language model with
+its own caches; `batch`, mlx-lm's BatchGenerator; `engine`, Trouper without HTTP. Decoding only:
+from the first token of all rows on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from trouper.engine.loading.model_loading import load
 from trouper.engine.products import linear_layers
 from trouper.protocol.requests import Generate, TokenPrompt
 from trouper.protocol.sampling import Sampling
+from trouper.workarounds.mlx_vlm_positions import forget_positions
 
 SPARE_BYTES = 8_000_000_000
 """Bound of the buffers that MLX keeps: servers are measured on the same device."""
@@ -56,14 +58,33 @@ def loaded(path: str) -> Any:
 def bare(path: str, rows: int, prompt: int, tokens: int) -> Measured:
     model = loaded(path)
     caches = [BatchKVCache([0] * rows) for _ in model.layers]
+    return _decode(partial(model, cache=caches), rows, prompt, tokens)
+
+
+def vlm(path: str, rows: int, prompt: int, tokens: int) -> Measured:
+    """Rows of one length need no padding, so that the caches of one row hold them all."""
+    from mlx_vlm.models.cache import make_prompt_cache
+
+    model = loaded(path).language_model
+    forget_positions(model, rows)
+    caches = make_prompt_cache(model)
+    return _decode(lambda ids: model(ids, cache=caches).logits, rows, prompt, tokens)
+
+
+def _decode(
+    logits_of: Callable[[mx.array], mx.array], rows: int, prompt: int, tokens: int
+) -> Measured:
+    def next_of(ids: mx.array) -> mx.array:
+        return mx.argmax(logits_of(ids)[:, -1], -1)
+
     mx.random.seed(0)
-    last = mx.argmax(model(mx.random.randint(1000, 40000, (rows, prompt)), cache=caches)[:, -1], -1)
+    last = next_of(mx.random.randint(1000, 40000, (rows, prompt)))
     for _ in range(3):
-        last = mx.argmax(model(last[:, None], cache=caches)[:, -1], -1)
+        last = next_of(last[:, None])
     mx.eval(last)
     began, used = time.perf_counter(), cpu_s()
     for _ in range(tokens):
-        following = mx.argmax(model(last[:, None], cache=caches)[:, -1], -1)
+        following = next_of(last[:, None])
         mx.async_eval(following)
         last.tolist()
         last = following
@@ -133,6 +154,7 @@ async def _engine(model: str, rows: int, prompt: int, tokens: int) -> Measured:
 
 LOOPS: dict[str, Callable[[str, int, int, int], Measured]] = {
     "bare": bare,
+    "vlm": vlm,
     "batch": batch,
     "engine": engine,
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama, qwen3, qwen3_moe
 
+from trouper.engine.architectures import vlm_models
 from trouper.engine.encoders import bert
 from trouper.engine.loading.model_loading import load
 from trouper.engine.vision.patch_rules import PatchRules
@@ -87,17 +90,83 @@ EXPERTS = {
 """What a shape with experts has besides."""
 
 
+STEP: dict[str, Any] = {
+    "hidden_size": 4096,
+    "intermediate_size": 11264,
+    "num_attention_heads": 64,
+    "num_attention_groups": 8,
+    "head_dim": 128,
+    "attention_other_setting": {
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 96,
+        "num_attention_groups": 8,
+        "head_dim": 128,
+    },
+    "num_hidden_layers": 4,
+    "layer_types": ["full_attention"] + ["sliding_attention"] * 3,
+    "sliding_window": 512,
+    "rope_theta": [5e6, 1e4, 1e4, 1e4],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0],
+    "use_head_wise_attn_gate": True,
+    "moe_router_scaling_factor": 3.0,
+    "moe_intermediate_size": 1280,
+    "share_expert_dim": 1280,
+    "moe_num_experts": 288,
+    "moe_top_k": 8,
+    "moe_layers_enum": [1, 2, 3],
+    "vocab_size": 49152,
+}
+ERNIE: dict[str, Any] = {
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 14,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "moe_num_experts": [64, 64],
+    "moe_intermediate_size": [1536, 512],
+    "moe_k": 6,
+    "moe_layer_start_index": [1, 1],
+    "moe_layer_end_index": [29, 28],
+    "moe_num_shared_experts": 2,
+    "rope_theta": 5e5,
+    "mrope_section": [22, 22, 20],
+    "vocab_size": 49152,
+}
+HORIZON: dict[str, Any] = {"model_type": "k2_horizon", "vocab_size": 49152}
+VLM_SHAPES: dict[str, dict[str, Any]] = {
+    "k2-horizon": HORIZON,
+    "step3p7": {"model_type": "step3p7", "text_config": STEP},
+    "ernie4.5-vl": {"model_type": "ernie4_5_moe_vl", **ERNIE},
+    "k2-horizon-tiny": HORIZON
+    | {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4},
+    "step3p7-tiny": {
+        "model_type": "step3p7",
+        "text_config": STEP
+        | {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64}
+        | {"share_expert_dim": 64, "moe_num_experts": 16},
+    },
+    "ernie4.5-vl-tiny": {
+        "model_type": "ernie4_5_moe_vl",
+        **ERNIE,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+    },
+}
+"""Of text modules of mlx-vlm, by what their configs have: K2 Horizon, whole (15 GB in bfloat16);
+the dense layer and three with experts of Step 3.7's 45 (30 GB), half of ERNIE 4.5 VL 28B-A3B's
+(29 GB); and small ones of the same kinds, for CPUs."""
+
+
 def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
     """Random weights of a shape, with the tokenizer of `source`; quantized in groups of 64, if
-    `bits` is 4 or 8. All layers have the same: drawing and writing 60 GB of different ones takes
-    minutes, and speed does not depend on what they are."""
-    layers = SHAPES[shape][2]
-    model, config = _drawn(shape, layers=1)
+    `bits` is 4 or 8. All layers of a kind have the same: drawing and writing 60 GB of different
+    ones takes minutes, and speed does not depend on what they are."""
+    model, config = _drawn_vlm(shape) if shape in VLM_SHAPES else _drawn(shape)
     if bits < 16:
         nn.quantize(model, 64, bits)
         config["quantization"] = {"group_size": 64, "bits": bits}
-    scratch = _save_layers(dict(tree_flatten(model.parameters())), layers, Path(target))
-    _finish({**config, "num_hidden_layers": layers}, Path(source), scratch, Path(target))
+    scratch = _save_layers(dict(tree_flatten(model.parameters())), Path(target))
+    _finish(config, Path(source), scratch, Path(target))
 
 
 ENCODERS = {"bge-small": (384, 1536, 12, 12), "bge-base": (768, 3072, 12, 12)}
@@ -172,18 +241,18 @@ def save_random_vision(shape: str, tower: str, source: str, target: str) -> None
     `source`: a Qwen3-VL, of which come tokenizer, template and rules for images."""
     read = json.loads((Path(source) / "config.json").read_text())
     vocabulary = read["text_config"]["vocab_size"]
-    model, text = _drawn(shape, layers=1, vocabulary=vocabulary)
+    model, text = _drawn(shape, vocabulary)
     layers, head_dim = SHAPES[shape][2], text["head_dim"]
     sections = [head_dim // 2 - 2 * (head_dim // 6), head_dim // 6, head_dim // 6]
     rope = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": sections}
-    text |= {"model_type": "qwen3_vl_text", "rope_scaling": rope, "num_hidden_layers": layers}
+    text |= {"model_type": "qwen3_vl_text", "rope_scaling": rope}
     vision = vision_config(tower, text["hidden_size"], layers)
     rules = PatchRules((0.5,) * 3, (0.5,) * 3, 1 / 255, 16, 2, 2)
     encoder = QwenTower({"model_type": "qwen3_vl", "vision_config": vision}, rules)
     encoder.set_dtype(getattr(mx, SHAPES[shape][6]))
     weights = {f"language_model.{name}": array for name, array in tree_flatten(model.parameters())}
     weights |= {f"vision_tower.{name}": array for name, array in tree_flatten(encoder.parameters())}
-    scratch = _save_layers(weights, layers, Path(target))
+    scratch = _save_layers(weights, Path(target))
     for name in ("chat_template.jinja", "preprocessor_config.json"):
         shutil.copy(Path(source) / name, scratch)
     config = {**read, "text_config": text, "vision_config": vision}
@@ -192,14 +261,14 @@ def save_random_vision(shape: str, tower: str, source: str, target: str) -> None
 
 def random_model(shape: str) -> tuple[nn.Module, int]:
     """A model of a shape with random weights, in memory, and its vocabulary's size."""
-    model, config = _drawn(shape, layers=SHAPES[shape][2])
+    model, config = _drawn(shape)
     mx.eval(model.parameters())
     return model, int(config["vocab_size"])
 
 
-def _drawn(shape: str, layers: int, vocabulary: int = 49152) -> tuple[nn.Module, dict[str, Any]]:
+def _drawn(shape: str, vocabulary: int = 49152) -> tuple[nn.Module, dict[str, Any]]:
     """A model with random weights, not evaluated, and its config."""
-    hidden, inner, _, heads, kv_heads, head_dim, dtype = SHAPES[shape]
+    hidden, inner, layers, heads, kv_heads, head_dim, dtype = SHAPES[shape]
     experts = EXPERTS.get(shape, {})
     module = qwen3_moe if experts else qwen3
     config = {
@@ -225,34 +294,58 @@ def _drawn(shape: str, layers: int, vocabulary: int = 49152) -> tuple[nn.Module,
     return model, config
 
 
-def _save_layers(weights: dict[str, Any], layers: int, target: Path) -> Path:
-    """Write the weights, the text's first layer as `layers` layers; returns the directory, which is
-    not yet `target`."""
+def _drawn_vlm(shape: str) -> tuple[nn.Module, dict[str, Any]]:
+    """The same of a text module of mlx-vlm."""
+    config = {"eos_token_id": 2, **VLM_SHAPES[shape]}
+    model_class, args_class = vlm_models.text_classes(config)
+    mx.random.seed(0)
+    model: nn.Module = model_class(args_class.from_dict(config))
+    model.set_dtype(mx.bfloat16)
+    return model, config
+
+
+LAYER = re.compile(r"^(.*\.layers)\.(\d+)\.(.*)$")
+
+
+def _save_layers(weights: dict[str, Any], target: Path) -> Path:
+    """Write the weights; a layer's stand for all those of the same shapes. Returns the directory,
+    which is not yet `target`."""
     scratch = target.with_suffix(".part")
     scratch.mkdir(parents=True, exist_ok=True)
-    layer = {name: array for name, array in weights.items() if ".layers.0." in name}
-    rest = {name: array for name, array in weights.items() if name not in layer}
+    layers: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+    rest = {}
+    for name, array in weights.items():
+        if match := LAYER.match(name):
+            stack, layer, inner = match.groups()
+            layers[stack, layer][inner] = array
+        else:
+            rest[name] = array
     mx.save_safetensors(str(scratch / "model-rest.safetensors"), rest, {"format": "mlx"})
-    mx.save_safetensors(str(scratch / "model-000.safetensors"), layer, {"format": "mlx"})
-    _copy_layer(scratch / "model-000.safetensors", layers)
+    written: dict[Any, Path] = {}
+    for number, ((stack, layer), arrays) in enumerate(layers.items()):
+        file = scratch / f"model-{number:03}.safetensors"
+        shapes = tuple((inner, *array.shape, array.dtype) for inner, array in arrays.items())
+        if other := written.get(shapes):
+            _copy_layer(other, file, f"{stack}.{layer}.")
+            continue
+        named = {f"{stack}.{layer}.{inner}": array for inner, array in arrays.items()}
+        mx.save_safetensors(str(file), named, {"format": "mlx"})
+        written[shapes] = file
     return scratch
 
 
-def _copy_layer(first: Path, layers: int) -> None:
-    """A file for each other layer: the same bytes under other names."""
-    content = first.read_bytes()
+def _copy_layer(written: Path, file: Path, prefix: str) -> None:
+    """The same bytes under other names."""
+    content = written.read_bytes()
     length = int.from_bytes(content[:8], "little")
-    header, data = json.loads(content[8 : 8 + length]), memoryview(content)[8 + length :]
-    for layer in range(1, layers):
-        own = {
-            name.replace(".layers.0.", f".layers.{layer}."): tensor
-            for name, tensor in header.items()
-        }
-        text = json.dumps(own).encode()
-        text += b" " * (-len(text) % 8)
-        with first.with_name(f"model-{layer:03}.safetensors").open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.write(data)
+    header = json.loads(content[8 : 8 + length])
+    text = json.dumps(
+        {LAYER.sub(rf"{prefix}\3", name): tensor for name, tensor in header.items()}
+    ).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.write(memoryview(content)[8 + length :])
 
 
 def _save(model: llama.Model, config: dict[str, Any], source: Path, target: Path) -> None:

@@ -3,6 +3,7 @@
 For each shape (random weights) and number of streams, in tokens a second while all streams decode:
 `bare`, the model and argmax; `batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process;
 `http`, Trouper; `mlx_lm`, its server, on a CPU with Trouper's products of vectors;
+`vlm`, if named, mlx-vlm's own model and argmax, of a shape whose text is a module of mlx-vlm;
 `mlx_lm_openblas` and `mlx_lm_installed`, if named, with OpenBLAS alone, and with the BLAS of MLX's
 wheel, which is what a user has who installs it. With `http` come the CPU time of the event loop a
 token, and the busiest process of the clients, which shows that the load generator is not the limit.
@@ -50,7 +51,7 @@ OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
 SPARE = ("--buffer-cache", "8GB")
 """MLX keeps nearly all of a GPU's memory as buffers, so that another process on it finds none: the
 bare loop of a 4B shape, 128 rows."""
-LOOPS = ("bare", "batch", "engine")
+LOOPS = ("bare", "vlm", "batch", "engine")
 MLX_LM = {f"mlx_lm{suffix}": blas for suffix, blas in peers.SUFFIXES.items()}
 """mlx_lm.server by its BLAS."""
 OTHER_SERVERS = (*MLX_LM, *peers.SUBJECTS)
@@ -166,7 +167,7 @@ def ratios(rounds: Sequence[Row], name: str) -> list[float]:
 
 def summary(rounds: Sequence[Row]) -> Row:
     made = {key: typical([one[key] for one in rounds]) for key in rounds[0]}
-    for name in ("bare", *OTHER_SERVERS, "engine"):
+    for name in ("bare", "vlm", *OTHER_SERVERS, "engine"):
         if isinstance(made.get(name), float) and isinstance(made.get("http"), float):
             made[f"http / {name}"] = made["http"] / made[name]
             if len(pairs := ratios(rounds, name)) > 2:
@@ -189,7 +190,7 @@ def arguments() -> argparse.Namespace:
         "--subjects",
         nargs="+",
         choices=(*LOOPS, "http", *OTHER_SERVERS),
-        default=(*LOOPS, "http", "mlx_lm"),
+        default=("bare", "batch", "engine", "http", "mlx_lm"),
     )
     parser.add_argument("--prompt", type=int, default=50, help="tokens")
     parser.add_argument("--tokens", type=int, default=200)
