@@ -39,8 +39,10 @@ def test_a_model_that_was_warmed_up_answers_as_ever(name: str, shapes: Shapes) -
 
 class WatchedEngine(StepEngine):
     longest = 0
+    steps = 0
 
     def collect(self, launched: Launched) -> Stepped:
+        self.steps += 1
         stepped = super().collect(launched)
         self.longest = max(self.longest, *self.lengths().values(), 0)
         return stepped
@@ -82,6 +84,16 @@ def test_the_first_long_prompt_meets_nothing_new() -> None:
     assert beside_streams >= set(range(1024 + 64, 1200, 64)), (
         "a chunk of 64 has a mask as an array until then"
     )
+
+
+def test_kernels_of_an_earlier_start_cost_no_second_one() -> None:
+    """It takes 5.5 s on an H200 with 8B, and 10 on two: what is left takes a request a moment."""
+    steps = dict[bool, int]()
+    for compiled in (False, True):
+        engine = WatchedEngine(build("llama"), VOCABULARY, shapes=ROUNDED)
+        warm_up(engine, VOCABULARY, 1024, 256, 64, compiled=compiled)
+        steps[compiled] = engine.steps
+    assert steps[True] * 4 < steps[False]
 
 
 @pytest.mark.parametrize("at", [0, 3, 20])

@@ -231,6 +231,7 @@ class MlxEngine:
             self._settings.prefill_step_size,
             # Only rank 0 knows images, and all ranks have to run the same passes.
             images=card.images if self._group.size == 1 else None,
+            compiled=card.self_check.remembered,
         )
         mx.clear_cache()
         log.info("compiled in %.1f s", time.perf_counter() - began)

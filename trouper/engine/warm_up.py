@@ -58,15 +58,20 @@ def warm_up(
     step: int = CHUNK_STEP,
     *,
     images: ImageLayout | None = None,
+    compiled: bool = False,
 ) -> IdleWork:
     """Run prefill, decoding, sampling, drafts, growth and lone prompts, up to `context` tokens, in
     chunks of `chunk` tokens, and of `step` tokens beside streams; and an image. Drops all rows. For
     lack of memory the rest is left to requests, and the engine is unusable. Returns attention at
-    each length, which ranks, too, run each by itself."""
+    each length, which ranks, too, run each by itself.
+
+    compiled: whether an earlier start compiled the kernels, which MLX and the driver keep on disk.
+    Then growth, lone prompts and chunks beside streams are left to requests.
+    """
     try:
         if images is not None:
             _run_image(engine, images)
-        return IdleWork(_run_all(engine, vocabulary, context, chunk, step))
+        return IdleWork(_run_all(engine, vocabulary, context, chunk, step, compiled))
     except (RuntimeError, MemoryError) as error:
         _require_shortage(error)
         return IdleWork()
@@ -85,7 +90,7 @@ def _require_shortage(error: Exception) -> None:
 
 
 def _run_all(
-    engine: StepEngine, vocabulary: int, context: int, chunk: int, step: int
+    engine: StepEngine, vocabulary: int, context: int, chunk: int, step: int, compiled: bool
 ) -> list[Callable[[], None]]:
     rows = [RowId(index) for index in range(len(PROMPTS))]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
@@ -107,17 +112,19 @@ def _run_all(
     if not context or engine.shapes.bank_tokens(0) + GROWING_STEPS <= context:
         # Positions may be learned: a table ends.
         _verify(engine, (first, late))
-        _grow(engine, (first, late), vocabulary)
+        if not compiled:
+            _grow(engine, (first, late), vocabulary)
     with recording() as calls:  # A first pass is not compiled, and has arrays.
         _run(engine, Plan(6, drop=(first,), decode=(late,)))
     _run(engine, Plan(7, decode=(late,)))
     _run(engine, Plan(8, decode=(late,)))
     _run(engine, Plan(9, drop=(late,)))
-    _lone_prompts(engine, vocabulary, context)
+    if not compiled:
+        _lone_prompts(engine, vocabulary, context)
     if not (calls and context):
         return []
     later = [*_decode_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))]
-    for width in dict.fromkeys((chunk, min(chunk, step))):
+    for width in (chunk,) if compiled else dict.fromkeys((chunk, min(chunk, step))):
         later += _prefill_attention(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), width)
     return later
 
