@@ -1,5 +1,5 @@
 """`just bench-first-token`: the first token of one short prompt on an idle server, beside a bare
-prefill of as many tokens.
+prefill of as many tokens, the last one in a pass of its own as mlx-lm has it.
 
 Both are asked in turns, so that a slow moment of the machine meets both. The server's time is that
 of a client: connecting, tokenizing, scheduling, prefill, and the first event on the socket. Prompts
@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -23,31 +20,12 @@ import trio
 from rich.console import Console
 
 from benchmarks import load, servers
+from benchmarks.prefill import loop
 from trouper_lab.load import Stream
 
 PAUSE_S = 0.3
 """Pause between turns: BLAS's threads look for more work for some time, and would take a core from
 the other one."""
-BARE = "from benchmarks.first_token import bare; bare()"
-
-
-def bare() -> None:
-    """Prefill a prompt of as many tokens as each line of standard input says, and print the
-    seconds."""
-    import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
-
-    # isort: split
-    import mlx.core as mx
-    from mlx_lm.models.cache import make_prompt_cache
-
-    from benchmarks.bare import loaded
-
-    model, dice = loaded(sys.argv[1]), random.Random(0)
-    for line in sys.stdin:
-        prompt = mx.array([[dice.randrange(1000, 40000) for _ in range(int(line))]])
-        began = time.perf_counter()
-        mx.argmax(model(prompt, cache=make_prompt_cache(model))[:, -1], -1).item()
-        print(time.perf_counter() - began, flush=True)
 
 
 async def _ask(port: int, seed: int, words: int) -> Stream:
@@ -55,20 +33,13 @@ async def _ask(port: int, seed: int, words: int) -> Stream:
 
 
 def measure(server: servers.Server, model: Path, words: int, rounds: int) -> dict[str, Any]:
-    command = [sys.executable, "-c", BARE, str(model)]
     pairs: list[tuple[float, float]] = []
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with loop("bare_mlx", model) as bare:
         for seed in range(rounds + 3):
             asked = trio.run(partial(_ask, server.port, 1000 * words + seed, words))
             time.sleep(PAUSE_S)
-            print(asked.prompt_tokens, file=process.stdin, flush=True)
-            pairs.append((asked.times[0] - asked.sent, float(process.stdout.readline())))
+            pairs.append((asked.times[0] - asked.sent, bare.seconds(asked.prompt_tokens)))
             time.sleep(PAUSE_S)
-        process.stdin.close()
     pairs = pairs[3:]  # The first ones warm both up.
     served, alone = (statistics.median(times) for times in zip(*pairs, strict=True))
     return {

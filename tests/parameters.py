@@ -60,7 +60,7 @@ class Table:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        properties, refused = schema_of(self.request)["properties"], self.request.refused
+        properties, refused = schema_of(self.request)["properties"], self.request.unsupported
         within = components_of([self.request])
         aliases = {
             alias: f"is `{name}`"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
 from trouper.cli.server_process import snippets
 from trouper.protocol.api_keys import Keys
+from trouper.protocol.logs import FIELDS
+from trouper.protocol.record import Reason, RequestRecord
+from trouper.web.observability.request_log import RequestObserver
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]
@@ -282,12 +287,21 @@ class Stage:
         settings: ServerSettings,
         *,
         shutdown: trio.Event,
+        observers: Sequence[RequestObserver],
         exchange_observers: object,
         task_status: trio.TaskStatus[Any],
     ) -> None:
         task_status.started(["http://127.0.0.1:1"])
+        self._end("stop", observers)
         await shutdown.wait()
+        for reason in ("stop", "length", "error", "abort", "refused"):
+            self._end(reason, observers)
         self.events.append("server ended")
+
+    def _end(self, reason: Reason, observers: Sequence[RequestObserver]) -> None:
+        record = RequestRecord(request_id="1", reason=reason, arrived_at=0, ended_at=1)
+        for observer in observers:
+            observer(record)
 
 
 @pytest.fixture
@@ -308,7 +322,10 @@ def start(nursery: trio.Nursery) -> None:
     )
 
 
-async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> None:
+async def test_the_first_signal_drains_then_ends_the_server(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trouper")
     async with trio.open_nursery() as nursery:
         start(nursery)
         await trio.testing.wait_all_tasks_blocked()
@@ -317,6 +334,14 @@ async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> Non
         assert stage.events == ["announced", "drain 3"], "HTTP still answers while requests finish"
         stage.may_finish.set()
     assert sorted(stage.events[2:]) == ["models ended", "server ended"]
+    last = caplog.records[-1]
+    line = last.getMessage()
+    assert re.match(r"left after \d+\.\d s; requests finished: 2, cut off: 1 ", line)
+    assert line.endswith(" (--drain-timeout-s 3); exit code 0")
+    fields = getattr(last, FIELDS)
+    assert fields.pop("seconds") >= 0
+    assert fields == {"event": "left", "finished": 2, "cut_off": 1, "exit_code": 0}
+    assert last.levelname == "WARNING"
 
 
 async def test_the_second_signal_ends_at_once(

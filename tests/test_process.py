@@ -144,7 +144,10 @@ def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_pr
         until(lambda: stats(port)["active_sequences"] == 3)
         queued = Client(port, prompt="c", max_tokens=8, stream=True)
         until(lambda: stats(port)["queued_requests"] == 1)
-        assert end(process, signal.SIGTERM) == 0
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert "requests finished: 0, cut off: 4 " in log.splitlines()[-1]
         for client in (*decoding, prefilling, queued):
             client.join(PATIENCE_S)
             assert client.failed, (client.status, client.text[-300:])

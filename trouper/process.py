@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,7 +22,22 @@ SMALL_GRAPHS = {"MLX_MAX_OPS_PER_BUFFER": "20", "MLX_MAX_MB_PER_BUFFER": "100000
 # Between GPUs, operations are sent one by one. In a CUDA graph MLX captures each sum again, which
 # takes 54 us more, twice a layer: a server on two H200s made 36 tokens a second with graphs and 66
 # without (benchmarks/RESULTS.md). MLX reads the variable once, so a trial would take a process.
-NCCL_RANK, GRAPHS = "NCCL_HOST_IP", "MLX_USE_CUDA_GRAPHS"
+GRAPHS = "MLX_USE_CUDA_GRAPHS"
+
+NCCL_HOST = "NCCL_HOST_IP"
+BACKENDS = {
+    "MLX_HOSTFILE": "ring",
+    "MLX_IBV_DEVICES": "jaccl",
+    NCCL_HOST: "nccl",
+    "OMPI_COMM_WORLD_SIZE": "mpi",
+    "PMI_SIZE": "mpi",
+}
+"""Backends of MLX's groups, by the variable that a launcher of several ranks sets."""
+
+
+def backend_of(environment: Mapping[str, str]) -> str | None:
+    """None: one process."""
+    return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
 
 
 def prepare_cuda() -> None:
@@ -30,7 +46,7 @@ def prepare_cuda() -> None:
     if cuda_build():
         for name, value in SMALL_GRAPHS.items():
             os.environ.setdefault(name, value)
-        if os.environ.get(NCCL_RANK):
+        if backend_of(os.environ) == "nccl":
             os.environ.setdefault(GRAPHS, "0")
 
 

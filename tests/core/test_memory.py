@@ -230,6 +230,24 @@ def test_a_preempted_one_needs_more_room_to_return() -> None:
     assert 1 <= preempted(small) <= 3
 
 
+@pytest.mark.parametrize(("step_s", "retry_s"), [(0.01, 1), (1.0, 12), (9.0, 60)])
+def test_a_full_queue_is_tried_again_when_half_of_it_has_entered(
+    step_s: float, retry_s: int
+) -> None:
+    """One row, of about ten steps a request, and four that wait."""
+    full = world(None, completion_batch_size=1, max_queue_size=4)
+    ask(full, 4)
+    while len(full.core._queue) > 1:
+        run(full)
+        full.now += step_s
+    *_, late = ask(full, 4)
+    problem = problem_of(late)
+    assert problem is not None and problem.code == "queue_full"
+    assert problem.retry_after_s == pytest.approx(retry_s, rel=0.3)
+    assert f"in {problem.retry_after_s} s" in problem.message
+    finish(full)
+
+
 @given(st.integers(1, 30), st.integers(0, 8))
 def test_no_priority_waits_for_ever(wait_steps: int, distance: int) -> None:
     """A request of a higher priority arrives with each step. The bound: --priority-max-wait-s, and

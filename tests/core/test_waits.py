@@ -30,6 +30,23 @@ def test_a_request_that_waits_for_nothing() -> None:
     assert states(client) == [("prefilling", ""), ("decoding", "")]
 
 
+def test_a_row_decodes_from_its_first_token_on() -> None:
+    """The step that computes the last chunk also samples: its time is prefill."""
+    core = DrivenCore(disk=False)
+    client = core.arrive(100)
+    client.history.clock = lambda: core.now
+    seen = []
+    while not client.tokens:
+        core.step()
+        [row] = core.watches.batch.latest.rows
+        seen.append(row.state)
+    core.step()
+    [row] = core.watches.batch.latest.rows
+    assert {*seen} == {"prefilling"} and row.state == "decoding"
+    assert states(client) == [("prefilling", ""), ("decoding", "")]
+    assert client.history.transitions[-1].at == row.first_token_at
+
+
 def test_a_row() -> None:
     full = world(None, completion_batch_size=1)
     [first, second, third] = ask(full, 3)

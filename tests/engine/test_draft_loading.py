@@ -25,14 +25,7 @@ from trouper.protocol.settings import Settings
 SMALLER: dict[str, Any] = {"num_hidden_layers": 2}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> str:
-    return str(save("llama", tmp_path / "target"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def draft(directory: Path, name: str = "llama", seed: int = 5, **changes: Any) -> str:

@@ -40,9 +40,7 @@ WAYS = [
 """Of each head the names of its publisher or those of conversions, in turns."""
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def loaded(path: Path, **settings: Any) -> EvaluatedModel:

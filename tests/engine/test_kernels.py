@@ -14,7 +14,7 @@ import pytest
 from trouper import process
 from trouper.process import (
     GRAPHS,
-    NCCL_RANK,
+    NCCL_HOST,
     SMALL_GRAPHS,
     THRASHING_CHECK,
     cuda_build,
@@ -65,7 +65,7 @@ def test_ranks_between_gpus_have_no_graphs_unless_somebody_wants_them(
     rank: str, wish: str | None, graphs: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "cuda_build", lambda: True)
-    monkeypatch.setenv(NCCL_RANK, rank)
+    monkeypatch.setenv(NCCL_HOST, rank)
     for name in (GRAPHS, *SMALL_GRAPHS):
         monkeypatch.setenv(name, "set, so that the test's end takes it away")
         monkeypatch.delenv(name)

@@ -14,9 +14,11 @@ from tests.engine.test_sharding import Pretended
 from tests.families import FAMILIES, build
 from tests.ranks.models import CONFIGS
 from trouper.engine.distributed import pipeline
+from trouper.engine.distributed.rank_group import split_settings
 from trouper.engine.distributed.sharding import HypotheticalGroup
 from trouper.engine.passes.seams import Seams, exchanging
 from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
 
 TOKENS = mx.array([[5, 7, 9, 11, 2]])
 DIRECTORY = Path("model")
@@ -70,6 +72,21 @@ def test_stages_compute_what_the_whole_model_computes(
     assert mx.allclose(logits, expected, atol=1e-4)
     first = models[0](TOKENS[:, :3], cache=make_prompt_cache(models[0]))
     assert not mx.allclose(first[:, 1:], expected, atol=1e-2), "the other stages do something"
+
+
+@pytest.mark.parametrize("wishes", [{"pipeline": True}, {"tp_reduce_dtype": "float32"}])
+def test_one_rank_reads_past_what_splits_a_model(
+    wishes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Images and MTP heads were off with --pipeline, and nothing was split."""
+    wished, usual = Settings(**wishes), Settings()
+    assert split_settings(wished, Ranked(2, 0)) == wished
+    assert split_settings(usual, Ranked(1, 0)) == usual and not caplog.records
+    assert split_settings(wished, Ranked(1, 0)) == usual
+    [warning] = caplog.records
+    [flag] = wishes
+    assert f"--{flag.replace('_', '-')} " in warning.getMessage()
+    assert warning.levelname == "WARNING"
 
 
 def refused(model: nn.Module, size: int) -> str:

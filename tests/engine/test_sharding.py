@@ -16,11 +16,12 @@ from tests.families import FAMILIES, build, save
 from tests.family_configs import BASE
 from tests.ranks.models import CONFIGS
 from tests.ranks.models import save as save_dividing
-from trouper.engine.distributed.rank_group import ALONE, RankGroup, backend_of
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.sharding import HypotheticalGroup, fault, fuse_adapters
 from trouper.engine.loading import checkpoint
 from trouper.engine.loading.model_loading import load
 from trouper.engine.platform import device
+from trouper.process import backend_of
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
 

@@ -27,16 +27,7 @@ from trouper.engine.spec_decode.tapped_drafters import DFlash, Eagle3
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> str:
-    return str(save("llama", tmp_path / "target"))
-
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 EAGLE3, DFLASH = config_of("eagle3", "llama"), config_of("dflash", "llama")
 

@@ -266,6 +266,9 @@ def test_parameters_of_a_checkpoint_rule() -> None:
     assert (shape.tiles, shape.resample) == ((2, 2), 3)
     few = layout("lfm2_vl", {"max_tiles": 3})
     assert few.shape(ImageSize(4000, 1000, "png"), "auto", 4096).tiles == (1, 3)
+    for name, number in (("kimi_k25", 2), ("kimi_vl", 3)):
+        shape = layout(name, {"resample": 2}).shape(ImageSize(100, 100, "png"), "auto", 4096)
+        assert shape.resample == number, "Kimi-VL's own processor has no choice"
     newer = layout("kimi_k25", {"media_proc_cfg": {"in_patch_limit": 400}})
     assert newer.num_tokens(newer.shape(ImageSize(4000, 4000, "png"), "auto", 4096)) <= 121
 
@@ -279,6 +282,7 @@ def test_parameters_of_a_checkpoint_rule() -> None:
         ("lfm2_vl", {"tile_size": 100}, "not made of whole tokens"),
         ("llama4", {"resize_to_max_canvas": True}, "enlarges images"),
         ("llama4", {"resample": 9}, "filter that Pillow does not know"),
+        ("kimi_k25", {"resample": 9}, "filter that Pillow does not know"),
     ],
 )
 def test_a_checkpoint_that_differs_says_why(

@@ -135,7 +135,7 @@ def bodies(table: Table) -> Iterator[tuple[str, dict[str, Any]]]:
     """A body for each parameter that works, with that and with what a request needs."""
     schema, within = schema_of(table.request), components_of([table.request])
     required = {*schema.get("required", ()), "model", "input", "documents"}
-    names = required & {*schema["properties"]} - {*table.request.refused}
+    names = required & {*schema["properties"]} - {*table.request.unsupported}
     minimal = {name: NEEDED.get(name, "x") for name in sorted(names)}
     for name, verdict in table.verdicts.items():
         if verdict.startswith("works"):

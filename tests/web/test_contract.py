@@ -155,10 +155,11 @@ async def test_a_draining_server_is_503() -> None:
     ):
         await stream.send_all(post("/v1/completions", STREAM))
         await eventually(lambda: served.busy == 1)
-        nursery.start_soon(served.runtime.drain, 60)
+        nursery.start_soon(served.runtime.drain, 40)
         await eventually(lambda: served.runtime.draining)
-        status, answer = await ask(served, {"prompt": "a"})
-        assert (status, answer["error"]["code"]) == (503, "draining")
+        status, headers, body = await exchange(served, post("/v1/completions", {"prompt": "a"}))
+        assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
+        assert 10 < int(headers["retry-after"]) <= 40, "what is left of the drain"
         assert (await exchange(served, get("/readyz")))[0] == 503
         assert (await exchange(served, get("/livez")))[0] == 200
 

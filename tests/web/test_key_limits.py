@@ -119,6 +119,18 @@ def test_nobody_waits_longer_than_the_window() -> None:
     assert window.wait_s(1, 10) == WINDOW_S
 
 
+def test_what_running_requests_hold_is_asked_for_again_after_as_long_as_they_run() -> None:
+    now = [100.0]
+    window = SlidingWindow(lambda: now[0])
+    window.hold(10)
+    for passed, wait_s in ((0, 1), (7, 7), (500, WINDOW_S)):
+        now[0] = 100.0 + passed
+        assert window.wait_s(1, 10) == window.reset_s() == wait_s
+    window.settle(10, 0)
+    window.hold(10)
+    assert window.wait_s(1, 10) == 1
+
+
 async def test_a_request_that_no_minute_can_hold_is_refused_for_good(tmp_path: Path) -> None:
     file = key_file(tmp_path, "sk-a name=alice tokens_per_minute=100\n")
     async with serving(FakeEngine(), api_key_file=file) as served:

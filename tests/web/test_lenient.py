@@ -90,7 +90,7 @@ def told(**more: Any) -> Json:
 def skipped(path: str) -> list[str]:
     """The unsupported parameters that a request is read past."""
     kind = CLASSES[path]
-    return [name for name in kind.refused if kind.may_skip(name)]
+    return [name for name in kind.unsupported if kind.may_skip(name)]
 
 
 TOP: list[tuple[str, Json, str]] = [

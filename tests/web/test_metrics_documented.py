@@ -149,10 +149,20 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
 
 
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(printed("--alerts"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
 def rules() -> dict[str, str]:
     """Expressions of the alerts, by name."""
-    groups = yaml.safe_load(printed("--alerts"))["groups"]
-    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    return {rule["alert"]: rule["expr"] for rule in alerts()}
+
+
+def test_every_alert_says_whom_it_wakes() -> None:
+    severities = [rule.get("labels") for rule in alerts()]
+    assert {one["severity"] for one in severities if one} == {"critical", "warning"}
+    assert all(severities)
 
 
 @pytest.mark.parametrize("name", rules())

@@ -18,7 +18,7 @@ from trouper.web.http.body_parsing import between, parse_json
 from trouper.web.http.client_paths import Adaptation, trace_to_client
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.request_body import Body, SentBack, structure
-from trouper.web.http.request_schema import Refused, among, components_of, schema_of
+from trouper.web.http.request_schema import Unsupported, among, components_of, schema_of
 from trouper.web.openai.chat_completions import ChatRequest
 from trouper.web.openai.completions import CompletionRequest
 
@@ -107,7 +107,7 @@ Size = Literal["large", "a"]
 
 class Note(SentBack, tag="note", frozen=True):
     text: str
-    refused: ClassVar[Refused] = {"citations": ([],)}
+    unsupported: ClassVar[Unsupported] = {"citations": ([],)}
 
 
 class Picture(SentBack, tag="picture", frozen=True):
@@ -116,7 +116,7 @@ class Picture(SentBack, tag="picture", frozen=True):
 
 
 class Inner(Body, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {"old": (1,)}
+    unsupported: ClassVar[Unsupported] = {"old": (1,)}
     words: Annotated[tuple[int, ...], Meta(max_length=3)] = ()
     name: Annotated[str, Meta(max_length=5)] | None = None
     kind: Annotated[Size, ordered(Size)] | None = None

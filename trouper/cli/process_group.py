@@ -21,6 +21,7 @@ import attrs
 import trio
 
 from trouper.cli.exits import USAGE_ERROR, echo_if_possible, insists, leaving_signals
+from trouper.process import NCCL_HOST
 from trouper.system.lifeline import LAUNCHER, lifeline
 
 GRACE_S = 5.0  # Time for the other processes to end by themselves
@@ -216,7 +217,7 @@ class LocalRanks:
             return {
                 "MLX_RANK": str(rank),
                 "MLX_WORLD_SIZE": str(self.ranks),
-                "NCCL_HOST_IP": "127.0.0.1",
+                NCCL_HOST: "127.0.0.1",
                 "NCCL_PORT": str(port),
                 "CUDA_VISIBLE_DEVICES": _devices(self.ranks)[rank],
             }

@@ -16,6 +16,7 @@ from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_link import RankLost
 from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once, insists, leaving_signals
+from trouper.process import NCCL_HOST, backend_of
 from trouper.protocol.paths import expanded
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
@@ -23,13 +24,6 @@ from trouper.run import mlx_engine
 
 logger = logging.getLogger("trouper")
 RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-GROUP_VARIABLES = (
-    "MLX_HOSTFILE",
-    "MLX_IBV_DEVICES",
-    "NCCL_HOST_IP",
-    "OMPI_COMM_WORLD_SIZE",
-    "PMI_SIZE",
-)
 JOIN_S = 120  # Native code waits and holds the GIL, so SIGALRM keeps the limit.
 SHORTEST_SECRET, LONGEST_SECRET = 16, 4096
 LAST_ERRORS_S = 0.7  # For the errors that clients get
@@ -38,7 +32,7 @@ ORPHAN_S = 30.0  # For a drain after the launcher has died
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
     """None without a group."""
-    if not any(environment.get(name) for name in GROUP_VARIABLES):
+    if backend_of(environment) is None:
         return None
     return next((int(environment[name]) for name in RANK_VARIABLES if environment.get(name)), None)
 
@@ -50,7 +44,7 @@ def control_host(environment: Mapping[str, str]) -> str:
         return first.rsplit(":", 1)[0].strip("[]")
     if coordinator := environment.get("MLX_JACCL_COORDINATOR"):
         return coordinator.rsplit(":", 1)[0].strip("[]")
-    return environment.get("NCCL_HOST_IP") or "127.0.0.1"
+    return environment.get(NCCL_HOST) or "127.0.0.1"
 
 
 def rank_secret(settings: Settings) -> bytes:

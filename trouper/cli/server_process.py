@@ -7,12 +7,14 @@ import shlex
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePath
 from typing import Any
 
+import attrs
 import click
 import trio
 from rich.console import Console
@@ -37,8 +39,10 @@ from trouper.cli.exits import DEVICE_STUCK, end_at_once, forget, insists, leavin
 from trouper.cli.rank_process import end_with_group
 from trouper.cli.terminal_text import line_shown
 from trouper.protocol.loading import Loading, LoadWatch
+from trouper.protocol.logs import FIELDS
 from trouper.protocol.model import ModelCard
 from trouper.protocol.model_options import ModelOptions
+from trouper.protocol.record import Reason, RequestRecord
 from trouper.run import mlx_engine
 from trouper.web.keys.key_file import require_keys
 from trouper.web.observability.exchange import ExchangeObserver
@@ -133,10 +137,11 @@ async def run(
     require_address(server_settings.host, server_settings.port)
     await require_keys(server_settings)
     leaving, loading, over, drained = trio.Event(), trio.CancelScope(), trio.Event(), trio.Event()
+    last = LastRequests(server_settings.drain_timeout_s)
     with trio.open_signal_receiver(*leaving_signals()) as signals:
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch_signals, signals, leaving, loading)
-            watching.start_soon(_watch_end, leaving, drained, server_settings.drain_timeout_s)
+            watching.start_soon(_watch_end, leaving, drained, last)
             if ranks is None:
                 watching.start_soon(_watch_loading, leaving, over)
             else:
@@ -163,9 +168,49 @@ async def run(
                         server_settings,
                         leaving=leaving,
                         drained=drained,
+                        last=last,
                         exchange_observers=exchange_observers,
                     )
             watching.cancel_scope.cancel(reason="everything has ended")
+    last.tell()
+
+
+@attrs.define(eq=False)
+class LastRequests:
+    """Counts the requests that end during a drain, for the last line of the log."""
+
+    drain_timeout_s: float
+    began_at: float | None = None
+    """trio.current_time() of the drain."""
+    ended: Counter[Reason] = attrs.field(factory=Counter)
+
+    def note(self, record: RequestRecord) -> None:
+        if self.began_at is not None:
+            self.ended[record.reason] += 1
+
+    def tell(self) -> None:
+        if self.began_at is None:  # It left before it served.
+            return
+        seconds = trio.current_time() - self.began_at
+        finished, cut_off = self.ended["stop"] + self.ended["length"], self.ended["error"]
+        logger.log(
+            logging.WARNING if cut_off else logging.INFO,
+            "left after %.1f s; requests finished: %d, cut off: %d (--drain-timeout-s %g); "
+            "exit code 0",
+            seconds,
+            finished,
+            cut_off,
+            self.drain_timeout_s,
+            extra={
+                FIELDS: {
+                    "event": "left",
+                    "seconds": seconds,
+                    "finished": finished,
+                    "cut_off": cut_off,
+                    "exit_code": 0,
+                }
+            },
+        )
 
 
 def _freeze_heap() -> None:
@@ -197,10 +242,10 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
     end_at_once(0)
 
 
-async def _watch_end(leaving: trio.Event, drained: trio.Event, drain_timeout_s: float) -> None:
+async def _watch_end(leaving: trio.Event, drained: trio.Event, last: LastRequests) -> None:
     """End the process if a drain does not end."""
     await leaving.wait()
-    with trio.move_on_after(drain_timeout_s + ENDS_S):
+    with trio.move_on_after(last.drain_timeout_s + ENDS_S):
         await drained.wait()
         await trio.sleep(ENDS_S)
     names = sorted(
@@ -210,6 +255,7 @@ async def _watch_end(leaving: trio.Event, drained: trio.Event, drain_timeout_s: 
         "the drain has not ended this process, so it ends now; threads that still run: %s",
         ", ".join(names),
     )
+    last.tell()
     end_at_once(0)
 
 
@@ -235,6 +281,7 @@ async def _serve(
     *,
     leaving: trio.Event,
     drained: trio.Event,
+    last: LastRequests,
     exchange_observers: Sequence[ExchangeObserver],
 ) -> None:
     shutdown = trio.Event()
@@ -245,6 +292,7 @@ async def _serve(
                 models,
                 settings,
                 shutdown=shutdown,
+                observers=[last.note],
                 exchange_observers=exchange_observers,
             )
         )
@@ -252,11 +300,8 @@ async def _serve(
         raise cannot_listen(settings.host, settings.port, error) from error
     announce(urls[0], models, bool(settings.api_key or settings.api_key_file))
     await leaving.wait()
-    if not await models.drain(settings.drain_timeout_s):
-        logger.warning(
-            "requests were still running after --drain-timeout-s %g; they were ended",
-            settings.drain_timeout_s,
-        )
+    last.began_at = trio.current_time()
+    await models.drain(settings.drain_timeout_s)
     drained.set()
     shutdown.set()
 

@@ -26,7 +26,7 @@ from trouper.engine.platform import device
 from trouper.engine.platform.device import WIRED, bound_memory
 from trouper.engine.platform.error_text import first_line_of, lacks_memory, system_shortage
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
-from trouper.engine.spec_decode.draft_model import UNLIMITED
+from trouper.engine.spec_decode.draft_model import NO_DRAFT_LIMITS
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.step_loop import WAKE, SideWork, StepLoop, Waiting, model_unloaded
@@ -337,7 +337,7 @@ class MlxEngine:
             drafting=drafting,
             capabilities=loaded.card.capabilities,
             draft_model=loaded.drafters.model,
-            draft_limits=UNLIMITED if draft is None else draft.limits,
+            draft_limits=NO_DRAFT_LIMITS if draft is None else draft.limits,
             head=loaded.drafters.reader,
             processors=self._processors,
             adapters=self._adapters,

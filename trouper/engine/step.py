@@ -26,7 +26,7 @@ from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.sampling.logprobs import KeptMask
 from trouper.engine.sampling.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.sampling_batch import Sampled, SamplingBatch
-from trouper.engine.spec_decode.draft_model import UNLIMITED, DraftLimits
+from trouper.engine.spec_decode.draft_model import NO_DRAFT_LIMITS, DraftLimits
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
@@ -91,7 +91,7 @@ class StepEngine:
         shapes: Shapes | None = None,
         capabilities: Capabilities | None = None,
         draft_model: nn.Module | None = None,
-        draft_limits: DraftLimits = UNLIMITED,
+        draft_limits: DraftLimits = NO_DRAFT_LIMITS,
         head: nn.Module | None = None,
         processors: Processors = NO_PROCESSORS,
         adapters: Sequence[str | None] = (),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator, Sequence
+from math import ceil
 
 import attrs
 
@@ -13,6 +14,15 @@ LONGEST_QUOTED = 200
 # Characters kept of a longer message; the remedy is at the end.
 LONGEST_BEGINNING, LONGEST_END = 700, 300
 WORD = re.compile(r"\S++")
+MAX_RETRY_S = 60
+"""Clients do not wait longer: older versions of `openai` then choose a time themselves."""
+RESTART_S = 5
+"""Until a supervisor starts the server again."""
+
+
+def retry_after_s(seconds: float) -> int:
+    """Return whole seconds for Retry-After, from 1 to MAX_RETRY_S."""
+    return min(max(ceil(seconds), 1), MAX_RETRY_S)
 
 
 def quoted(name: str) -> str:
@@ -71,8 +81,16 @@ SYSTEM_SHORTAGE = Problem(
     retry_after_s=5,
 )
 DRAINING = Problem(
-    503, "the server is shutting down", "server_error", code="draining", retry_after_s=1
+    503, "the server is shutting down", "server_error", code="draining", retry_after_s=RESTART_S
 )
+
+
+def draining(until: float, now: float) -> Problem:
+    """`DRAINING`, with the seconds that are left of the drain. An earlier start is a supervisor's
+    or a balancer's."""
+    return attrs.evolve(DRAINING, retry_after_s=retry_after_s(max(until - now, RESTART_S)))
+
+
 MODEL_UNLOADING = Problem(
     503,
     "the model is being unloaded",
@@ -86,7 +104,11 @@ MODEL_UNLOADING = Problem(
 def rank_lost(reason: str) -> Problem:
     """The group of ranks ended, and with it the process."""
     return Problem(
-        503, f"the server starts again: {reason}", "server_error", code="rank_lost", retry_after_s=5
+        503,
+        f"the server starts again: {reason}",
+        "server_error",
+        code="rank_lost",
+        retry_after_s=RESTART_S,
     )
 
 
@@ -190,13 +212,15 @@ NOT_PREPARED = Problem(
 )
 
 
-def queue_full(size: int) -> Problem:
+def queue_full(size: int, retry_s: float = 1) -> Problem:
+    seconds = retry_after_s(retry_s)
     return Problem(
         429,
-        f"too many requests: {size} are waiting already (--max-queue-size); try again soon",
+        f"too many requests: {size} are waiting already (--max-queue-size); try again in "
+        f"{seconds} s",
         "rate_limit_error",
         code="queue_full",
-        retry_after_s=1,
+        retry_after_s=seconds,
     )
 
 

@@ -35,7 +35,7 @@ class DiskLimits:
     keep_free_bytes: int = 0
 
 
-UNLIMITED = DiskLimits(2**63)
+NO_DISK_LIMITS = DiskLimits(2**63)
 
 
 @attrs.frozen

@@ -22,7 +22,7 @@ from trouper.storage.bounded_directory import (
     Evicted,
     RunUse,
 )
-from trouper.storage.cache_directory import UNLIMITED, DiskLimits
+from trouper.storage.cache_directory import NO_DISK_LIMITS, DiskLimits
 from trouper.storage.file_operations import Buffer, Disk, File
 from trouper.storage.run_format import SUFFIX, Sealed, seal
 from trouper.storage.run_reading import open_run
@@ -146,7 +146,7 @@ class RunStore:
         first."""
         return seal(self.namespace, parent, blocks)
 
-    def put(self, sealed: Sealed, limits: DiskLimits = UNLIMITED) -> Room:
+    def put(self, sealed: Sealed, limits: DiskLimits = NO_DISK_LIMITS) -> Room:
         """Write a run after making room; without `fits` nothing was written. An existing run is not
         written again. Raises `OSError`, leaving no file."""
         if not self._refreshed:

@@ -11,7 +11,7 @@ import trio
 
 from trouper.actors.runtime.submission import Arrivals
 from trouper.protocol.plan_channel import ClosesAtEnd
-from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.problems import Problem, RequestFailed, retry_after_s
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.replies import (
     Accepted,
@@ -59,13 +59,14 @@ class Deadline(NamedTuple):
             "request_timeout": f"the request took longer than {self.seconds:g} s",
         }[self.code]
         is_early = self.code in ("preparation_timeout", "queue_timeout")
-        status, retry_after_s = (503, 1) if is_early else (504, None)
+        # What was waited for in vain is tried again after as long.
+        status, retry_s = (503, retry_after_s(self.seconds)) if is_early else (504, None)
         return Problem(
             status,
             f"{message} ({self.flag})",
             "timeout_error",
             code=self.code,
-            retry_after_s=retry_after_s,
+            retry_after_s=retry_s,
         )
 
 

@@ -63,6 +63,7 @@ from trouper.protocol.problems import (
     Problem,
     RequestFailed,
     adapter_unknown,
+    draining,
     leaves,
 )
 from trouper.protocol.settings import Settings
@@ -115,6 +116,7 @@ class ModelManager:
         self._progress = progress
         self._changed = trio.Event()
         self._serves = False
+        self._drained_by = -inf
 
     @property
     def models(self) -> list[ManagedModel]:
@@ -147,11 +149,16 @@ class ModelManager:
             self.notify()
             raise
         if wait.problem is not None:
-            raise RequestFailed(wait.problem)
+            raise RequestFailed(self._problem_of(wait.problem))
         if model.runtime is None:  # The model has crashed since the lease was granted.
             self._release(model)
             return await self.lease(name)
         return Lease(model.names[0], model.runtime, lambda: self._release(model))
+
+    def _problem_of(self, problem: Problem) -> Problem:
+        if problem is DRAINING:
+            return draining(self._drained_by, trio.current_time())
+        return problem
 
     def _release(self, model: ManagedModel) -> None:
         self.table.release(model, trio.current_time())
@@ -299,6 +306,7 @@ class ModelManager:
                 await self._changed.wait()
 
     async def drain(self, timeout_s: float) -> bool:
+        self._drained_by = trio.current_time() + timeout_s
         self.table.drain()
         self.notify()
         finished = []

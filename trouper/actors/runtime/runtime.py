@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 import attrs
 import trio
@@ -25,12 +26,12 @@ from trouper.protocol.batch import BatchStats
 from trouper.protocol.health import ChannelStats
 from trouper.protocol.model import AdapterCard, Engine, ModelCard, Tokenizer
 from trouper.protocol.problems import (
-    DRAINING,
     MODEL_UNLOADING,
     Problem,
     RequestFailed,
     adapter_loaded,
     adapter_unknown,
+    draining,
     rank_lost,
 )
 from trouper.protocol.replies import Accepted
@@ -57,6 +58,8 @@ class Runtime:
     _engine: Engine
     finished: trio.Event = attrs.field(factory=trio.Event)
     draining: bool = False
+    drained_by: float = -inf
+    """trio.current_time() at which a drain is over."""
     leaving: Leaving = ""
     """State of the model after a drain, if the server goes on."""
     # Threads for tokenizing without an answer.
@@ -208,7 +211,7 @@ class Runtime:
     def problem_of_end(self) -> Problem:
         if lost := self._watches.ranks.latest.lost:
             return rank_lost(lost)
-        return MODEL_UNLOADING if self.leaving else DRAINING
+        return MODEL_UNLOADING if self.leaving else draining(self.drained_by, trio.current_time())
 
     def health(self) -> Health:
         """Health from the last published values. Never waits."""
@@ -227,6 +230,7 @@ class Runtime:
         on without this model. False: the time ran out, and the remaining requests got an error.
         Every actor has ended at the return."""
         self.draining, self.leaving = True, leaving
+        self.drained_by = trio.current_time() + timeout_s
         self._watches.draining.publish(True)
         self._requests.close()
         with trio.move_on_after(timeout_s):

@@ -102,7 +102,7 @@ class Admission:
             found = self.kv_memory.enter(sequence, found)
             if found is None:
                 return "memory"
-            self.queue.remove(sequence)
+            self.queue.enter(sequence, now)
             admits.append(self._enter(sequence, found, now))
         return "trial"  # All candidates entered or wait for a prefix or the disk.
 

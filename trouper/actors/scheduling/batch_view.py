@@ -102,13 +102,14 @@ def _stats_of(sequence: Sequence) -> RowStats:
 def _state_of(sequence: Sequence) -> RowState:
     if sequence.state in QUEUED | {State.PREEMPTED}:
         return "preempted"
-    if sequence.state is State.PREFILLING:
-        return "restoring" if sequence.num_resumed_tokens else "prefilling"
-    return "decoding"
+    if sequence.has_decoded:
+        return "decoding"
+    return "restoring" if sequence.num_resumed_tokens else "prefilling"
 
 
 def _restored(sequence: Sequence) -> tuple[int, int]:
-    if sequence.state is State.PREFILLING:
-        return sequence.num_computed_tokens, sequence.num_prefill_tokens
+    if sequence.state not in QUEUED | {State.PREEMPTED}:
+        needed = sequence.num_prefill_tokens
+        return min(sequence.num_computed_tokens, needed), needed
     read = sequence.read if sequence.state is State.WAITING_FOR_DISK else None
     return (0 if read is None else read.read_tokens), sequence.num_tokens

@@ -58,7 +58,7 @@ from trouper.protocol.plans import (
     Stepped,
     Store,
 )
-from trouper.protocol.problems import Problem, queue_full, rank_lost
+from trouper.protocol.problems import RESTART_S, Problem, queue_full, rank_lost
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
 from trouper.protocol.work import DiskNews
@@ -232,7 +232,7 @@ class Core:
         free_rows = self._settings.rows - self._batch.num_rows_of_others
         if self._queue.is_full_for(client.request, self._settings.max_queue_size + free_rows):
             self._counters.add(requests_errored=1)
-            sequence.fail(queue_full(self._settings.max_queue_size))
+            sequence.fail(queue_full(self._settings.max_queue_size, self._queue.half_s(now)))
             return
         if problem := self._budget.restrict(sequence):
             self._counters.add(requests_errored=1)
@@ -301,7 +301,7 @@ class Core:
             return rank_lost(lost)
         message = "the engine stopped before the answer was complete"
         status, retry_s = (
-            (503, 1) if self._watches.draining.latest or not self._open else (500, None)
+            (503, RESTART_S) if self._watches.draining.latest or not self._open else (500, None)
         )
         return Problem(
             status, message, "server_error", None, code="engine_stopped", retry_after_s=retry_s

@@ -45,11 +45,10 @@ QUEUED = frozenset({State.WAITING, State.WAITING_FOR_PREFIX, State.WAITING_FOR_D
 NOTED: Mapping[State, RequestState] = {
     **dict.fromkeys(QUEUED, "queued"),
     State.PREFILLING: "prefilling",
-    State.DECODING: "decoding",
-    State.LAST_TOKEN_SCHEDULED: "decoding",
     State.PREEMPTED: "preempted",
 }
-"""States as the request's history names them."""
+"""States as the request's history names them. It decodes from its row's first token on, which comes
+a step after the last chunk was scheduled."""
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.WAITING: QUEUED | {State.PREFILLING, State.FINISHED},
     State.WAITING_FOR_PREFIX: QUEUED | {State.PREFILLING, State.FINISHED},
@@ -283,6 +282,8 @@ class Sequence:
     ) -> Finished | None:
         """Commit one token. Returns the following `Finished`, after the last text."""
         self.chain.append(token)
+        if not self.has_decoded:
+            self.client.note("decoding")
         return self.output.append(token, logprobs, now)
 
     def finish(self) -> None:
@@ -305,6 +306,11 @@ class Sequence:
             or primary.node is None
             or primary.num_computed_tokens >= self.shared_tokens
         )
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether its row, or the last one that it had, has sampled a token."""
+        return self.num_output_tokens > self.num_resumed_tokens
 
     @property
     def num_output_tokens(self) -> int:

@@ -16,6 +16,8 @@ from trouper.actors.scheduling.tenant_shares import TenantShares
 from trouper.protocol.requests import BATCH_PRIORITY, Generate
 
 MAX_COMPARED = 256
+PACED = 64
+"""Latest entries from whose times the queue's pace follows."""
 LONE_PATIENCE_S = 10.0
 """Time for which others may overtake a request that must run alone."""
 
@@ -29,6 +31,8 @@ class WaitingQueue:
         # Sequences by priority. No class is empty.
         self._classes: dict[int, deque[Sequence]] = {}
         self.num_preempted = 0
+        # When the queue was last empty, or an earlier entry, then the latest entries into rows.
+        self._entered_at: deque[float] = deque(maxlen=PACED)
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
@@ -39,6 +43,14 @@ class WaitingQueue:
             request.priority != BATCH_PRIORITY
             and self._shares.waiting[False, request.tenant] >= size
         )
+
+    def half_s(self, now: float) -> float:
+        """Seconds in which half of the queue enters at its pace so far. Who comes back then meets
+        room, and the queue is not yet empty."""
+        if not self._entered_at:
+            return 0.0
+        entered = max(1, len(self._entered_at) - 1)
+        return len(self) / 2 * (now - self._entered_at[0]) / entered
 
     @property
     def has_others(self) -> bool:
@@ -74,6 +86,9 @@ class WaitingQueue:
         return sum(islice((1 for other in near if other.starts_with(start)), at_most))
 
     def append(self, sequence: Sequence) -> None:
+        if not self._classes:
+            self._entered_at.clear()
+            self._entered_at.append(sequence.queued_at)
         self.num_preempted += sequence.started
         self._shares.enter(self._shares.waiting, sequence)
         self._class_of(sequence).append(sequence)
@@ -83,6 +98,11 @@ class WaitingQueue:
         self.num_preempted += sequence.started
         self._shares.enter(self._shares.waiting, sequence)
         self._class_of(sequence).appendleft(sequence)
+
+    def enter(self, sequence: Sequence, now: float) -> None:
+        """Remove a sequence that gets a row."""
+        self.remove(sequence)
+        self._entered_at.append(now)
 
     def remove(self, sequence: Sequence) -> None:
         waiting = self._class_of(sequence)

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Mapping
+from typing import Any
 
+import attrs
 import mlx.core as mx
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from trouper.process import backend_of
 from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
 
-BACKENDS = {
-    "MLX_HOSTFILE": "ring",
-    "MLX_IBV_DEVICES": "jaccl",
-    "NCCL_HOST_IP": "nccl",
-    "OMPI_COMM_WORLD_SIZE": "mpi",
-    "PMI_SIZE": "mpi",
-}
+log = logging.getLogger("trouper.engine")
 
 # Ranks of one host with different visible devices share no memory.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-
-
-def backend_of(environment: Mapping[str, str]) -> str | None:
-    """None: one process."""
-    return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
 
 
 # Collectives cannot be cancelled, and every rank must start the same ones in the same order: plans
@@ -83,6 +76,18 @@ class RankGroup:
 
 
 ALONE = RankGroup()
+OF_RANKS: dict[str, Any] = {"pipeline": False, "tp_reduce_dtype": "native"}
+"""Settings of several ranks, and what one rank has."""
+
+
+def split_settings(settings: Settings, group: RankGroup) -> Settings:
+    """Return the settings, without those of several ranks, which are named, if there is one."""
+    given = [name for name, usual in OF_RANKS.items() if getattr(settings, name) != usual]
+    if group.size > 1 or not given:
+        return settings
+    flags = " and ".join("--" + name.replace("_", "-") for name in given)
+    log.warning("%s has no effect: there is one rank (`trouper launch` starts several)", flags)
+    return attrs.evolve(settings, **OF_RANKS)
 
 
 def join() -> RankGroup:

@@ -36,7 +36,7 @@ FORMATS = frozenset(
 
 # Keywords that llguidance refuses, and their values that hold for everything: zod writes the second
 # with every record.
-NOTHING: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
     "unevaluatedProperties": (True, {}),
@@ -224,7 +224,7 @@ def _asserts_nothing(name: str, value: Any) -> bool:
     if name == "format":
         return not _format_follows(value)
     return any(
-        type(value) is type(nothing) and value == nothing for nothing in NOTHING.get(name, ())
+        type(value) is type(nothing) and value == nothing for nothing in NEUTRAL.get(name, ())
     )
 
 

@@ -13,7 +13,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from trouper.engine.distributed import pipeline, sharding
-from trouper.engine.distributed.rank_group import ALONE, RankGroup
+from trouper.engine.distributed.rank_group import ALONE, RankGroup, split_settings
 from trouper.engine.embeddings.pooling import (
     ENCODES,
     NO_GENERATION,
@@ -101,6 +101,7 @@ def load(
 ) -> EvaluatedModel:
     """Load the model or this rank's part. `report` gets one line per stage. Several ranks wait for
     one another at the end. Raises `ModelUnusable`."""
+    settings = split_settings(settings, group)
     target, hub_tokenizer = _checked(settings, report, watch)
     _announce(target, report, group)
     load_kind = _load_encoder if target.source.encodes else _load_generator
@@ -143,7 +144,7 @@ def _load_generator(
     card = attrs.evolve(
         card,
         ranks=group.size,
-        pipeline=settings.pipeline and group.size > 1,
+        pipeline=settings.pipeline,
         adapters=adapters,
         cache_bytes=min(group.gather(_cache_bytes(settings, card, group))),
         self_check=check,

@@ -12,7 +12,7 @@ from trouper.protocol.problems import bad_request
 
 MAX_SEQUENCES = 16384
 MAX_SEQUENCE = 20
-NOTHING = -1  # Last byte of a token without bytes.
+NO_BYTE = -1  # Last byte of a token without bytes.
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -23,7 +23,7 @@ def breakers_of(breakers: Iterable[str], pieces: Sequence[bytes], encode: Encode
     sequences: dict[tuple[int, ...], None] = {}
     endings = defaultdict[int, list[int]](list)
     for token, piece in enumerate(pieces):
-        endings[piece[-1] if piece else NOTHING].append(token)
+        endings[piece[-1] if piece else NO_BYTE].append(token)
     for breaker in breakers:
         sought = breaker.encode()
         tokens.update(token for token, piece in enumerate(pieces) if sought in piece)

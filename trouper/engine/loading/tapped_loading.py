@@ -22,7 +22,7 @@ from trouper.engine.loading.draft_loading import (
 from trouper.engine.loading.weights import evaluate, pack_as_stored
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.starting import Candidate
-from trouper.engine.spec_decode.draft_model import UNLIMITED, SharedLayers
+from trouper.engine.spec_decode.draft_model import NO_DRAFT_LIMITS, SharedLayers
 from trouper.engine.spec_decode.layer_taps import LayerTaps
 from trouper.engine.spec_decode.tapped_drafters import DFlash, DrafterShape, Eagle3, TappedDrafter
 from trouper.protocol.capabilities import Capabilities
@@ -50,7 +50,7 @@ def load_tapped(
     """Load the drafter in the target's precision. Raises `ModelUnusable`."""
     drafter, directory = open_tapped(draft, target, capabilities), draft.checkpoint.directory
     evaluate(drafter, directory, progress)
-    return Draft(draft.name, drafter, directory, UNLIMITED)
+    return Draft(draft.name, drafter, directory, NO_DRAFT_LIMITS)
 
 
 def open_tapped(draft: FoundDraft, target: Candidate, capabilities: Capabilities) -> TappedDrafter:

@@ -43,7 +43,7 @@ def is_out_of_memory(text: str) -> bool:
     return any(sign in text.lower() for sign in OUT_OF_MEMORY)
 
 
-NOTHING = ("/bin/sh", "-c", ":")
+TRIAL = ("/bin/sh", "-c", ":")
 TRIAL_S = 5.0
 
 
@@ -52,7 +52,7 @@ def system_shortage() -> str:
     try:
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(  # noqa: S603 - the shell that a compiler is started by
-                NOTHING, stdout=subprocess.PIPE, timeout=TRIAL_S, check=False
+                TRIAL, stdout=subprocess.PIPE, timeout=TRIAL_S, check=False
             )
     except OSError as error:
         return str(error.strerror) if is_shortage(error) else ""

@@ -11,7 +11,7 @@ from trouper.engine.sampling.sampler import Drawn
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.sampling import Sampling
 
-NOTHING: Ints = np.zeros(0, np.int32)
+NO_TOKENS: Ints = np.zeros(0, np.int32)
 
 
 class Bias:
@@ -79,7 +79,7 @@ class History:
     """Token statistics of one row: counts of generated tokens, and tokens that occurred at all,
     (V,) each."""
 
-    def __init__(self, prompt: Ints, vocabulary: int, output: Ints = NOTHING) -> None:
+    def __init__(self, prompt: Ints, vocabulary: int, output: Ints = NO_TOKENS) -> None:
         """`output`: tokens that a resumed row has generated."""
         self.counts = mx.array(np.bincount(output, minlength=vocabulary).astype(np.float32))
         seen = np.zeros(vocabulary, np.bool_)

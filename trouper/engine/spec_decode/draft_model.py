@@ -33,7 +33,7 @@ class DraftLimits:
     """Number of logits of the target. A draft ends before a larger token."""
 
 
-UNLIMITED = DraftLimits()
+NO_DRAFT_LIMITS = DraftLimits()
 
 
 class DraftModel:

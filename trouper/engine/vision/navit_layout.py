@@ -19,11 +19,12 @@ from trouper.engine.vision.patch_rules import (
     PatchLayout,
     bound_tokens,
     count_of,
+    filter_of,
     name_layout,
     read_rules,
     token_of,
 )
-from trouper.protocol.media import Detail, ImageShape, ImageSize, MediaSpan
+from trouper.protocol.media import BICUBIC, Detail, ImageShape, ImageSize, MediaSpan
 from trouper.storage.checkpoint_files import section
 
 
@@ -33,6 +34,7 @@ class NavitLayout(PatchLayout):
 
     max_patches: int
     max_side: int
+    resample: int = BICUBIC
     marker: str = "<|media_pad|>"
 
     @property
@@ -66,7 +68,7 @@ class NavitLayout(PatchLayout):
         rows, columns = -(-height // side), -(-width // side)
         resized = (rows * side, columns * side)
         scaled = None if resized == (height, width) else (height, width)
-        return ImageShape(resized, (1, rows, columns), scaled=scaled)
+        return ImageShape(resized, (1, rows, columns), scaled=scaled, resample=self.resample)
 
     def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
         count = self.num_tokens(shape)
@@ -111,6 +113,8 @@ def navit_layout(
         max_patches=count_of(parameters, "max_patches", limit),
         # Kimi-VL refuses an image of 512 patches on a side.
         max_side=count_of(parameters, "patch_limit_on_one_side", 510 if is_older else 512),
+        # Kimi-VL's own processor has one filter, whatever its parameters say.
+        resample=BICUBIC if is_older else filter_of(parameters, BICUBIC),
     )
 
 

@@ -22,7 +22,7 @@ from trouper.web.http.image_source import (
 )
 from trouper.web.http.leniency import Adapt, Skip, messages_adapted, safe_name
 from trouper.web.http.request_body import SentBack
-from trouper.web.http.request_schema import Json, Refused
+from trouper.web.http.request_schema import Json, Unsupported
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
 from trouper.web.openai.other_servers import PLACEHOLDER
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
@@ -32,7 +32,7 @@ from trouper.web.output.tool_forms import ToolForm
 class TextBlock(SentBack, tag="text", frozen=True):
     """Text. Caching needs no marks."""
 
-    refused: ClassVar[Refused] = {"citations": ([],)}
+    unsupported: ClassVar[Unsupported] = {"citations": ([],)}
     text: str
     cache_control: Ignored = None
 
@@ -50,7 +50,7 @@ def _input_adapted(value: Json, skip: Skip) -> Json:
 class ToolUseBlock(SentBack, tag="tool_use", frozen=True):
     """A call of an earlier answer."""
 
-    refused: ClassVar[Refused] = {"caller": ({"type": "direct"},)}
+    unsupported: ClassVar[Unsupported] = {"caller": ({"type": "direct"},)}
     adapt: ClassVar[Adapt | None] = _input_adapted
     id: str
     name: str

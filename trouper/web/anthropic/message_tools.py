@@ -15,7 +15,7 @@ from trouper.web.http.body_faults import explains, says
 from trouper.web.http.field_types import Ignored, String, Text
 from trouper.web.http.leniency import Adapt, Skip, safe_name
 from trouper.web.http.request_body import Body, StrictCheck
-from trouper.web.http.request_schema import TEXT, Json, Refused
+from trouper.web.http.request_schema import TEXT, Json, Unsupported
 from trouper.web.openai.chat_tools import plain_name, tool_name
 from trouper.web.openai.other_servers import CHOICES
 from trouper.web.output.tool_calls import Tools
@@ -55,7 +55,7 @@ class CustomTool(Body, tag="custom", frozen=True):
     may_lack_tag: ClassVar[bool] = True
     unknown_may_be_null: ClassVar[bool] = True
     adapt: ClassVar[Adapt | None] = _tool_adapted
-    refused: ClassVar[Refused] = {
+    unsupported: ClassVar[Unsupported] = {
         "allowed_callers": (["direct"],),
         "input_examples": ([],),
     }

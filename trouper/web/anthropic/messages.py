@@ -38,7 +38,7 @@ from trouper.web.http.field_types import (
 from trouper.web.http.image_source import ImageParts
 from trouper.web.http.leniency import Adapt, Skip, known_value
 from trouper.web.http.request_body import Body
-from trouper.web.http.request_schema import HARMLESS, Json, Refused, needs
+from trouper.web.http.request_schema import HARMLESS, Json, Unsupported, needs
 from trouper.web.openai.other_servers import (
     FORMATS,
     NOT_SKIPPED,
@@ -64,7 +64,7 @@ _FORCED: Json = {
 }
 FORCED_NEEDS_TOOLS = needs("tool_choice", _FORCED, "tools", {"type": "array", "minItems": 1})
 """JSON Schema of a check in `message_tools.tools_of`."""
-REFUSED: Refused = {
+UNSUPPORTED: Unsupported = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
     "mcp_servers": ([],),
@@ -109,7 +109,7 @@ OutputFormat = Annotated[SchemaFormat, says("{path} must be an object of type js
 
 class OutputConfig(Body, kw_only=True, frozen=True):
     adapt: ClassVar[Adapt | None] = partial(known_value, "effort", EFFORTS)
-    refused: ClassVar[Refused] = {"task_budget": ()}
+    unsupported: ClassVar[Unsupported] = {"task_budget": ()}
     effort: Annotated[OutputEffort, ordered(OutputEffort)] | None = None
     format: OutputFormat | None = None
 
@@ -169,7 +169,7 @@ def _adapted(value: Json, skip: Skip) -> Json:
 class CountRequest(FurtherSampling, kw_only=True, frozen=True):
     """A conversation whose tokens are counted."""
 
-    refused: ClassVar[Refused] = REFUSED
+    unsupported: ClassVar[Unsupported] = UNSUPPORTED
     essential: ClassVar[frozenset[str]] = ESSENTIAL
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     adapt: ClassVar[Adapt | None] = _adapted

@@ -27,7 +27,7 @@ from trouper.web.http.request_schema import (
     FLAG,
     TEXT,
     Json,
-    Refused,
+    Unsupported,
     array,
     full,
     nullable,
@@ -55,8 +55,8 @@ Window = Annotated[
 class BatchRequest(Body, kw_only=True, frozen=True):
     """The body of POST /v1/batches."""
 
-    refused: ClassVar[Refused] = {"output_expires_after": ()}
-    essential: ClassVar[frozenset[str]] = frozenset(refused)
+    unsupported: ClassVar[Unsupported] = {"output_expires_after": ()}
+    essential: ClassVar[frozenset[str]] = frozenset(unsupported)
     input_file_id: Filled
     endpoint: Annotated[BatchEndpoint, ordered(BatchEndpoint)]
     completion_window: Window

@@ -16,7 +16,7 @@ from trouper.web.http.body_faults import info_of, members, refusal, unwrapped
 from trouper.web.http.body_parsing import is_integer
 from trouper.web.http.client_paths import Adaptation
 from trouper.web.http.leniency import NOTHING, Adapt, ReadPast, renamed
-from trouper.web.http.request_schema import Json, Refused, among
+from trouper.web.http.request_schema import Json, Unsupported, among
 
 T = TypeVar("T", bound="Body")
 Report = Callable[[RequestFailed], None] | ReadPast
@@ -46,8 +46,9 @@ PLAIN = {str, int, bool}
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An object in a request's body. Null in an optional field is absence."""
 
-    refused: ClassVar[Refused] = {}
-    """Unsupported parameters of the API, refused by name if the value requests something (D13)."""
+    unsupported: ClassVar[Unsupported] = {}
+    """Parameters of the API that do nothing here: refused by name, or read past, if the value
+    requests something (D13)."""
     rules: ClassVar[tuple[Json, ...]] = ()
     """Rules between fields as JSON Schema, which functions check after decoding."""
     unknown_may_be_null: ClassVar[bool] = False
@@ -167,17 +168,17 @@ def _adapted(kind: type[Body], value: Json, path: Path, past: ReadPast) -> Json:
 
 def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread: Unread) -> None:
     """Report an unknown name whose value requests something."""
-    refused, past = name in kind.refused, unread.past
-    if value is None and (refused or kind.unknown_may_be_null or past is not None):
+    unsupported, past = name in kind.unsupported, unread.past
+    if value is None and (unsupported or kind.unknown_may_be_null or past is not None):
         return
-    if refused and among(value, kind.refused[name]):
+    if unsupported and among(value, kind.unsupported[name]):
         return
-    if past is not None and (kind.may_skip(name) or (not refused and among(value, NOTHING))):
+    if past is not None and (kind.may_skip(name) or (not unsupported and among(value, NOTHING))):
         if not past.full:
             past.skip(_general((within, name)))
     elif len(unread.refusals) < MAX_UNREAD:
         # Those that a lenient reading refuses are of other APIs.
-        known = refused or past is not None
+        known = unsupported or past is not None
         unread.refusals.append(_unread(kind, _written((within, name)), known=known))
 
 

@@ -14,7 +14,7 @@ from trouper.web.http.body_faults import extras, info_of
 from trouper.web.http.leniency import NOTHING
 
 Json = dict[str, Any]
-Refused = Mapping[str, tuple[Any, ...]]
+Unsupported = Mapping[str, tuple[Any, ...]]
 
 NULL: Json = {"type": "null"}
 TEXT: Json = {"type": "string"}
@@ -162,7 +162,7 @@ def _as_read(kind: Any, schema: Json) -> Json:
         if kind.may_lack_tag:
             required.remove(info.tag_field)
             properties[info.tag_field] = nullable(properties[info.tag_field])
-    properties |= {name: _refused(neutral) for name, neutral in kind.refused.items()}
+    properties |= {name: _refused(neutral) for name, neutral in kind.unsupported.items()}
     unknown = {"additionalProperties": NULL} if kind.unknown_may_be_null else {}
     rules = {"allOf": list(kind.rules)} if kind.rules else {}
     kept = {key: value for key, value in schema.items() if key != "title"}
@@ -174,7 +174,7 @@ def _as_read_past(kind: Any, schema: Json) -> Json:
     past."""
     properties = {**schema["properties"]}
     essential = {name: _refused(NOTHING[1:]) for name in sorted(kind.essential - properties.keys())}
-    for name in kind.refused:
+    for name in kind.unsupported:
         if kind.may_skip(name):
             properties[name] = {"description": READ_PAST}
         elif kind.harmless is None:

@@ -76,12 +76,12 @@ ENDPOINT_ACCESS: Mapping[str, Access | OpenWithoutRights] = {
 
 
 # Endpoints with `inference` that ask no model yet: no limit counts them.
-UNLIMITED = frozenset({"/v1/batches"})
+UNCOUNTED = frozenset({"/v1/batches"})
 
 
 def asks_model(path: str) -> bool:
     """Whether a request with a body counts against the key's requests a minute."""
-    return ENDPOINT_ACCESS.get(path) == "inference" and path not in UNLIMITED
+    return ENDPOINT_ACCESS.get(path) == "inference" and path not in UNCOUNTED
 
 
 def access_of(path: str, *, restricted: bool = True) -> Access:

@@ -22,6 +22,7 @@ class SlidingWindow:
 
     _clock: Callable[[], float]
     _held: int = 0
+    _held_since: float = 0.0
     _used: int = 0
     _past: deque[tuple[float, int]] = attrs.field(factory=deque)
 
@@ -37,6 +38,8 @@ class SlidingWindow:
             self._used -= self._past.popleft()[1]
 
     def hold(self, amount: int) -> None:
+        if not self._held:
+            self._held_since = self._clock()
         self._held += amount
 
     def settle(self, held: int, used: int) -> None:
@@ -49,8 +52,8 @@ class SlidingWindow:
             self._past.append((now, used))
 
     def wait_s(self, amount: int, limit: int) -> float:
-        """Return the seconds until `amount` fits, if nothing else is taken; 0: now. One second if
-        running requests decide."""
+        """Return the seconds until `amount` fits, if nothing else is taken; 0: now. If running
+        requests decide, as long as some have run without a break: nobody knows their end."""
         over = self.taken() + amount - limit
         if over <= 0:
             return 0.0
@@ -58,13 +61,16 @@ class SlidingWindow:
             over -= used
             if over <= 0:
                 return self._left_s(at)
-        return 1.0
+        return self._running_s()
 
     def reset_s(self) -> float:
-        """Return the seconds until nothing counts, in constant time."""
+        """Return the seconds until nothing counts, as `wait_s`, in constant time."""
         if not self.taken():
             return 0.0
-        return 1.0 if self._held else self._left_s(self._past[-1][0])
+        return self._running_s() if self._held else self._left_s(self._past[-1][0])
+
+    def _running_s(self) -> float:
+        return min(max(self._clock() - self._held_since, 1.0), WINDOW_S)
 
     def _left_s(self, at: float) -> float:
         # Rounded, the sum may be a little more than WINDOW_S after `at`: `Retry-After` would be a

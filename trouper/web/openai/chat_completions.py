@@ -15,7 +15,7 @@ from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Count, Length
 from trouper.web.http.image_source import ImageParts
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_schema import HARMLESS, Json, Refused
+from trouper.web.http.request_schema import HARMLESS, Json, Unsupported
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_messages import AssistantMessage, Messages, messages_of
 from trouper.web.openai.chat_tools import ChatTools, ToolChoice, tools_of
@@ -33,7 +33,7 @@ from trouper.web.openai.other_servers import (
     tools_adapted,
 )
 from trouper.web.openai.parameters import (
-    NOT_SUPPORTED,
+    UNSUPPORTED_SAMPLING,
     Parameters,
     TemplateKwargs,
     choices_of,
@@ -43,8 +43,8 @@ from trouper.web.openai.parameters import (
 from trouper.web.openai.response_format import grammar_of
 from trouper.web.output.tool_calls import Tools
 
-REFUSED: Refused = {
-    **NOT_SUPPORTED,
+UNSUPPORTED: Unsupported = {
+    **UNSUPPORTED_SAMPLING,
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -74,7 +74,7 @@ def _adapted(value: Json, skip: Skip) -> Json:
 
 
 class ChatRequest(Parameters, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = REFUSED
+    unsupported: ClassVar[Unsupported] = UNSUPPORTED
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (

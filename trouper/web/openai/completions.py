@@ -14,7 +14,7 @@ from trouper.protocol.requests import Generate, InfillPrompt, Prompt, TextPrompt
 from trouper.web.http.body_parsing import at_most, between, checked_text, combination, is_integer
 from trouper.web.http.field_types import HUGE, MAX_TOKENS, Count, TokenId
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_schema import LENGTH, TEXT, TOKEN, Json, Refused, array, either
+from trouper.web.http.request_schema import LENGTH, TEXT, TOKEN, Json, Unsupported, array, either
 from trouper.web.openai import schemas
 from trouper.web.openai.other_servers import (
     SAMPLING,
@@ -25,7 +25,7 @@ from trouper.web.openai.other_servers import (
 )
 from trouper.web.openai.parameters import (
     MAX_CHOICES,
-    NOT_SUPPORTED,
+    UNSUPPORTED_SAMPLING,
     Parameters,
     choices_of,
     generate_of,
@@ -91,7 +91,7 @@ def _adapted(value: Json, skip: Skip) -> Json:
 
 
 class CompletionRequest(Parameters, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = NOT_SUPPORTED
+    unsupported: ClassVar[Unsupported] = UNSUPPORTED_SAMPLING
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (

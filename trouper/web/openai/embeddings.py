@@ -24,7 +24,7 @@ from trouper.web.http.request_schema import (
     NUMBER,
     TEXT,
     Json,
-    Refused,
+    Unsupported,
     array,
     either,
     full,
@@ -44,7 +44,7 @@ Encoding = Literal["float", "base64"]
 
 
 class EmbeddingRequest(Body, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {
+    unsupported: ClassVar[Unsupported] = {
         "truncate_prompt_tokens": (),
         "add_special_tokens": (True,),
         "embed_dtype": ("float32",),
@@ -52,7 +52,7 @@ class EmbeddingRequest(Body, kw_only=True, frozen=True):
         "use_activation": (True,),
         "normalize": (True,),
     }
-    essential: ClassVar[frozenset[str]] = frozenset(refused) | {
+    essential: ClassVar[frozenset[str]] = frozenset(unsupported) | {
         "messages",
         "instruction",
         "prompt",

@@ -17,7 +17,16 @@ from trouper.web.http.field_types import Count, Text
 from trouper.web.http.json_response import error_body
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body
-from trouper.web.http.request_schema import COUNT, FLAG, TEXT, Json, Refused, array, full, titled
+from trouper.web.http.request_schema import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Json,
+    Unsupported,
+    array,
+    full,
+    titled,
+)
 from trouper.web.openai.other_servers import NOT_SKIPPED, SAMPLING, length_aliases, sampling_adapted
 from trouper.web.openai.parameters import SamplingParameters, generate_of
 from trouper.web.output.dialect import COMMENT, Choice, Usage, event, usage_of
@@ -36,8 +45,8 @@ class OtherFile(Body, frozen=True):
 
 
 class InfillRequest(SamplingParameters, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {"grammar": ("",), "json_schema": (), "n_probs": (0,)}
-    essential: ClassVar[frozenset[str]] = NOT_SKIPPED | frozenset(refused)
+    unsupported: ClassVar[Unsupported] = {"grammar": ("",), "json_schema": (), "n_probs": (0,)}
+    essential: ClassVar[frozenset[str]] = NOT_SKIPPED | frozenset(unsupported)
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     adapt: ClassVar[Adapt | None] = _adapted
     input_prefix: Text

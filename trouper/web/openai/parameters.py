@@ -27,7 +27,7 @@ from trouper.web.http.field_types import (
     StopString,
 )
 from trouper.web.http.request_body import Body
-from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
+from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Unsupported, described
 from trouper.web.openai.other_servers import NOT_SKIPPED
 from trouper.web.openai.response_format import (
     Choices,
@@ -98,7 +98,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class StreamOptions(Body, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {"include_obfuscation": (False,)}
+    unsupported: ClassVar[Unsupported] = {"include_obfuscation": (False,)}
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
@@ -210,7 +210,7 @@ def stream_options(parameters: Parameters) -> StreamOptions:
     return parameters.stream_options
 
 
-NOT_SUPPORTED: Refused = {
+UNSUPPORTED_SAMPLING: Unsupported = {
     "store": (False, True),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),

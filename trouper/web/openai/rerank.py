@@ -35,7 +35,7 @@ from trouper.web.http.request_schema import (
     NUMBER,
     TEXT,
     Json,
-    Refused,
+    Unsupported,
     array,
     either,
     full,
@@ -66,14 +66,14 @@ class Document(Body, frozen=True):
 class ScoringParameters(Body, kw_only=True, frozen=True):
     """The parameters of both endpoints."""
 
-    refused: ClassVar[Refused] = {
+    unsupported: ClassVar[Unsupported] = {
         "truncate_prompt_tokens": (),
         "max_tokens_per_doc": (0,),
         "max_chunks_per_doc": (),
         "truncate": (False,),
         "use_activation": (True,),
     }
-    essential: ClassVar[frozenset[str]] = frozenset(refused) - {"truncate"}
+    essential: ClassVar[frozenset[str]] = frozenset(unsupported) - {"truncate"}
     """text-embeddings-inference's clients always send `truncate`."""
     model: Model | None = None
     instruction: Text | None = None

@@ -16,7 +16,7 @@ from trouper.web.http.field_types import MAX_TOKENS, Model, TokenId
 from trouper.web.http.image_source import ImageParts
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, Report, refuse, structure
-from trouper.web.http.request_schema import Json, Refused
+from trouper.web.http.request_schema import Json, Unsupported
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_completions import about_the_end
 from trouper.web.openai.chat_messages import Messages, messages_of
@@ -38,8 +38,8 @@ def _adapted(value: Json, skip: Skip) -> Json:
 
 
 class TokenizeRequest(Body, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {"chat_template": ()}
-    essential: ClassVar[frozenset[str]] = frozenset(refused)
+    unsupported: ClassVar[Unsupported] = {"chat_template": ()}
+    essential: ClassVar[frozenset[str]] = frozenset(unsupported)
     adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (schemas.PROMPT_OR_MESSAGES,)
     model: Model | None = None

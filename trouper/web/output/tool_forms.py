@@ -19,7 +19,7 @@ Json = dict[str, Any]
 ToolKind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
 UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 SEPARATORS = ("_", ".", "-", "/", ":")
-NOTHING: Json = {"type": "object", "properties": {}}
+NO_FIELDS: Json = {"type": "object", "properties": {}}
 INPUT = "input"
 """Parameter of the function that stands for a custom tool."""
 
@@ -64,7 +64,12 @@ class ToolOffer:
         # Some templates require a description and parameters.
         return {
             "type": "function",
-            "function": {"name": name, "description": "", "parameters": NOTHING, **self.function},
+            "function": {
+                "name": name,
+                "description": "",
+                "parameters": NO_FIELDS,
+                **self.function,
+            },
         }
 
 

@@ -16,7 +16,7 @@ from trouper.web.http.body_parsing import combination, json_type
 from trouper.web.http.field_types import HUGE, Count, Length
 from trouper.web.http.leniency import Adapt, Skip, known_value, put
 from trouper.web.http.request_body import Body, Report, refuse, structure
-from trouper.web.http.request_schema import HARMLESS, Json, Refused
+from trouper.web.http.request_schema import HARMLESS, Json, Unsupported
 from trouper.web.openai import schemas as openai_schemas
 from trouper.web.openai.other_servers import (
     BUDGETS,
@@ -52,7 +52,7 @@ from trouper.web.responses.response_tools import (
 MAX_DEPTH = 256
 """Nesting of values that are returned or passed to a template."""
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-REFUSED: Refused = {
+UNSUPPORTED: Unsupported = {
     "conversation": (),
     "prompt": (),
     "truncation": ("disabled",),
@@ -118,7 +118,7 @@ class ReasoningOptions(Body, kw_only=True, frozen=True):
     """Reasoning is returned as generated, as no second model summarizes."""
 
     adapt: ClassVar[Adapt | None] = partial(known_value, "effort", get_args(ReasoningEffort))
-    refused: ClassVar[Refused] = {
+    unsupported: ClassVar[Unsupported] = {
         "summary": ("auto",),
         "generate_summary": ("auto",),
         "context": ("auto",),
@@ -132,7 +132,7 @@ def _text_adapted(value: Json, _: Skip) -> Json:
 
 
 class TextOptions(Body, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {"verbosity": ("medium",)}
+    unsupported: ClassVar[Unsupported] = {"verbosity": ("medium",)}
     adapt: ClassVar[Adapt | None] = _text_adapted
     format: TextOutputFormat | None = None
 
@@ -140,7 +140,7 @@ class TextOptions(Body, kw_only=True, frozen=True):
 class ResponseStreamOptions(Body, frozen=True):
     """Stream options. None is read: all are refused or neutral."""
 
-    refused: ClassVar[Refused] = {"include_obfuscation": (False,)}
+    unsupported: ClassVar[Unsupported] = {"include_obfuscation": (False,)}
 
 
 def _adapted(value: Json, skip: Skip) -> Json:
@@ -193,7 +193,7 @@ def _tools_adapted(value: Json, skip: Skip) -> Json:
 
 
 class ResponseRequest(SamplingParameters, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = REFUSED
+    unsupported: ClassVar[Unsupported] = UNSUPPORTED
     essential: ClassVar[frozenset[str]] = ESSENTIAL
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     adapt: ClassVar[Adapt | None] = _adapted

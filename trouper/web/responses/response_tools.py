@@ -19,7 +19,7 @@ from trouper.web.http.body_parsing import decoded_text
 from trouper.web.http.field_types import Ignored, Text
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, StrictCheck
-from trouper.web.http.request_schema import TEXT, Refused
+from trouper.web.http.request_schema import TEXT, Unsupported
 from trouper.web.openai.chat_tools import (
     MAX_TOOLS,
     FreeText,
@@ -175,7 +175,7 @@ def _if(given: Json, name: str, kind: type) -> Json:
     return {name: given[name]} if type(given.get(name)) is kind else {}
 
 
-ALWAYS_LOADED: Refused = {
+ALWAYS_LOADED: Unsupported = {
     "defer_loading": (False,),
     "async": (False,),
     "allowed_callers": (["direct"],),
@@ -187,7 +187,7 @@ class FlatTool(FunctionDefinition, tag="function", frozen=True):
     """A tool of the client."""
 
     unknown_may_be_null: ClassVar[bool] = True
-    refused: ClassVar[Refused] = ALWAYS_LOADED
+    unsupported: ClassVar[Unsupported] = ALWAYS_LOADED
 
 
 class FlatGrammar(GrammarDefinition, tag="grammar", frozen=True):
@@ -199,7 +199,7 @@ class FlatCustomTool(Body, tag="custom", frozen=True):
     """A tool of the client whose input is text."""
 
     unknown_may_be_null: ClassVar[bool] = True
-    refused: ClassVar[Refused] = ALWAYS_LOADED
+    unsupported: ClassVar[Unsupported] = ALWAYS_LOADED
     strict_check: ClassVar[StrictCheck | None] = check_plain_name
     name: ToolName
     description: Text | None = None
@@ -241,12 +241,12 @@ class NamespaceTool(Body, tag="namespace", frozen=True):
 class LocalEnvironment(Body, tag="local", frozen=True):
     """The client's own machine."""
 
-    refused: ClassVar[Refused] = {"skills": ([],)}
+    unsupported: ClassVar[Unsupported] = {"skills": ([],)}
 
 
 class _BuiltIn(Body, frozen=True):
     unknown_may_be_null: ClassVar[bool] = True
-    refused: ClassVar[Refused] = {"allowed_callers": (["direct"],)}
+    unsupported: ClassVar[Unsupported] = {"allowed_callers": (["direct"],)}
 
 
 class LocalShellTool(_BuiltIn, tag="local_shell", frozen=True):

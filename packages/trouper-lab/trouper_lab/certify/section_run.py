@@ -19,7 +19,7 @@ from trouper_lab.load import VOCABULARY, random_words
 NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
 """Near ties: leads up to MIN_NEAR_TIE, or this factor times mlx-lm's own change."""
 
-NOTHING: Mapping[str, str] = {}
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 MARGIN_S = 1.5
@@ -82,7 +82,7 @@ class SectionRun:
         *,
         part: float = 1.0,
         rest: str = "",
-        more: Mapping[str, str] = NOTHING,
+        more: Mapping[str, str] = NO_VARIABLES,
     ) -> Iterator[Json]:
         """Yield an engine program's rows within `part` of the time, else miss `rest`. `more`:
         environment variables."""
