@@ -115,6 +115,7 @@ def test_every_promise_holds_on_this_device(
     assert re.match(r"trouper certify: all \d+ promises held on ", last)
 
 
+@pytest.mark.long
 def test_answers_about_images_hold(tmp_path: Path) -> None:
     """Alone, in company, from memory, from disk and after kill -9."""
     command = [sys.executable, "-c", RUN, "certify", "--quick", "--minutes", "9.5"]
