@@ -352,6 +352,7 @@ def test_a_section_that_fails_does_not_stop_the_others(
     assert shown[0] == "device" and set(shown) == {"device", *entries}
 
 
+@pytest.mark.long
 def test_a_directory_without_a_model_is_the_problem_of_each_section(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         cli.main,
