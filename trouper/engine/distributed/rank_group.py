@@ -25,7 +25,6 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def backend_of(environment: Mapping[str, str]) -> str | None:
-    """None: one process."""
     return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
 
 

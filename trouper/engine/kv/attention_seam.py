@@ -200,7 +200,6 @@ def recording() -> Iterator[list[AttentionCall]]:
 
 
 def install(*models: nn.Module | None) -> None:
-    """Replace the name in the models' modules."""
     modules = (
         module for model in models if model is not None for _, module in model.named_modules()
     )
