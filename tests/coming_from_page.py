@@ -1,5 +1,5 @@
 """`python -m tests.coming_from_page` writes the tables of docs/coming-from.md from
-`trouper/cli/foreign_flags.py`. What stands before each table is written by hand."""
+`trouper/cli/foreign_flags.toml`. What stands before each table is written by hand."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from trouper.cli.foreign_flags import (
-    FOREIGN_FLAGS,
-    LLAMA,
-    LM_STUDIO,
-    MLX_LM,
-    OLLAMA,
-    SGLANG,
-    VLLM,
-    ForeignFlag,
-)
+from trouper.cli.foreign_flags import ForeignFlag, list_foreign_flags
+
+VLLM = "vLLM"
+SGLANG = "SGLang"
+LLAMA = "llama.cpp"
+MLX_LM = "mlx_lm.server"
+VLLM_MLX = "vllm-mlx"
+LM_STUDIO = "LM Studio"
+OLLAMA = "ollama"
+SERVERS = (OLLAMA, LM_STUDIO, LLAMA, MLX_LM, VLLM, SGLANG, VLLM_MLX)
 
 PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
 # The page is for reading, and leaves out vllm-mlx, which has many of vLLM's names.
@@ -29,7 +29,7 @@ def table_of(servers: Sequence[str]) -> str:
     head = f"{_head(servers)}\n|{'---|' * (len(servers) + 1)}\n"
     return head + "".join(
         f"| {' | '.join(_names(row, server) for server in servers)} | {row.meaning('`')} |\n"
-        for row in FOREIGN_FLAGS
+        for row in list_foreign_flags()
         if row.names.keys() & servers
     )
 

@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from trouper.public_names import *  # noqa: F403 - it has __all__.
 
 __version__ = VERSION
-_FORMER_NAMES = {
-    "BatchFacts": "BatchStats",
-    "ChannelFacts": "ChannelStats",
-    "Fleet": "ModelManager",
-    "Listed": "ModelEntry",
-    "MemoryFacts": "MemoryStats",
-    "run_fleet": "run_models",
-}
-"""Names of earlier versions, importable but unlisted."""
 
 
 if not TYPE_CHECKING:  # To a checker every name would exist.
@@ -40,9 +31,8 @@ if not TYPE_CHECKING:  # To a checker every name would exist.
 
             if name == "__all__":
                 return public_names.__all__
-            current = _FORMER_NAMES.get(name, name)
-            if current in public_names.__all__:
-                return getattr(public_names, current)
+            if name in public_names.__all__:
+                return getattr(public_names, name)
         raise AttributeError(f"module 'trouper' has no attribute {name!r}")
 
 

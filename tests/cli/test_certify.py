@@ -115,6 +115,7 @@ def test_every_promise_holds_on_this_device(
     assert re.match(r"trouper certify: all \d+ promises held on ", last)
 
 
+@pytest.mark.long
 def test_answers_about_images_hold(tmp_path: Path) -> None:
     """Alone, in company, from memory, from disk and after kill -9."""
     command = [sys.executable, "-c", RUN, "certify", "--quick", "--minutes", "9.5"]
@@ -351,6 +352,7 @@ def test_a_section_that_fails_does_not_stop_the_others(
     assert shown[0] == "device" and set(shown) == {"device", *entries}
 
 
+@pytest.mark.long
 def test_a_directory_without_a_model_is_the_problem_of_each_section(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         cli.main,

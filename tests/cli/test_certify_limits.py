@@ -283,6 +283,7 @@ def test_rows_of_any_model_fit_a_limit_and_outgrow_it(name: str, count: int) -> 
     )
 
 
+@pytest.mark.long
 def test_rows_are_chosen_by_the_layout_that_a_server_has(tmp_path: Path) -> None:
     """The self-check of a start turns banks off for this family, and then rows grow at other
     lengths."""
@@ -308,6 +309,7 @@ def _read_on(terminal: int) -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["ctrl-c", "terminal closed"])
+@pytest.mark.long(but=("ctrl-c",))
 def test_an_interrupted_certificate_is_written_and_says_so(closed: bool, tmp_path: Path) -> None:
     """On a terminal, whose Ctrl-C goes to every process in its foreground."""
     ours, theirs = pty.openpty()

@@ -9,20 +9,16 @@ import pytest
 from click.testing import CliRunner
 
 from tests import coming_from_page
+from tests.coming_from_page import MLX_LM, SERVERS, VLLM_MLX
 from tests.flags_page import options
 from trouper import cli
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.foreign_flags import (
-    FOREIGN_COMMANDS,
-    FOREIGN_FLAGS,
-    MLX_LM,
-    SERVERS,
-    VLLM_MLX,
-    of_others,
-)
+from trouper.cli.foreign_flags import FOREIGN_COMMANDS, list_foreign_flags, of_others
 
 OWN = {option.opts[0] for option in options().values()}
-NAMES = {name for row in FOREIGN_FLAGS for text in row.names.values() for name in text.split()}
+NAMES = {
+    name for row in list_foreign_flags() for text in row.names.values() for name in text.split()
+}
 FEWEST = 60
 
 
@@ -67,10 +63,10 @@ def test_a_doctor_says_the_same() -> None:
 
 
 def test_the_table_names_flags_that_exist() -> None:
-    named = {row.here.split()[0] for row in FOREIGN_FLAGS if row.here.startswith("--")}
+    named = {row.here.split()[0] for row in list_foreign_flags() if row.here.startswith("--")}
     assert named - OWN == set()
     assert len(NAMES - OWN) >= FEWEST
-    assert {server for row in FOREIGN_FLAGS for server in row.names} == set(SERVERS)
+    assert {server for row in list_foreign_flags() for server in row.names} == set(SERVERS)
 
 
 @pytest.mark.parametrize("name", sorted(OWN & NAMES))
@@ -81,7 +77,7 @@ def test_a_name_that_is_a_flag_here_is_not_called_another(name: str) -> None:
 
 def test_a_meaning_is_printed_once_for_each_server() -> None:
     for server in SERVERS:
-        names = [name for row in FOREIGN_FLAGS for name in row.names.get(server, "").split()]
+        names = [name for row in list_foreign_flags() for name in row.names.get(server, "").split()]
         assert sorted(names) == sorted(set(names)), server
 
 

@@ -326,36 +326,6 @@ def test_models_from_what_is_no_directory_is_refused_as_by_serve(
         )
 
 
-def test_a_doctor_knows_a_model_that_was_pulled_and_asks_nobody(tmp_path: Path) -> None:
-    """Found by use: a repository has files that no server fetches, and without them the model
-    counted as absent. Else the doctor asked the hub, and would have downloaded what is newer
-    there."""
-    directory, asked = save("llama", tmp_path / "model"), list[str]()
-    (directory / "README.md").write_text("# Tiny")
-    with hub_of("owner/tiny", directory, asked) as url:
-        environment = os.environ | {
-            "HF_HUB_CACHE": str(tmp_path / "hub"),
-            "HF_ENDPOINT": url,
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_OFFLINE": "0",
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-            "XDG_CONFIG_HOME": str(tmp_path / "config"),
-        }
-        [(code, _, _)] = call_in_a_process(environment, ("models", "pull", "owner/tiny"))
-        assert code == 0 and asked
-        asked.clear()
-        of_model = ("--json", "--no-ssd", "--port", "0", "--model", "owner/tiny")
-        outcomes = call_in_a_process(
-            environment, ("doctor", *of_model), ("doctor", "--for", "agents", *of_model)
-        )
-        found = [finding for _, output, _ in outcomes for finding in json.loads(output)]
-        assert asked == []
-    said = [finding["said"] for finding in found]
-    assert not [each for each in said if "is not here" in each]
-    assert [each for each in said if each.startswith("owner/tiny (llama): ")]
-    assert [each for each in said if re.match("owner/tiny: .* tokens of context", each)]
-
-
 def test_half_a_model_without_a_hub_is_named_as_that(tmp_path: Path) -> None:
     directory = save("llama", tmp_path / "model")
     (directory / TORN).write_text("[1, 2, 3]")
@@ -380,24 +350,43 @@ def test_half_a_model_without_a_hub_is_named_as_that(tmp_path: Path) -> None:
     )
 
 
-def test_a_model_is_pulled_listed_and_removed(tmp_path: Path) -> None:
-    directory = save("llama", tmp_path / "model")
-    with hub_of("owner/tiny", directory) as url:
+def test_a_model_is_pulled_examined_listed_and_removed(tmp_path: Path) -> None:
+    """Found by use: a repository has files that no server fetches, and without them the model
+    counted as absent. Else the doctor asked the hub, and would have downloaded what is newer
+    there."""
+    directory, asked = save("llama", tmp_path / "model"), list[str]()
+    (directory / "README.md").write_text("# Tiny")
+    with hub_of("owner/tiny", directory, asked) as url:
         environment = os.environ | {
             "HF_HUB_CACHE": str(tmp_path / "hub"),
             "HF_ENDPOINT": url,
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_OFFLINE": "0",
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+            "XDG_CONFIG_HOME": str(tmp_path / "config"),
         }
-        (code, output, errors), (_, _, refusal) = call_in_a_process(
-            environment, ("models", "pull", "owner/tiny"), ("models", "pull", "owner/other")
+        (_, _, refusal), (code, output, errors) = call_in_a_process(
+            environment, ("models", "pull", "owner/other"), ("models", "pull", "owner/tiny")
         )
-    assert code == 0 and output.startswith("owner/tiny: llama, "), errors
-    assert "the hub has no owner/other" in refusal
-    remove = ("models", "rm", "owner/tiny", "--yes")
-    (_, listing, _), (_, removed, _), (again, _, _) = call_in_a_process(
-        environment, ("models", "ls", "--json"), remove, remove
-    )
+        assert code == 0 and output.startswith("owner/tiny: llama, "), errors
+        assert "the hub has no owner/other" in refusal
+        assert asked
+        asked.clear()
+        of_model = ("--json", "--no-ssd", "--port", "0", "--model", "owner/tiny")
+        remove = ("models", "rm", "owner/tiny", "--yes")
+        *outcomes, (_, listing, _), (_, removed, _), (again, _, _) = call_in_a_process(
+            environment,
+            ("doctor", *of_model),
+            ("doctor", "--for", "agents", *of_model),
+            ("models", "ls", "--json"),
+            remove,
+            remove,
+        )
+        assert asked == []
+    said = [finding["said"] for _, output, _ in outcomes for finding in json.loads(output)]
+    assert not [each for each in said if "is not here" in each]
+    assert [each for each in said if each.startswith("owner/tiny (llama): ")]
+    assert [each for each in said if re.match("owner/tiny: .* tokens of context", each)]
     [body] = json.loads(listing)
     assert (body["name"], body["kind"], body["problem"]) == ("owner/tiny", "generator", "")
     assert "removed owner/tiny" in removed

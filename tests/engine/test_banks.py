@@ -22,7 +22,7 @@ from mlx_lm.models import base
 
 from tests.engine.driver import GREEDY, Driver, Request
 from tests.engine.test_exactness import SMALL_BANKS, model_of
-from tests.families import FAMILIES, build, reference
+from tests.families import FAMILIES, build
 from tests.family_configs import OF_EACH_KIND, VOCABULARY
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.attention_seam import JoinedSlots, Parts
@@ -36,7 +36,6 @@ from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.passes.pass_shapes import EXACT, LEAD, NO_CUDNN, ROUNDED, Shapes
 from trouper.engine.passes.region import Region
-from trouper.engine.platform import device
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING
 from trouper.engine.step import StepEngine
 from trouper.protocol.kv import KvLayout
@@ -348,51 +347,6 @@ class TestLargeChunksOnDevicesThatPrepareShapes:
         ]
         engine = StepEngine(model_of("llama"), VOCABULARY, shapes=self.SHAPES)
         assert [row.tokens for row in Driver(engine, 64).play(cases)] == wanted
-
-
-class TestGroupedHeadsOnACpu:
-    @pytest.mark.parametrize("mask", ["none", "of rows", "of queries"])
-    def test_they_attend_as_without_groups(
-        self, mask: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(attention_seam, "GROUPED_KEYS", 5)
-        widths = list[tuple[int, ...]]()
-
-        def watched(queries: mx.array, *rest: Any, **options: Any) -> mx.array:
-            widths.append(queries.shape)
-            return plain(queries, *rest, **options)
-
-        plain = attention_seam.plain
-        monkeypatch.setattr(attention_seam, "plain", watched)
-        queries, keys, values = (
-            mx.random.normal(shape) for shape in ((3, 6, 1, 8), (3, 2, 7, 8), (3, 2, 7, 4))
-        )
-        visible = mx.arange(7) < mx.array([4, 7, 2])[:, None]
-        masks = {"none": None, "of rows": visible[:, None, None], "of queries": visible[:1]}
-        options: dict[str, Any] = {"scale": 0.3, "mask": masks[mask]}
-        ours = attention_seam.scaled_dot_product_attention(queries, keys, values, **options)
-        assert widths == [(3, 2, 3, 8) if device.is_cpu() else (3, 6, 1, 8)]
-        assert ours.shape == (3, 6, 1, 4)
-        assert mx.allclose(ours, plain(queries, keys, values, None, **options), atol=1e-6)
-
-    @pytest.mark.parametrize("case", ["sinks", "a mask by head", "few keys", "a chunk"])
-    def test_others_are_left_to_mlx_lm(self, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attention_seam, "GROUPED_KEYS", 8 if case == "few keys" else 5)
-        width = 2 if case == "a chunk" else 1
-        queries, keys = mx.random.normal((1, 6, width, 8)), mx.random.normal((1, 2, 7, 8))
-        options: dict[str, Any] = {"scale": 0.3, "mask": None}
-        options |= {"sinks": mx.random.normal((6,))} if case == "sinks" else {}
-        options |= {"mask": mx.random.normal((1, 6, 1, 7))} if case == "a mask by head" else {}
-        ours = attention_seam.scaled_dot_product_attention(queries, keys, keys, **options)
-        assert mx.array_equal(ours, attention_seam.plain(queries, keys, keys, None, **options))
-
-    @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma3_text", "qwen3_next"])
-    def test_tokens_are_those_of_mlx_lm(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(attention_seam, "GROUPED_KEYS", 1)
-        cases = [Request(list(range(3, 3 + length)), 8, sampling=GREEDY) for length in (40, 33, 9)]
-        wanted = [reference(model_of(name), list(case.prompt), 8) for case in cases]
-        engine = StepEngine(model_of(name), VOCABULARY, shapes=SMALL_BANKS)
-        assert [row.tokens for row in Driver(engine, 16).play(cases)] == wanted
 
 
 def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

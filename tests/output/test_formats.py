@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.long_tests import examples
 from tests.output.campaign import check
 from tests.output.samples import (
     ARGUMENTS,
@@ -124,10 +125,9 @@ def test_a_call_of_a_tool_that_nobody_offered_is_text_and_counted(name: str) -> 
         assert found[0][1] == text
 
 
-@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", NAMES)
-def test_random_texts(name: str, seed: int) -> None:
-    assert [fault for number in range(12) if (fault := check(name, 12 * seed + number))] == []
+def test_random_texts(name: str) -> None:
+    assert [fault for seed in range(examples(96)) if (fault := check(name, seed))] == []
 
 
 MALFORMED = {

@@ -12,6 +12,7 @@ import pytest
 
 from tests.engine.vision.families import VisionModel, checkpoint, load
 from tests.engine.vision.test_image_rows import no_image, one_image, prompt_of, two_images
+from tests.family_configs import LONG
 from tests.image_session import Server
 from tests.pictures import one, screenshot
 from tests.ranks.image_playing import BLIND
@@ -25,7 +26,8 @@ from trouper.engine.platform import device
 from trouper.engine.vision.encoder import NOT_NUMBERS
 from trouper.protocol.media import Pixels
 
-FAMILIES = ("qwen3_vl", "qwen3_5", "mistral3")
+FAMILIES = ("qwen3_vl", "mistral3", *(("qwen3_5",) if LONG else ()))
+"""With vectors of inner layers and positions on three axes, and without."""
 pytestmark = pytest.mark.skipif(
     not device.is_cpu(), reason="float32 is the reference, and that is for CPUs"
 )
@@ -87,7 +89,8 @@ def test_answers_are_about_the_images_and_each_is_encoded_once(
     assert server.counts() == (2, 2), "each image was decoded and encoded once"
 
 
-@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rank", [1, 0])
+@pytest.mark.long
 def test_a_rank_killed_while_an_image_is_encoded(
     group: tuple[psutil.Process, Server], rank: int
 ) -> None:

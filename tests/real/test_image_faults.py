@@ -22,6 +22,15 @@ QUESTION = user("What color is the circle?")
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.long(
+    but=(
+        "delta ignored",
+        "encoder sliced wrongly",
+        "images swapped*",
+        "restored rows*",
+        "drafts at*",
+    )
+)
 async def test_a_planted_fault_turns_off_its_feature(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -202,7 +202,7 @@ def pixels_of(file: bytes, layout: Layout) -> Pixels:
 
 @every_family
 @pytest.mark.parametrize("step", [1, 5, 16, 200])
-@pytest.mark.long(but=("1-mistral3", "5-*", "16-qwen3_vl"))
+@pytest.mark.long(but=("1-mistral3", "5-qwen3_5", "5-gemma3", "16-qwen3_vl"))
 async def test_rows_in_company_cut_anywhere(name: str, step: int, tiny: Tiny) -> None:
     """With text rows, and two rows of one prompt, in chunks of so many tokens."""
     asks = [of(*contents, salt=str(at)) for at, contents in enumerate((TWO, TEXT, ONE, TWO))]

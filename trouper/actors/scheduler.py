@@ -54,7 +54,6 @@ class SchedulerEdges:
     results: trio.MemoryReceiveChannel[Stepped]
     orders: trio.MemorySendChannel[DiskOrder]
     images: trio.MemorySendChannel[DecodeImage] | None = None
-    """None if the model takes no images."""
     watches: CoreWatches
     disk_known: trio.Event
     disk_answer_s: float = ANSWER_S

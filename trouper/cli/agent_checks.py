@@ -117,7 +117,6 @@ def _described(candidate: SuggestedModel, float32: bool) -> str:
 
 
 def _local(checked: CheckedSettings) -> Iterator[tuple[str, Settings]]:
-    """Yield the models that need no download."""
     from trouper.engine import probe
 
     for settings in checked.models:

@@ -342,7 +342,6 @@ COMMANDS: dict[str, Command] = {
 
 
 def question_in(line: str) -> str | None:
-    """Return the question in a line; None for a command."""
     if line.startswith("//"):
         return line[1:]
     return None if COMMAND.match(line) else line

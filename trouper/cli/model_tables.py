@@ -59,7 +59,6 @@ class ModelTable:
     values: Mapping[str, Any]  # By field
 
     def names(self) -> Iterator[str]:
-        """Entries of --served-model-name"""
         for name in (self.name, *self.aliases):
             if name != self.path and not is_pattern(name):
                 yield f"{name}={self.path}"

@@ -210,7 +210,6 @@ class LocalRanks:
             ]
 
     def _variables(self, rank: int, hosts: str, port: int) -> dict[str, str]:
-        """Return the variables that mlx.launch sets."""
         if self.ranks == 1:
             return {}
         if self.backend == "nccl":

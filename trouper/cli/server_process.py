@@ -90,7 +90,6 @@ def _short(model: str) -> str:
 
 
 def _columns(width: int) -> Iterator[ProgressColumn]:
-    """Return columns that fit one line; a long description is cut."""
     room = width - FIXED_WIDTH - (SPEED if width >= WIDE else 0)
     cut = Column(max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
     yield SpinnerColumn()
@@ -243,7 +242,6 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
 
 
 async def _watch_end(leaving: trio.Event, drained: trio.Event, last: LastRequests) -> None:
-    """End the process if a drain does not end."""
     await leaving.wait()
     with trio.move_on_after(last.drain_timeout_s + ENDS_S):
         await drained.wait()

@@ -130,7 +130,6 @@ def _run_all(
 
 
 def _run_image(engine: StepEngine, layout: ImageLayout) -> None:
-    """Encode an image, and run a prompt with it."""
     # On an H200 the kernels of Qwen3-VL's first image took 10 s, in which streams stood still.
     shape = layout.shape(IMAGE, "low", max_tokens=256)
     span = layout.span(1, shape, digest=bytes(32))

@@ -33,7 +33,6 @@ def _capacity_unit(tokens: int, step: int) -> int:
 
 
 def bank_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
-    """Level of the bank for `tokens` tokens."""
     # The next level begins at 15/16 of the maximum, for rows of like length to move one after
     # another.
     return lowest_level(-(-16 * tokens // 15), first_bank)

@@ -185,7 +185,6 @@ class ModelCard:
     """Hash of weights, adapter, architecture and dtype, as hex; "" if nothing may be stored on
     disk."""
     embedding: EmbeddingLayout | None = None
-    """None if the model gives no embeddings."""
     no_embedding: str = ""
     kind: Kind = "generator"
     """Purpose by the files; some embedders generate, too."""
@@ -214,7 +213,6 @@ class ModelCard:
     tool_parser: str = "none"
     reasoning_parser: str = "none"
     images: ImageLayout | None = None
-    """None if the model takes no images."""
     encoder_step_bytes: int = 0
     """Most bytes of a step that encodes an image, beside the weights."""
     no_images: str = ""

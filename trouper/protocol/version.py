@@ -6,7 +6,6 @@ VERSION = "0.1.0"
 
 
 def installed_version(package: str, absent: str) -> str:
-    """Version of a package; `absent` if the package is not installed."""
     # The import takes longer than `trouper --version`.
     from importlib.metadata import PackageNotFoundError, version
 

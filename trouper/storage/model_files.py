@@ -184,7 +184,6 @@ def takes_images(config: Mapping[str, Any]) -> bool:
 
 
 def kind_of(directory: Path, config: Mapping[str, Any]) -> Kind:
-    """Purpose of a model, by its files."""
     classes = config.get("architectures")
     named = [str(each) for each in classes] if isinstance(classes, list) else []
     if any(name.endswith(CROSS_ENCODER) for name in named):

@@ -76,8 +76,6 @@ class RunMetadata(msgspec.Struct, frozen=True):
 
 @attrs.frozen(eq=False)
 class Header:
-    """The verified header of a run."""
-
     info: RunInfo
     namespace: str
     data_start: int

@@ -26,9 +26,7 @@ class BlockEntry:
     key: bytes
     tokens: bytes
     payload_bytes: int
-    """0: no payload."""
     snapshot_bytes: int | None
-    """None: no snapshot."""
 
 
 @attrs.frozen
@@ -56,7 +54,6 @@ def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
 
 
 def catalogue_batches(runs: Iterable[RunInfo], min_blocks: int) -> Iterator[tuple[Run, ...]]:
-    """Runs for the scheduler, in batches of at least `min_blocks` blocks."""
     batch, size = list[Run](), 0
     for run in runs:
         blocks = tuple(

@@ -17,7 +17,6 @@ from functools import cache
 from trouper import workarounds
 
 LARGE_MODEL_FILES = 2048
-"""As in mlx-lm."""
 CALL = resource.RLIMIT_NOFILE, (LARGE_MODEL_FILES, 4096)
 
 

@@ -217,7 +217,6 @@ class FollowerDisk:
                     pass
 
     def _keep(self, loaded: Loaded) -> None:
-        """Keep as many blocks as there is room for, and report the number."""
         # Settled meanwhile, since rank 0 did not wait; or given up.
         if self._reads.get(loaded.ticket, ()) is not None:
             return

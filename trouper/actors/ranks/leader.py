@@ -210,7 +210,6 @@ class Leader:
         return {rank: member.directory for rank, member in sorted(self._members.items())}
 
     def memory(self, local: MemoryStats) -> MemoryStats:
-        """Memory of the fullest rank."""
         # Resident memory is always this process's own: another's now and then would look like a
         # burst.
         known = [
@@ -248,7 +247,6 @@ class Leader:
             log.warning("still loading the model: rank %s", ", ".join(ranks))
 
     def _check_oldest_plan(self, checked_at: float) -> None:
-        """`checked_at`: time of the last check."""
         # A late check means that this process was suspended, and its step too, which gets a fresh
         # time limit.
         limit_s, now = self._settings.collective_timeout_s, trio.current_time()
@@ -297,7 +295,6 @@ class Leader:
             self.lose(f"rank 0: {type(error).__name__}: {error}")
 
     async def leave(self) -> None:
-        """Let the followers end after the last plan, and wait."""
         for member in self._members.values():
             member.leave()
         with trio.move_on_after(LEAVING_S):

@@ -92,7 +92,6 @@ KNOWN_S = 5.0
 """Maximum wait at the start until all directories are read."""
 # Without this room followers would get a read only when that writer is idle.
 WRITER_ORDERS = 64
-"""Orders that wait for rank 0's writer."""
 
 
 class LeaderDisk:
@@ -283,7 +282,6 @@ class LeaderDisk:
             await self._send(Written(keys, write.nbytes or 0, write.refused))
 
     async def _give_up_old_writes(self) -> None:
-        """Give up writes that lack an answer or rank 0's order after WRITTEN_S."""
         since = trio.current_time() - WRITTEN_S
         for keys, write in [
             (keys, write) for keys, write in self._writes.items() if write.since < since

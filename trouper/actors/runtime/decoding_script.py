@@ -57,7 +57,6 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
 
 
 def _answer(order: tuple[int, ...], data: bytes) -> tuple[int, bytes]:
-    """Kind of the answer, and pixels."""
     index, orientation, resample, width, height, *sizes, _ = order
     _limit_cpu()
     try:

@@ -217,7 +217,6 @@ class ModelManager:
         return files.weights_bytes
 
     async def _run_graph(self, model: ManagedModel) -> None:
-        """Load a model, and run its graph until it ends."""
         model.ended = trio.Event()
         problem: Problem | None = DRAINING  # Of whatever ends the server, too.
         try:

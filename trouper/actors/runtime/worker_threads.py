@@ -128,8 +128,6 @@ class FairLane:
         max_of_client: float,
         too_many: Callable[[], Problem],
     ) -> None:
-        """`max_waiting`: tickets that may wait; `max_of_client`: those of one client; `too_many`:
-        refusal beyond that."""
         self._size, self._max_waiting, self._max_of_client, self._too_many = (
             size,
             max_waiting,

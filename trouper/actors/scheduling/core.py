@@ -531,7 +531,6 @@ class Core:
 
 
 def _first_that_needs(orders: Iterable[Encode], rows: Iterable[Sequence]) -> Sequence | None:
-    """The oldest row that an image is encoded for."""
     items = [order.item for order in orders]
     return next((row for row in rows if row.needs_image(items)), None) if items else None
 

@@ -163,7 +163,6 @@ class ImageItems:
     # -- what rows need --------------------------------------------------------------------------
 
     def need(self, sequence: Sequence) -> None:
-        """Give an entering sequence the items of its images."""
         root = sequence.chain.root.key
         sequence.images_left = [
             NeededImage(image.span, self._item((root, image.span.digest), image))

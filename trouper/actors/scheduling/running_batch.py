@@ -45,7 +45,6 @@ class RunningBatch:
 
     @property
     def num_rows_of_others(self) -> int:
-        """Without batches."""
         return sum(not (sequence.dropped or sequence.of_batch) for sequence in self.rows.values())
 
     def add(self, sequence: Sequence) -> None:

@@ -105,7 +105,6 @@ class Sequence:
     """Time of arrival, on Trio's clock; once started, of the first admission."""
     state: State = State.WAITING
     noted: WaitReason = ""
-    """Reason of the latest wait."""
 
     arrived_at: float = 0.0
     queued_at: float = 0.0

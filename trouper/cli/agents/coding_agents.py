@@ -159,7 +159,6 @@ def _codex(served: ServedModel) -> Setup:
 
 
 def _opencode(served: ServedModel, program: str, schema: str) -> Setup:
-    """`program`: opencode, or a descendant."""
     model = f"{PROVIDER}/{served.model}"
     settings = {
         "$schema": Default(schema),

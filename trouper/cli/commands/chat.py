@@ -148,7 +148,6 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
 
 @contextmanager
 def _shown() -> Iterator[Show]:
-    """Yield what shows a piece of an answer: drawn in a terminal, else as it is."""
     if not _draws():
         yield lambda piece: _print(piece.text)
         _print("\n")

@@ -212,7 +212,6 @@ def _write(agent: Agent, change: Change) -> None:
 
 
 def _remind(setup: Setup) -> None:
-    """Name the variables that the written files refer to."""
     for name, value in setup.exports.items():
         if name not in os.environ:
             shown = "the server's key" if isinstance(value, Secret) else value
@@ -305,7 +304,6 @@ def _with_key_if_needed(where: Where) -> Where:
 @attrs.frozen
 class ListedModel:
     context: int | None
-    """None: not loaded."""
     kind: str
 
 
@@ -348,7 +346,6 @@ def _count(value: Any) -> int | None:
 
 
 def _named(client: httpx2.Client, name: str, listed: Listed) -> str:
-    """Return the id of a model by any of its names."""
     if name in listed:
         return name
     answer = client.get(f"/v1/models/{name}")

@@ -121,7 +121,6 @@ def serve(
 def _add_models(
     context: click.Context, models: tuple[str, ...], values: MutableMapping[str, Any]
 ) -> None:
-    """Take arguments as values of --model on the command line."""
     if models:
         has_flag = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
         others = values["model"] if has_flag else ()

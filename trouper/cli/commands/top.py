@@ -153,9 +153,6 @@ def _stores(health: Health) -> Iterator[tuple[str, Text]]:
 
 
 def _kv(memory: Mapping[str, Any], cached: int) -> Iterator[tuple[str, Text]]:
-    # An earlier version of the server reports no banks.
-    if "kv_row_bytes" not in memory:
-        return
     rows, limit, preemptions = (
         memory["kv_row_bytes"],
         memory["kv_limit_bytes"],

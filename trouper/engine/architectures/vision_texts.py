@@ -117,7 +117,6 @@ def _text_module(config: Config) -> Any:
 
 
 def _nested_classes(config: Config) -> Classes:
-    """`config`: as stored."""
     text = config.get("text_config") or config.get("llm_config") or {}
     return partial(NestedText, _text_module(text)), NestedArgs
 

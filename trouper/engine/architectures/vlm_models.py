@@ -28,7 +28,6 @@ Weights = dict[str, mx.array]
 
 
 def version() -> str | None:
-    """None: not installed."""
     try:
         return metadata.version("mlx-vlm") if find_spec(PACKAGE) is not None else None
     except metadata.PackageNotFoundError:

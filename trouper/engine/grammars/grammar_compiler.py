@@ -334,7 +334,6 @@ class Grammars:
 
 
 def _key(grammar: Grammar) -> Key:
-    """Make the key of grammars that compile alike."""
     return (
         grammar.kind,
         grammar.source,

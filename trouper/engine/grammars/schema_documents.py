@@ -40,7 +40,6 @@ ROOT = Location()
 class SchemaDocument:
     schema: Any
     strict: bool
-    """As `Grammar.strict`."""
     location: Location = ROOT
     dropped: tuple[Location, ...] = ()
 

@@ -150,7 +150,6 @@ def relaxed_by_trials(schema: Any, is_wrong: IsWrong) -> tuple[Any, list[Steps]]
 
 
 def _replaced(schema: Any, steps: Steps, part: Any) -> Any:
-    """Return the schema with another part at the path, in place but for the root."""
     if not steps:
         return part
     outer, key = _at(schema, steps[:-1]), steps[-1]

@@ -22,7 +22,6 @@ from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.slot_cache import SlotCache
 from trouper.engine.passes.region import Region
-from trouper.engine.platform.device import is_cpu
 from trouper.engine.products import blocked_attention
 
 # Everything but attention runs over all rows at once. `JoinedSlots` writes each row's keys and
@@ -104,8 +103,6 @@ def joined(caches: Sequence[Sequence[Any]], region: Region, ranges: Sequence[sli
 NAME = "scaled_dot_product_attention"
 plain = base.scaled_dot_product_attention
 _replaced = {plain}
-GROUPED_KEYS = 1536
-"""Keys from which a CPU's decoding attends by groups."""
 OPTIONS = ("scale", "mask", "sinks")
 """After the cache."""
 
@@ -141,9 +138,6 @@ def scaled_dot_product_attention(
 def _attend(
     queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any, **options: Any
 ) -> mx.array:
-    """On a CPU with many keys, a group's query heads become queries of one head, so MLX reads keys
-    once (benchmarks/RESULTS.md)."""
-    heads = queries.shape[1]
     if isinstance(keys, WholeBuffer):
         if mask is None and supports(queries, keys, values, options):
             return attend(queries, keys, values, options)
@@ -153,13 +147,7 @@ def _attend(
         keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))
     if blocked_attention.pays(queries, keys, values, mask, options):
         return blocked_attention.attend(queries, keys, values, mask=mask, scale=options["scale"])
-    shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
-    if shared == 1 or not _grouping_pays(queries, keys, mask, options):
-        return plain(queries, keys, values, cache, mask=mask, **options)
-    grouped = queries.reshape(-1, keys.shape[1], shared, queries.shape[3])
-    return plain(grouped, keys, values, cache, mask=mask, **options).reshape(
-        -1, heads, 1, values.shape[3]
-    )
+    return plain(queries, keys, values, cache, mask=mask, **options)
 
 
 def _is_cut(mask: Any, keys: Any) -> bool:
@@ -168,19 +156,6 @@ def _is_cut(mask: Any, keys: Any) -> bool:
         isinstance(mask, mx.array)
         and isinstance(keys, mx.array)
         and 1 < mask.shape[-1] < keys.shape[2]
-    )
-
-
-def _grouping_pays(queries: mx.array, keys: mx.array, mask: Any, options: dict[str, Any]) -> bool:
-    """Whether a CPU decodes a token behind many keys, and a group's heads have equal arguments."""
-    is_long_decode = queries.shape[2] == 1 and keys.shape[2] >= GROUPED_KEYS
-    return is_long_decode and is_cpu() and _of_groups(mask, options)
-
-
-def _of_groups(mask: Any, options: dict[str, Any]) -> bool:
-    """Whether a group's heads share all arguments: no sinks, no mask by head."""
-    return options.get("sinks") is None and (
-        mask is None or (isinstance(mask, mx.array) and mask.shape[-3:-1] in ((), (1,), (1, 1)))
     )
 
 
@@ -225,7 +200,6 @@ def recording() -> Iterator[list[AttentionCall]]:
 
 
 def install(*models: nn.Module | None) -> None:
-    """Replace the name in the models' modules."""
     modules = (
         module for model in models if model is not None for _, module in model.named_modules()
     )

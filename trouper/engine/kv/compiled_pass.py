@@ -94,7 +94,6 @@ class Pass:
         return [region.arrays_read() for region in self.regions]
 
     def traced_regions(self, arrays: Sequence[dict[Name, mx.array]]) -> Sequence[Region]:
-        """`arrays`: of each region."""
         return [
             TracedRegion(region, inputs)
             for region, inputs in zip(self.regions, arrays, strict=True)

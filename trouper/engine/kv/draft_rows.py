@@ -31,7 +31,6 @@ class DraftRows:
     def __init__(
         self, model: nn.Module, banks: Banks, shapes: Shapes, cache_index: int = 0
     ) -> None:
-        """`cache_index`: index of the caches among those of all drafters."""
         self._model, self._banks, self._shapes, self._cache_index = (
             model,
             banks,

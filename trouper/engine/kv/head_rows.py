@@ -92,7 +92,6 @@ class HeldStates:
 
 class HeadRows(DraftRows):
     def __init__(self, head: Any, banks: Banks, shapes: Shapes, cache_index: int) -> None:
-        """`head`: a module that is a `TargetHead`."""
         super().__init__(head, banks, shapes, cache_index)
         self._head: TargetHead = head
         self.proposer = self._head.proposer
@@ -283,5 +282,4 @@ class BlockRows(HeadRows):
 
 
 def rows_of_head(head: Any, banks: Banks, shapes: Shapes, cache_index: int) -> HeadRows:
-    """`head`: a module that is a `TargetHead`."""
     return (BlockRows if head.block else HeadRows)(head, banks, shapes, cache_index)

@@ -44,7 +44,6 @@ class RowCopies:
         bank.buffers.write(bank.slots.slot(row), self.length(row), parts, room, leaves)
 
     def can_begin_with(self, row: RowId) -> bool:
-        """As `SlotBuffers.can_begin_with`."""
         return self._banks[row].buffers.can_begin_with
 
     def begin_with(self, row: RowId, parts: Sequence[Sequence[mx.array]], room: int) -> None:

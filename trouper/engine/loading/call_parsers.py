@@ -228,7 +228,6 @@ def _nearly_python(text: str) -> Call:
 
 
 def _nearly_value(written: str, at: int) -> tuple[str, int]:
-    """Return a value's text and end."""
     quote = written[at : at + 1]
     close = written.find(quote, at + 1) if quote in ("'", '"') else -1
     if close >= 0 and written[close + 1 : close + 2] in ("", ","):

@@ -49,7 +49,6 @@ class ControlTokens:
 
     @classmethod
     def of(cls, wrapped: TokenizerWrapper, formats: Iterable[OutputFormat]) -> ControlTokens | None:
-        """None for a tokenizer without any."""
         formats = [*formats]
         source = _source(wrapped)
         markers = frozenset().union(*(each.markers for each in formats))

@@ -46,7 +46,6 @@ EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
 class LoadedHead:
     module: MtpHead | None = None
     reason: str = NO_HEAD
-    """"" for a head."""
 
 
 @attrs.frozen(eq=False)

@@ -74,7 +74,6 @@ FAMILIES = {
 
 
 def family_of(config: Mapping[str, Any]) -> HeadFamily | None:
-    """None: unknown."""
     if not find_architecture(config).native:
         return None
     kind = str(config["model_type"])

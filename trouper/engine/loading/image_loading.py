@@ -74,7 +74,6 @@ class LoadedImages:
         return marker, f"{around}{marker}{around}"
 
     def on(self, card: ModelCard) -> ModelCard:
-        """The card of the model with this encoder."""
         return attrs.evolve(
             card,
             capabilities=card.capabilities.without_all(self.off),

@@ -31,7 +31,6 @@ GetClasses = Callable[[dict[str, Any]], tuple[Any, Any]]
 
 
 def lacks_head(stored: Mapping[str, Any], opened: Mapping[str, Any]) -> bool:
-    """`stored`, `opened`: config."""
     return bool(opened.get(TIED)) and not stored.get(TIED)
 
 

@@ -132,7 +132,6 @@ def eagle3_taps(config: Mapping[str, Any], layers: int) -> list[int]:
 
 
 def dflash_taps(config: Mapping[str, Any], layers: int) -> list[int]:
-    """As `eagle3_taps`."""
     if outputs := section(config, "dflash_config").get("target_layer_ids"):
         return [*outputs]
     if states := config.get("aux_hidden_state_layer_ids"):

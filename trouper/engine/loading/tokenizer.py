@@ -77,7 +77,6 @@ class HubTokenizer:
     _bytes: tuple[bytes, ...]
     _specials: Mapping[int, str]
     grammars: Grammars | None = None
-    """None until the model is loaded."""
     grammar_end: int | None = None
     template: TemplateReport = attrs.field(factory=TemplateReport)
     _breakers: dict[tuple[str, ...], Breakers] = attrs.field(factory=dict, init=False)

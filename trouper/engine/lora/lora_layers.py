@@ -145,7 +145,6 @@ def with_adapters(layer: nn.Module, made: StackedAdapters | None) -> nn.Module:
 
 
 def part_of(layer: Any, index: int) -> LowRank | None:
-    """None: the adapter has no part in the layer."""
     found: StackedAdapters | None = getattr(layer, "adapters", None)
     if found is None or index > len(found.ranks) or not (rank := found.ranks[index - 1]):
         return None

@@ -116,7 +116,6 @@ class Shapes:
         return self.rounded and self.width(tokens) * (length + tokens) > self.mask_elements
 
     def drafted_width(self, tokens: int) -> int:
-        """Width of a pass that verifies at most `tokens` - 1 drafts a row."""
         # From a ladder, for few compiled structures (`compiled_pass.py`). The policy drafts powers
         # of two.
         if not self.length_kernel or tokens > MAX_KERNEL_WIDTH:

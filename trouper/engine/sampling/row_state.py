@@ -55,7 +55,6 @@ class ThinkingRule:
         return ""
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """All of the draft."""
         return len(draft)
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:

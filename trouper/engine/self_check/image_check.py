@@ -284,7 +284,6 @@ class ImageCheck:
             current.region = None
 
     def _media(self, shown: Illustrated) -> MediaPass | None:
-        """Images of a text in one pass."""
         if not shown.spans:
             return None
         columns, positions = _walk(len(shown.tokens), shown.spans)
@@ -330,7 +329,6 @@ SCENARIOS: tuple[tuple[Feature, Feature, Callable[[ImageCheck], str]], ...] = (
     ("images_restore", "restore", ImageCheck.restored),
     ("images_drafts", "drafts", ImageCheck.drafts),
 )
-"""Feature, what it needs, and the scenario."""
 
 
 def _walk(count: int, spans: Sequence[MediaSpan]) -> tuple[list[int], list[tuple[int, int, int]]]:

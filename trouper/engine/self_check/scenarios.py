@@ -145,7 +145,6 @@ class ForcedRows:
         return reference.arithmetic.judged(found, [sample.text for sample in self.taken])
 
     def _longest(self, sample: Taken) -> tuple[int, ...]:
-        """Find the final parts of the sample's row."""
         parts, count = sample.parts, len(sample.parts)
         return max(
             (

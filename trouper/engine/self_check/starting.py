@@ -188,7 +188,6 @@ def _image_features(off: Mapping[str, str]) -> Mapping[Feature, str]:
 
 
 def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: RankGroup) -> bool:
-    """Whether every rank remembers the same result."""
     return _same_everywhere(None if known is None else known[0].off, group)
 
 

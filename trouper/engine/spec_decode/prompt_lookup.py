@@ -135,7 +135,6 @@ class NgramProposer:
             newest[ngram] = position
 
     def _look_up(self) -> None:
-        """Replace the followed match by a longer one, if any."""
         position = self._newest.get(tuple(self._tokens[-self._min_ngram :]), NOWHERE)
         for _ in range(CANDIDATES):
             if position == NOWHERE or self._length >= self._max_ngram:

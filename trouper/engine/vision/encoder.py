@@ -96,7 +96,6 @@ class ImageEncoder:
 
     tower: Tower | DistantTower
     sharing: VectorSharing | None = None
-    """None: one rank."""
     members: set[ItemId] = attrs.field(factory=set)
     """Items that were begun and not forgotten, also those that failed."""
     _encodings: dict[ItemId, Encoding] = attrs.field(factory=dict)

@@ -135,7 +135,6 @@ PROJECTORS: Mapping[str, type[GemmaProjector | IdeficsProjector | LfmProjector]]
     "lfm2_vl": LfmProjector,
     "lfm2-vl": LfmProjector,
 }
-"""By `model_type`."""
 
 
 class SiglipTower(LayeredTower):

@@ -117,7 +117,6 @@ class IdeficsLayout(Tiles):
     row_tokens: tuple[Tokens, ...]
     newline: Tokens
     newlines: Tokens
-    """Two newlines."""
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         """Raises `ValueError`."""
@@ -299,7 +298,6 @@ class LfmLayout(Tiles):
 
 @cache
 def _grids(minimum: int, maximum: int) -> tuple[tuple[int, int], ...]:
-    """(columns, rows) of `minimum` to `maximum` tiles."""
     pairs = [
         (columns, rows)
         for count in range(minimum, maximum + 1)

@@ -206,7 +206,6 @@ class Batches:
         )
 
     def _body(self, batch: Batch, label: dict[str, str]) -> dict[str, Any]:
-        """Format a batch for the owner or an admin. `label` names the owner."""
         own = batch.spec.owner in self._service.key_identities
         return batch.body() | label | ({} if own else {"metadata": None, "errors": None})
 

@@ -181,7 +181,6 @@ class BatchStorage:
         return await self.files.begin(owner, identifier)
 
     async def has_room(self, owner: str, size: int) -> None:
-        """Wait for `size` bytes of room."""
         if self.room_of(owner) >= size:
             return
         if not self.waiting:

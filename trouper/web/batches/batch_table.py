@@ -76,9 +76,7 @@ class Batch:
     """Lines whose answers are in the database; empty after the batch's end."""
     failed: int = 0
     answer_bytes: int = 0
-    """Bytes of answers in the database."""
     image_bytes: int = 0
-    """Bytes of fetched images in the database."""
     scope: trio.CancelScope | None = None
     started: bool = False
     fault: str = ""

@@ -337,7 +337,6 @@ class BatchWorker:
     # -- the end ----------------------------------------------------------------------------------
 
     async def _finish(self, batch: Batch, lines: InputLines) -> None:
-        """Write the files, then the batch's end."""
         if batch.status == "in_progress":
             await self._table.enter(batch, "finalizing", now())
         status = "cancelled" if batch.status == "cancelling" else "completed"

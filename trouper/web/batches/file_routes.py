@@ -198,7 +198,6 @@ class Files:
 
 
 async def _chunks(file: FileIO) -> AsyncIterator[bytes]:
-    """Read a file, which the request closes."""
     while data := await on_disk(file.read, CHUNK):
         yield data
 

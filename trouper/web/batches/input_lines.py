@@ -94,7 +94,6 @@ class InputLines:
     offsets: array[int]
     sizes: array[int]
     models: dict[str, int]
-    """Each model's first line."""
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -28,7 +28,6 @@ Purpose = Literal["batch", "batch_output", "vision", "user_data"]
 PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output", "vision", "user_data")
 FILE_PREFIX = "file-"
 UPLOADED: tuple[Purpose, ...] = ("batch", "vision", "user_data")
-"""Purposes of clients' files."""
 IMAGES: tuple[Purpose, ...] = ("vision", "user_data")
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")

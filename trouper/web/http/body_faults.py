@@ -80,7 +80,6 @@ def unwrapped(info: inspect.Type) -> inspect.Type:
 
 
 def members(info: inspect.Type) -> list[inspect.Type]:
-    """Return a union's types without null, or the type alone."""
     info = unwrapped(info)
     if not isinstance(info, inspect.UnionType):
         return [] if isinstance(info, inspect.NoneType) else [info]
@@ -177,7 +176,6 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _options(kind: Any) -> list[Any]:
-    """Return a union's types without metadata, or the type alone."""
     if get_origin(kind) is Annotated:
         return _options(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

@@ -58,7 +58,6 @@ def _trace(before: Any, after: Any, steps: list[str]) -> list[str]:
 
 
 def _find_moved(before: Any, after: Any, step: str) -> list[str] | None:
-    """Return the steps in `before` to the value that is at `step` in `after`."""
     value = _at(after, step)
     if isinstance(before, list):
         return _find(value, before, after, 1)

@@ -83,7 +83,6 @@ class Endpoint:
 
 
 REPORT = partial(Endpoint, method="GET", tag="Server")
-"""An endpoint that tells of the server."""
 
 
 def endpoints_of(group: object) -> Iterator[Endpoint]:

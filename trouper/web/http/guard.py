@@ -132,7 +132,6 @@ class Connection:
         self._patience.cancel()
 
     async def _receive(self) -> bytes:
-        """Return received bytes; empty at the client's end."""
         while self._stream.socket.fileno() >= 0:  # It may have given way.
             try:
                 await trio.lowlevel.wait_readable(self._stream.socket)

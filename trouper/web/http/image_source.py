@@ -48,7 +48,6 @@ class UploadedImage:
 
     file_id: str
     origin: str
-    """As in `ImageSource`."""
     detail: Detail
 
 
@@ -58,7 +57,6 @@ class RemoteImage:
 
     url: str = attrs.field(repr=False)
     origin: str
-    """As in `ImageSource`."""
     detail: Detail
 
 

@@ -93,7 +93,6 @@ class LoopShares:
         return account
 
     def _delay_s(self, account: Account) -> float:
-        """Return the seconds until a request of the account may begin."""
         if self._in_progress == account.in_progress:
             return 0.0
         beyond_s = account.owed(self._clock()) - BURST_S

@@ -140,7 +140,6 @@ class MediaFetcher:
             raise _not_allowed(fault, path) from None
 
     def _domain_of(self, address: MediaAddress) -> MediaDomain:
-        """Return the entry that allows an address. Raises `NotAllowed`."""
         where = (address.scheme, address.host, address.port)
         covering = [domain for domain in self._domains if domain.covers(*where)]
         if not covering:
@@ -174,7 +173,6 @@ class MediaFetcher:
         return files
 
     async def fetch(self, image: RemoteImage, hold: Hold) -> bytes:
-        """As `fetch_all`."""
         path = image.origin
         try:
             async with self._limiter:

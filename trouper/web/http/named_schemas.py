@@ -149,7 +149,6 @@ class _Naming:
 
 
 def _with_data(schema: Json, part: Any, name: str) -> Json:
-    """Name the schemas of the data of events."""
     if "anyOf" in schema:
         return schema | {"anyOf": [_with_data(member, part, name) for member in schema["anyOf"]]}
     data = schema["properties"]["data"]

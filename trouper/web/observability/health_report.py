@@ -118,7 +118,6 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
 
 
 def _images(card: ModelCard) -> dict[str, Any]:
-    """Return the roles whose images are read, and why there are none."""
     roles = [] if card.images is None else list(card.image_roles)
     reason = card.no_images
     if card.images is not None and not roles:

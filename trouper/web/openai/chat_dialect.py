@@ -46,7 +46,6 @@ class ChatDialect(OpenAiDialect):
         )
 
     def _choice(self, index: int, choice: Choice) -> Json:
-        """Format one choice of a complete answer, parsed into content, reasoning and calls."""
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
         reason: str = choice.finished.reason
         seen: Sequence[TokenLogprobs] = ()

@@ -172,7 +172,6 @@ def answer_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
 def pairs_to_generate(
     pairs: Sequence[Pair], request: ScoringParameters, request_id: str, answers: tuple[int, int]
 ) -> tuple[Generate, ...]:
-    """Build a one-token request for each pair."""
     instruction = INSTRUCTION if request.instruction is None else request.instruction
     return tuple(
         Generate(
@@ -201,7 +200,6 @@ def _question(instruction: str, pair: Pair) -> str:
 
 
 def pairs_to_encode(pairs: Sequence[Pair], request_id: str) -> tuple[Generate, ...]:
-    """Build a request to a cross-encoder for each pair."""
     return tuple(
         Generate(
             request_id=f"{request_id}-{index}" if index else request_id,

@@ -52,7 +52,6 @@ class OutputParser:
         return self._sink.kind
 
     def take_spans(self) -> list[tuple[int, int]]:
-        """As `CallSink.take_spans`."""
         return self._sink.take_spans()
 
     @property

@@ -52,7 +52,6 @@ class ToolOffer:
     param: str = "tools"
     """Path of the parameters' schema in the request."""
     strict: bool = False
-    """As `Grammar.strict`."""
 
     def after(self, description: str) -> ToolOffer:
         texts = (description, self.function.get("description", ""))

@@ -370,7 +370,6 @@ class ResponseDialect:
     # -- events -----------------------------------------------------------------------------------
 
     def _begin(self) -> bytes:
-        """Format the event with which a background response leaves the queue."""
         if self._begun:
             return b""
         self._begun = True

@@ -334,13 +334,11 @@ class Responses:
                 self._forget(live.id)
 
     def _forget(self, response_id: str) -> None:
-        """Drop a running response whose client has disconnected."""
         self._live.pop(response_id, None)
 
     # -- the others -------------------------------------------------------------------------------
 
     async def _running(self, response_id: str) -> Live | None:
-        """Return this key's response that runs and will be stored."""
         live = self._own(response_id)
         if live is None or not live.stored:
             return None

@@ -30,7 +30,6 @@ def take_out(item: Json) -> tuple[Json, dict[str, str]]:
 
 
 def _changed(item: Json, change: Callable[[str], str]) -> Json:
-    """Return an item with other `image_url`s."""
     name = "content" if item.get("type") == "message" else "output"
     content = item.get(name)
     if not isinstance(content, list) or not any(map(_has_image, content)):

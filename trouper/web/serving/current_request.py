@@ -442,7 +442,6 @@ class CurrentRequest:
         return scope.account
 
     def count_refusal(self) -> None:
-        """Count a 429 for the key."""
         problem = self.scope.refusal
         if problem is not None and problem.status == 429:
             self.accounts.of(self.key or ANYBODY).refused[problem.code or problem.type] += 1

@@ -108,7 +108,6 @@ class RunningRequests:
         return [request for request in self._requests if owner in (None, request.owner)]
 
     def find(self, request_id: str, owner: str | None) -> list[RunningRequest]:
-        """Return the requests with an id, by header id or response id."""
         own = self.of(owner)
         for name in (request_id, header_id(request_id)):
             if found := [request for request in own if name in request.names]:

@@ -255,7 +255,6 @@ class Service(CurrentRequest):
         return tuple(attrs.evolve(choice, prompt=prompt) for choice in choices)
 
     async def prompt_with_images(self, prompt: Prompt, images: ImageParts) -> Prompt:
-        """As `with_images`."""
         if not images.sources or not isinstance(prompt, ChatPrompt):
             return prompt
         remote = [image for image in images.sources if isinstance(image, RemoteImage)]

@@ -297,7 +297,6 @@ def _format_of(connection: Connection) -> int:
 
 
 def _next_group(jobs: SimpleQueue[_Job[Any] | None]) -> list[_Job[Any]] | None:
-    """Wait for jobs; None is the end."""
     group = list[_Job[Any]]()
     while not group or (len(group) < MAX_TOGETHER and not jobs.empty()):
         job = jobs.get()

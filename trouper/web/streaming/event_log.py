@@ -39,7 +39,6 @@ class EventLog:
         return self._events[position : None if limit is None else position + limit]
 
     async def wait_beyond(self, position: int) -> None:
-        """Wait until there are more than `position` events, or the log is closed."""
         await trio.lowlevel.checkpoint()
         while len(self._events) <= position and not self.over:
             await self._readers.park()

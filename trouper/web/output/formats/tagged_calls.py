@@ -166,7 +166,6 @@ def _value(
 
 
 def _next_begins(source: TextSource, layout: TagLayout, others: Others) -> Steps[bool]:
-    """Whether the tag of one of `others` comes next."""
     position = source.position
     header: str | None = None
     if (yield from source.first_of((f"\n{layout.key[0]}", layout.key[0]))):
