@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,7 @@ from rich.text import Text
 
 from trouper import ModelManager, ServerSettings, Settings, run_models
 from trouper.actors.ranks.leader import Leader
+from trouper.cli import BEGAN
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.exits import DEVICE_STUCK, end_at_once, forget, insists, leaving_signals
 from trouper.cli.rank_process import end_with_group
@@ -144,6 +146,7 @@ async def run(
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
                     mlx_engine()  # Takes a second: an address that is taken is told before.
+                    imported = time.perf_counter()
                     start = partial(
                         run_models,
                         settings,
@@ -164,6 +167,7 @@ async def run(
                         leaving=leaving,
                         drained=drained,
                         exchange_observers=exchange_observers,
+                        imports_s=imported - BEGAN,
                     )
             watching.cancel_scope.cancel(reason="everything has ended")
 
@@ -236,6 +240,7 @@ async def _serve(
     leaving: trio.Event,
     drained: trio.Event,
     exchange_observers: Sequence[ExchangeObserver],
+    imports_s: float,
 ) -> None:
     shutdown = trio.Event()
     try:
@@ -251,6 +256,7 @@ async def _serve(
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
     announce(urls[0], models, bool(settings.api_key or settings.api_key_file))
+    logger.info("ready after %.1f s, imports %.1f s", time.perf_counter() - BEGAN, imports_s)
     await leaving.wait()
     if not await models.drain(settings.drain_timeout_s):
         logger.warning(
