@@ -42,10 +42,11 @@ class StageTimes:
     """Passes progress on, and times each stage from its first report to its last."""
 
     _watch: LoadWatch
+    _clock: Callable[[], float] = time.perf_counter
     _times: dict[str, tuple[float, float]] = attrs.field(factory=dict)
 
     def __call__(self, loading: Loading) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         began, _ = self._times.get(loading.stage, (now, now))
         self._times[loading.stage] = began, now
         self._watch(loading)
