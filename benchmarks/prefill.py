@@ -1,10 +1,10 @@
 """`just bench-prefill [bursts|beside]`: prompts that arrive at once; a long prompt beside streams.
 
-bursts: `ROWSxTOKENS` prompts sent at once, through HTTP; one prompt of as many tokens; and a bare
-loop over as many tokens, in turns. `rate`: prompt tokens a second until the last first token.
-`last`: the slowest first token as a multiple of what the lone prompt's rate allows.
+bursts: `ROWSxTOKENS` prompts sent at once, through HTTP; one prompt of as many tokens (several, one
+after another, where the context is shorter); and a bare loop over as many tokens, in turns: prompt
+tokens a second until the last first token, and the server's processor time for a token of each.
 beside: one prompt of `--long` tokens beside `--streams` streams, for each `--stall-ms`: its first
-token, the streams' longest gap while it prefills, and their pace before and meanwhile.
+token, the streams' typical and longest gap while it prefills, and their pace, 1 before.
 A model is made with random weights (`--shape 4b`), or given (`--model DIR`); default: the embedded
 one. Prompts share nothing.
 """
@@ -129,7 +129,9 @@ def play_bursts(flags: argparse.Namespace, model: Path) -> list[Row]:
     made = []
     with servers.trouper(model, *FLAGS) as server, loop("bare_mlx", model) as mlx:
         for rows, count in flags.bursts:
-            row = measure_burst(server.port, mlx, rows, count, flags.rounds)
+            row = measure_burst(
+                server, mlx, rows, count, rounds=flags.rounds, context=context_of(model)
+            )
             print(json.dumps(row), flush=True)
             made.append(row)
         if flags.torch:
@@ -142,12 +144,27 @@ def play_bursts(flags: argparse.Namespace, model: Path) -> list[Row]:
     return made
 
 
-def measure_burst(port: int, mlx: Loop, rows: int, count: int, rounds: int) -> Row:
-    total, bursts, alone, bare = rows * count, [], [], []
+def context_of(model: Path) -> int:
+    config = json.loads((model / "config.json").read_text())
+    return int(config.get("text_config", config)["max_position_embeddings"])
+
+
+def measure_burst(
+    server: servers.Server, mlx: Loop, rows: int, count: int, *, rounds: int, context: int
+) -> Row:
+    port, total, bursts, alone, bare = server.port, rows * count, [], [], []
+    prompts = -(-total // (context - 2))
+    used = {"burst": 0.0, "alone": 0.0}
     for round_ in range(rounds + 1):
-        bursts.append(trio.run(burst, port, rows, count, 10 * round_ + 1))
-        alone.append(trio.run(burst, port, 1, total, 10 * round_ + 2)[0])
-        bare.append(mlx.seconds(total))
+        began = server.cpu_s()
+        bursts.append(trio.run(burst, port, rows, count, 100 * round_ + 1))
+        burst_ended = server.cpu_s()
+        seeds = range(100 * round_ + 2, 100 * round_ + 2 + prompts)
+        alone.append(sum(trio.run(burst, port, 1, total // prompts, seed)[0] for seed in seeds))
+        if round_:
+            used["burst"] += burst_ended - began
+            used["alone"] += server.cpu_s() - burst_ended
+        bare.append(sum(mlx.seconds(total // prompts) for _ in range(prompts)))
     # The first turn warms all up.
     last = statistics.median(times[-1] for times in bursts[1:])
     first = statistics.median(times[0] for times in bursts[1:])
@@ -160,6 +177,8 @@ def measure_burst(port: int, mlx: Loop, rows: int, count: int, rounds: int) -> R
         "bare": round(total / loop_s),
         "burst_of_alone": round(one / last, 2),
         "alone_of_bare": round(loop_s / one, 2),
+        "prompts_alone": prompts,
+        **{f"{name}_cpu_ms": round(1e3 * s / rounds / total, 3) for name, s in used.items()},
         "first_s": round(first, 3),
         "last_s": round(last, 3),
     }
@@ -186,6 +205,7 @@ async def beside(port: int, streams: int, long: int, seed: int) -> Row:
     share = (len(meanwhile) / (stop - asked.sent)) / (streams / statistics.mean(before))
     return {
         "first_token_s": round(stop - asked.sent, 3),
+        "typical_gap_s": round(statistics.median(meanwhile or [stop - asked.sent]), 3),
         "longest_gap_s": round(max(meanwhile, default=stop - asked.sent), 3),
         "pace": round(share, 2),
     }

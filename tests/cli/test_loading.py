@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from trouper.cli.server_process import shown
-from trouper.protocol.loading import Loading
+from trouper.protocol.loading import Loading, StageTimes
 
 
 def terminal(width: int = 120, **how: bool | str) -> tuple[Console, StringIO]:
@@ -78,3 +78,12 @@ def test_the_log_names_each_stage_once_where_there_is_no_terminal(
         "smollm: loading the weights",
         "smollm: self-check, once for each model",
     ]
+
+
+def test_the_log_says_what_each_stage_took() -> None:
+    ticks, passed_on = iter([0.0, 2.0, 12.5, 20.0, 23.0]), list[Loading]()
+    times = StageTimes(passed_on.append, ticks.__next__)
+    for name, done in [("weights", 0), ("weights", 1), ("weights", 2), ("check", 0), ("check", 9)]:
+        times(Loading("smollm", name, done, 9))
+    assert str(times) == "weights 12.5 s, check 3.0 s"
+    assert len(passed_on) == 5

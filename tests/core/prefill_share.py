@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import attrs
@@ -24,6 +25,8 @@ class Costs:
     token_s: float = 0.001
     pair_s: float = 0.0
     """Of each key that a prompt's token reads."""
+    scatter: float = 0.0
+    """Standard deviation of the logarithm of a step's seconds: what else the machine does."""
 
 
 ONE_THREAD = Costs(0.05, 0.007, 4.8e-6, 0.07, 0.0035, 2.6e-6)
@@ -37,6 +40,7 @@ class CostedCore(DrivenCore):
         super().__init__(prefill_batch_size=32, **settings)
         self.costs, self.times = costs, list[tuple[Plan, float]]()
         self._lengths: dict[RowId, int] = {}
+        self._dice = random.Random(1)
 
     def _answer(self, plan: Plan) -> Stepped:
         for row in plan.drop:
@@ -58,7 +62,7 @@ class CostedCore(DrivenCore):
             self._lengths[chunk.row] = behind
         for row in plan.decode:
             self._lengths[row] += 1
-        return seconds
+        return seconds * self._dice.lognormvariate(0, costs.scatter)
 
 
 @attrs.frozen
@@ -69,6 +73,8 @@ class Share:
     longest_gap_s: float
     typical_gap_s: float
     """Median of the steps that also prefill."""
+    gaps_over: float
+    """Share of these steps that exceed the stall bound."""
     pace: float
     """Tokens a second of a stream, as a multiple of its pace before."""
 
@@ -93,5 +99,6 @@ def share(costs: Costs, streams: int, long: int, stall_ms: float) -> Share:
         sum(seconds),
         max(seconds),
         shared[len(shared) // 2],
+        sum(took > stall_ms / 1000 for took in shared) / len(shared),
         before_s * len(seconds) / sum(seconds),
     )

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from tests.core.prefill_share import ONE_THREAD, CostedCore, Costs, share
-from trouper.actors.scheduling.prefill_budget import AIM
+from trouper.actors.scheduling.prefill_budget import AIM, MOST_AIM
 
 SLOW = Costs(0.2, token_s=0.002)
 """Decoding alone takes longer than the bound of 50 ms."""
 
 
-@pytest.mark.parametrize("stall_ms", [50, 250, 1000])
+@pytest.mark.parametrize("stall_ms", [50, 1000])
 def test_a_long_prompt_among_streams_gets_its_time_and_uses_the_bound(stall_ms: float) -> None:
     one = share(ONE_THREAD, 15, 6000, stall_ms)
     assert one.first_token_s < 300
     bound = max(stall_ms / 1000, 2 * 0.22)
-    assert 0.75 * AIM * stall_ms / 1000 <= one.typical_gap_s
+    assert 0.95 * MOST_AIM * stall_ms / 1000 <= one.typical_gap_s
     assert one.longest_gap_s <= 1.5 * bound
     assert one.pace > 0.1
+
+
+@pytest.mark.parametrize(("scatter", "typical"), [(0.03, 0.87), (0.08, 0.78), (0.15, 0.93 * AIM)])
+def test_uneven_steps_aim_lower_so_that_few_exceed_the_bound(
+    scatter: float, typical: float
+) -> None:
+    one = share(attrs.evolve(ONE_THREAD, scatter=scatter), 15, 6000, 1000)
+    assert one.typical_gap_s >= typical
+    assert one.gaps_over <= 0.06
 
 
 def test_prompts_that_never_stop_coming_do_not_starve() -> None:
@@ -26,11 +36,11 @@ def test_prompts_that_never_stop_coming_do_not_starve() -> None:
     large batch got sixteen tokens a step for ever."""
     core = CostedCore(SLOW, decode_stall_ms=50)
     core.arrive(20, 10_000)
-    for seed in range(1, 301):
+    for seed in range(1, 201):
         core.arrive(300, 20, seed)
         core.step()
-    shared = [(plan, took) for plan, took in core.times[100:] if plan.prefill and plan.decode]
-    assert len(shared) > 150, "prompts wait all the time"
+    shared = [(plan, took) for plan, took in core.times[60:] if plan.prefill and plan.decode]
+    assert len(shared) > 100, "prompts wait all the time"
     prefill_s = SLOW.token_s * sum(chunk.tokens for plan, _ in shared for chunk in plan.prefill)
     assert prefill_s > 0.3 * sum(took for _, took in shared)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import click
 
 from trouper import __version__
 from trouper.cli.foreign_flags import FOREIGN_COMMANDS
 from trouper.cli.lazy_group import LazyGroup
 
+BEGAN = time.perf_counter()
+"""Before a command's imports."""
 COMMANDS = (
     "serve",
     "launch",

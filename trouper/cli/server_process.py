@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from rich.text import Text
 
 from trouper import ModelManager, ServerSettings, Settings, run_models
 from trouper.actors.ranks.leader import Leader
+from trouper.cli import BEGAN
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.exits import DEVICE_STUCK, end_at_once, forget, insists, leaving_signals
 from trouper.cli.rank_process import end_with_group
@@ -148,6 +150,7 @@ async def run(
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
                     mlx_engine()  # Takes a second: an address that is taken is told before.
+                    imported = time.perf_counter()
                     start = partial(
                         run_models,
                         settings,
@@ -169,6 +172,7 @@ async def run(
                         drained=drained,
                         last=last,
                         exchange_observers=exchange_observers,
+                        imports_s=imported - BEGAN,
                     )
             watching.cancel_scope.cancel(reason="everything has ended")
     last.tell()
@@ -281,6 +285,7 @@ async def _serve(
     drained: trio.Event,
     last: LastRequests,
     exchange_observers: Sequence[ExchangeObserver],
+    imports_s: float,
 ) -> None:
     shutdown = trio.Event()
     try:
@@ -297,6 +302,7 @@ async def _serve(
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
     announce(urls[0], models, bool(settings.api_key or settings.api_key_file))
+    logger.info("ready after %.1f s, imports %.1f s", time.perf_counter() - BEGAN, imports_s)
     await leaving.wait()
     last.began_at = trio.current_time()
     await models.drain(settings.drain_timeout_s)

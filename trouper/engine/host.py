@@ -32,7 +32,7 @@ from trouper.engine.step import StepEngine
 from trouper.engine.step_loop import WAKE, SideWork, StepLoop, Waiting, model_unloaded
 from trouper.engine.warm_up import IdleWork, warm_up
 from trouper.protocol.installing import command_for
-from trouper.protocol.loading import LoadWatch, nobody_watches
+from trouper.protocol.loading import LoadWatch, StageTimes, nobody_watches, stage
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import AdapterCard, AdapterPlan, LoadedModel, MemoryStats
 from trouper.protocol.plan_channel import PlanReceiver
@@ -193,11 +193,11 @@ class MlxEngine:
 
     async def load(self) -> LoadedModel:
         """Load the model, and compile kernels if necessary. Raises `ModelUnusable`."""
-        began = time.perf_counter()
+        began, watch = time.perf_counter(), StageTimes(self._watch)
         # The self-check's products, too, leave cores to other programs.
         BlasThreads(mlx_reference_blas.load_fast()).begin(0)
         self._loaded = await self._on_thread(
-            lambda: load(self._settings, log.info, self._watch, self._group)
+            lambda: load(self._settings, log.info, watch, self._group)
         )
         await self._on_thread(partial(self._bound_memory, self._loaded.card.adapter_bytes))
         card = attrs.evolve(self._loaded.card, logits_processors=tuple(sorted(self._processors)))
@@ -206,12 +206,14 @@ class MlxEngine:
             card = attrs.evolve(card, **PREPARED_CARD)
         if device.is_cpu() and sys.platform == "linux" and mlx_reference_blas.load_fast() is None:
             log.warning(SLOW_BLAS, command_for("cpu"))
-        weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
-        device_and_time = f"{card.device}, loaded in {time.perf_counter() - began:.1f} s"
-        log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, device_and_time)
         # Embedders and rerankers have no steps.
         if device.prepares_shapes() and not card.no_generation:
-            await self._on_thread(self._warm_up)
+            await self._on_thread(partial(self._warm_up, watch))
+        weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
+        times = f"loaded in {time.perf_counter() - began:.1f} s: {watch}"
+        log.info(
+            "model %s: %s, %s on %s, %s", card.id, card.architecture, weights, card.device, times
+        )
         return LoadedModel(card, self._loaded.tokenizer)
 
     def _bound_memory(self, adapter_bytes: int) -> None:
@@ -219,11 +221,11 @@ class MlxEngine:
         weights_bytes = self._loaded.card.base_weights_bytes + adapter_bytes
         bound_memory(self, self._settings, weights_bytes, self._group.sharers)
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, watch: LoadWatch) -> None:
         assert self._loaded is not None, "load() comes first"
-        log.info("compiling kernels")
-        began = time.perf_counter()
         card = self._loaded.card
+        progress = stage(watch, self._settings.model or card.id, "compiling kernels", "steps")
+        progress(0, 1)
         self._idle = warm_up(
             self._engine(),
             card.vocab_size,
@@ -234,7 +236,7 @@ class MlxEngine:
             compiled=card.self_check.remembered,
         )
         mx.clear_cache()
-        log.info("compiled in %.1f s", time.perf_counter() - began)
+        progress(1, 1)
 
     async def step(self, plans: PlanReceiver, results: trio.MemorySendChannel[Stepped]) -> None:
         """Answer plans in order until the channel ends. Raises any exception of the engine."""

@@ -71,7 +71,7 @@ def warm_up(
     try:
         if images is not None:
             _run_image(engine, images)
-        return IdleWork(_run_all(engine, vocabulary, context, chunk, step, compiled))
+        return IdleWork(_run_all(engine, vocabulary, context, chunk, step, compiled=compiled))
     except (RuntimeError, MemoryError) as error:
         _require_shortage(error)
         return IdleWork()
@@ -90,7 +90,7 @@ def _require_shortage(error: Exception) -> None:
 
 
 def _run_all(
-    engine: StepEngine, vocabulary: int, context: int, chunk: int, step: int, compiled: bool
+    engine: StepEngine, vocabulary: int, context: int, chunk: int, step: int, *, compiled: bool
 ) -> list[Callable[[], None]]:
     rows = [RowId(index) for index in range(len(PROMPTS))]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)

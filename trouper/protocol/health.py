@@ -185,8 +185,8 @@ class SchedulerStats:
     )
     shared_step_bound_s: float = gauge(
         "trouper_shared_step_bound_seconds",
-        "Seconds that such a step may take: 0.75 of --decode-stall-ms, or twice what decoding "
-        "alone takes if that is more.",
+        "Seconds that such a step should take: 0.75 to 0.95 of --decode-stall-ms, more where steps "
+        "are even, or twice what decoding alone takes if that is more.",
         default=0.0,
     )
     decode_step_s: float = gauge(

@@ -523,7 +523,7 @@ class Core:
             kv_limit_bytes=self._budget.limit_bytes or 0,
             prefilling_sequences=len(self._batch.prefilling),
             image_cache_bytes=self._images.nbytes,
-            shared_step_bound_s=self._prefill_budget.bound_s,
+            shared_step_bound_s=self._prefill_budget.target_s,
             decode_step_s=self._prefill_budget.decode_s,
             **self._step_statistics.gauges,
         )
