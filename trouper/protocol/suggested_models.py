@@ -8,7 +8,7 @@ from typing import Literal
 
 import attrs
 
-# Context for a coding agent: twice the longest of `trouper/cli/agents/first_prompts.json`.
+# The context that a coding agent needs: twice the longest of `first_prompts.json`, and more.
 AGENT_TOKENS = 40_960
 # Growth of 4-bit weights (with scales and biases of groups of 64) in float32.
 FLOAT32_FACTOR = 32 / 4.5
