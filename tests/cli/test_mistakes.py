@@ -52,9 +52,13 @@ MISTAKES = (
     ("serve --config broken.toml", "is not TOML", "line 1, column"),
     ("serve qwen3", "no such directory, and not a hub id", "mlx-community/Qwen3"),
     ("serve --model qwen3", "no such directory, and not a hub id", "mlx-community/Qwen3"),
+    ("serve qwen3:8b", "ollama's names mean GGUF", "hub ids are as mlx-community/Qwen3.5-9B-4bit"),
+    ("serve user/gpt-oss:120b", "ollama's names", "as mlx-community/gpt-oss-120b-MXFP4-Q8"),
+    ("models info gemma3:27b", "ollama's names", "hub ids are as mlx-community/gemma-4-26b"),
     ("serve /absent", "no such directory", "`trouper models ls` lists the models"),
     ("serve owner/name", "hub cannot be reached", "or give a directory"),
     ("serve model.gguf", "GGUF is not read", "`trouper models pull mlx-community/"),
+    ("serve sha256-0", "GGUF is not read", "`trouper models pull mlx-community/"),
     ("serve with-gguf", "GGUF", "`trouper models pull mlx-community/"),
     ("serve empty", "has no config.json", "give one with config.json"),
     ("serve truncated", "is truncated (100 bytes)", "download it again"),
@@ -64,6 +68,7 @@ MISTAKES = (
     ("pull owner/name", "no command pull", "`trouper models pull`"),
     ("list", "no command list", "`trouper models ls`"),
     ("ps", "no command ps", "`trouper top`"),
+    ("stop qwen3:8b", "no command stop", "Ctrl-C ends a server"),
     ("sevre", "No such command 'sevre'", "Did you mean 'serve'?"),
     ("models pull qwen3", "not a hub id", "hub ids are as mlx-community/"),
     ("models info qwen3", "qwen3 is not in", "`trouper models pull ID` downloads one"),
@@ -88,7 +93,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("with-gguf", "truncated", "no-weights"):
         (tmp_path / name / "config.json").write_text(config)
     (tmp_path / "with-gguf" / "model.gguf").write_bytes(b"GGUF")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for name in ("model.gguf", "sha256-0"):
+        (tmp_path / name).write_bytes(b"GGUF")
     (tmp_path / "truncated" / "model.safetensors").write_bytes(b"\xff" * 100)
     (tmp_path / "lora" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "lora" / "adapter_model.safetensors").write_bytes(b"\xff" * 100)

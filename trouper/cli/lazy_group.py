@@ -24,7 +24,7 @@ class LazyGroup(OneLineErrors):
     `lazy_commands`: the module of each command, in which the command has its own name.
     `entry_points`: the group of entry points by which installed packages add commands.
     `installed_by`: for commands of packages that may be absent, how to install each.
-    `foreign_commands`: commands of other programs, and what each is here.
+    `foreign_commands`: commands of other programs, and what to do instead.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LazyGroup(OneLineErrors):
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
             if meant := self._foreign_commands.get(error.command_name):
-                message = f"there is no command {error.command_name}; here it is `trouper {meant}`"
+                message = f"there is no command {error.command_name}; {meant}"
                 raise NameOfAnother(message, ctx) from None
             names = self.list_commands(ctx)
             raise NoSuchCommand(error.command_name, possibilities=names, ctx=ctx) from None
