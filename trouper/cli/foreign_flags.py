@@ -638,6 +638,8 @@ FOREIGN_FLAGS = (
 
 HERE = "here it is `trouper {}`"
 ENDS = "Ctrl-C ends a server, and the page at / unloads a model"
+LOG = "standard error has the log, and the page at / the requests"
+UPDATE = "`uv tool`, pipx or pip does that, as it installed trouper (packaging/README.md)"
 # Commands of ollama and of LM Studio's `lms`.
 FOREIGN_COMMANDS = {
     "pull": HERE.format("models pull"),
@@ -658,7 +660,12 @@ FOREIGN_COMMANDS = {
     "cp": "`trouper serve --served-model-name NAME` gives a model another name",
     "import": "`trouper serve DIR` takes a directory where it is",
     "push": "nothing is uploaded here",
-    "log": "standard error has the log, and the page at / the requests",
+    "log": LOG,
+    "logs": LOG,
+    "config": HERE.format("serve --print-config"),
+    "update": UPDATE,
+    "upgrade": UPDATE,
+    "uninstall": UPDATE,
 }
 
 

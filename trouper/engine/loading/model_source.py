@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 from huggingface_hub import snapshot_download
@@ -86,6 +87,9 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
         if "/" not in model and (directory := _of_other_program(model)) is not None:
             return directory
         problem = f"{flag} {model}: no such directory, and not a hub id (owner/name) either"
+        if "://" in model:
+            hub_id = "/".join(urlsplit(model).path.split("/")[1:3]) or "owner/name"
+            raise ModelUnusable(f"{flag} {model} is a URL", f"give the hub id alone, as {hub_id}")
         is_name = "/" not in model or ":" in model
         raise ModelUnusable(problem, no_hub_id(model) if is_name else LISTED)
     try:
