@@ -60,7 +60,6 @@ TABLE = f"""\
 Tokens of an agent's first request, by `just agents`, with the family of models that has the most;
 those of Claude Code, Codex and opencode in a terminal, where they are longest.
 An agent needs a context of {AGENT_TOKENS:,} tokens, which holds twice the longest of these.
-`--run` starts no agent whose own prompt and half as much again do not fit.
 
 | client | version | first prompt |
 |---|---|---|
