@@ -17,6 +17,7 @@ from trouper.cli.agents.agent import (
 )
 from trouper.cli.agents.config_files import short
 from trouper.cli.commands.connect import AGENTS
+from trouper.protocol.suggested_models import AGENT_TOKENS
 
 PAGE = Path(__file__).parent.parent / "docs" / "agents.md"
 BEGIN = "<!-- What follows is written by `python -m tests.agents_page`. -->\n"
@@ -53,21 +54,21 @@ def home_of_the_page() -> Iterator[None]:
         os.environ.update(before)
 
 
-TABLE = """\
+TABLE = f"""\
 ## First prompts
 
 Tokens of an agent's first request, by `just agents`, with the family of models that has the most;
 those of Claude Code, Codex and opencode in a terminal, where they are longest.
-Answers and files need half as much again.
+An agent needs a context of {AGENT_TOKENS:,} tokens, which holds twice the longest of these.
 
-| client | version | first prompt | context, at least |
-|---|---|---|---|
+| client | version | first prompt |
+|---|---|---|
 """
 
 
 def first_prompts_table() -> str:
     rows = (
-        f"| {AGENTS[name].title} | {first.version} | {first.tokens:,} | {first.needed:,} |\n"
+        f"| {AGENTS[name].title} | {first.version} | {first.tokens:,} |\n"
         for name, first in first_prompts().items()
     )
     return TABLE + "".join(rows)

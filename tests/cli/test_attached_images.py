@@ -14,7 +14,7 @@ from tests.fake_images import SeeingEngine, png_file, shown
 from tests.fakes import EOS, ints
 from tests.web.serving import Served, pace, serving
 from trouper import cli
-from trouper.cli.attached_images import parted, read_picture
+from trouper.cli.attached_images import parted, read_picture, unattached
 from trouper.cli.client import Where
 from trouper.cli.commands import chat
 from trouper.cli.conversation import CommandRefused, Conversation, follow
@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("a.png", "", ["a.png"]),
         ("what is a.png ?", "what is  ?", ["a.png"]),
+        ("what is in a.png?", "what is in ?", ["a.png"]),
         ("{folder}/a.png and 'two words.png'", "and", ["a.png", "two words.png"]),
         (r"two\ words.png what?", "what?", ["two words.png"]),
         (r"it\'s.PNG", "", ["it's.PNG"]),
@@ -94,18 +95,24 @@ async def test_a_dropped_picture_waits_for_its_question(folder: Path) -> None:
     assert lines == [f"two words.png: 20 x 10, {len(shown(20, 10))} tokens"]
 
 
-async def test_a_text_model_gets_the_question_alone(folder: Path) -> None:
-    lines: list[str] = []
-
-    def use(served: Served) -> None:
-        conversation = Conversation()
-        with Where(f"http://127.0.0.1:{served.port}").client() as client:
-            outcome = chat.with_pictures(client, conversation, "rename a.png", lines.append)
-        assert (outcome, conversation.attached) == (("rename a.png", False), [])
-
+async def test_what_is_not_attached_is_named(folder: Path) -> None:
+    """The question goes on as it is, also in one command."""
+    question = "rename a.png to missing.png, as notes.txt says."
     async with serving() as served:
-        await trio.to_thread.run_sync(use, served)
-    assert lines == ["the model reads text only: a.png is not attached"]
+        url = f"http://127.0.0.1:{served.port}"
+        flags = ("--url", url, "--max-tokens", "1")
+        run = partial(CliRunner().invoke, cli.main, ["chat", *flags, question])
+        outcome = await trio.to_thread.run_sync(run)
+        assert prompt_of(served) == (*f"<user>{question}<assistant>".encode(),)
+    _, missing, text, picture = outcome.stderr.splitlines()
+    assert missing == "trouper: missing.png is not attached: there is no such file"
+    assert text.startswith("trouper: notes.txt is not attached: pictures end in .png")
+    assert 'a text goes along by "$(cat notes.txt)", or by /file' in text
+    assert picture == "trouper: the model reads text only: a.png is not attached"
+
+
+def test_of_what_is_pasted_or_piped_nothing_is_said(folder: Path) -> None:
+    assert [*unattached("what is wrong?\nnotes.txt")] == []
 
 
 def test_a_conversation_with_pictures_is_saved_and_loaded(folder: Path) -> None:

@@ -20,6 +20,7 @@ from tests.cli.test_other_servers import saying
 from tests.fake_images import SeeingEngine
 from tests.fakes import ByteTokenizer, FakeEngine
 from tests.web.serving import pace, serving
+from tests.web.test_long_prompts import LONG, LongEngine
 from tests.web.test_several_models import serving_several
 from trouper import cli
 from trouper.cli.agents.agent import ServedModel
@@ -132,18 +133,24 @@ async def test_a_model_that_is_not_loaded_is_loaded_to_know_its_context(home: Pa
     assert f"context {CONTEXT}" in shown
 
 
-async def test_a_context_that_is_too_short_is_named(home: Path) -> None:
+async def test_a_context_that_is_too_short_is_named_and_starts_no_agent(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "bin", "claude")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     async with serving() as served:
         outcome = await connect("claude", url=served.base_url)
+        refused = refusal(await connect("claude", "--run", url=served.base_url))
     assert stdout_of(outcome)
     first = AGENTS["claude"].first_prompt
     assert first is not None
-    assert (
+    assert refused == (
         f"Claude Code's first prompt has about {first.tokens:,} tokens ({first.version}), and this "
-        f"model holds 4,096: give `trouper serve` a --model with at least {first.needed:,} tokens "
-        "of context"
-    ) in outcome.stderr
-    assert outcome.stderr.rstrip().endswith("agents that fit: pi, aider, continue")
+        "model holds 4,096 with files and answers: agents need 40,960, as `trouper serve "
+        f"{SUGGESTED[0].name}` has; or raise --max-kv-size or --context-length if that is less; "
+        "agents that fit: pi, aider, continue"
+    )
+    assert refused in outcome.stderr
 
 
 class Untaught(ByteTokenizer):
@@ -158,12 +165,6 @@ async def test_a_model_that_calls_no_tools_is_named(agent: str, warned: bool, ho
     assert stdout_of(outcome)
     remedy = f"serve one that was, as `trouper serve {SUGGESTED[0].name}`"
     assert (remedy in outcome.stderr) == warned
-
-
-async def test_a_model_with_a_longer_context_is_named(home: Path) -> None:
-    async with serving() as served:
-        outcome = await connect("claude", url=served.base_url)
-    assert f"tokens of context, as {SUGGESTED[0].name}, or raise" in outcome.stderr
 
 
 # -- keys ----------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ async def test_run_starts_the_client_with_what_it_needs(
     program = AGENTS[agent].program
     assert program is not None
     install(tmp_path / "bin", program)
-    async with serving(api_key=(KEY,)) as served:
+    async with serving(LongEngine(), api_key=(KEY,)) as served:
         url = f"http://127.0.0.1:{served.port}"
         client = await ran(
             agent, url, "--", "-p", "hello", directory=tmp_path / "bin", TROUPER_API_KEY=KEY
@@ -306,7 +307,7 @@ def test_pi_has_something_to_compact_in_a_short_context(context: int, home: Path
 
 async def test_claude_code_gets_no_other_key(home: Path, tmp_path: Path) -> None:
     install(tmp_path / "bin", "claude")
-    async with serving() as served:
+    async with serving(LongEngine()) as served:
         client = await ran("claude", f"http://127.0.0.1:{served.port}", directory=tmp_path / "bin")
     assert "ANTHROPIC_API_KEY" not in client["environment"]
     [_, settings] = client["arguments"]
@@ -335,7 +336,7 @@ def test_claude_code_does_not_wait_for_a_classifier(home: Path) -> None:
 async def test_codex_gets_the_model_described(home: Path, tmp_path: Path) -> None:
     """Codex warns about a model that its catalogue lacks, and assumes another context."""
     install(tmp_path / "bin", "codex")
-    async with serving() as served:
+    async with serving(LongEngine()) as served:
         url = f"http://127.0.0.1:{served.port}"
         client = await ran("codex", url, directory=tmp_path / "bin")
         await connect("codex", "--write", url=url)
@@ -343,7 +344,7 @@ async def test_codex_gets_the_model_described(home: Path, tmp_path: Path) -> Non
     written = read(home / ".codex/config.toml")["model_catalog_json"]
     for path in (json.loads(flag.partition("=")[2]), written):
         [model] = read(Path(path))["models"]
-        assert (model["slug"], model["context_window"]) == ("fake", CONTEXT)
+        assert (model["slug"], model["context_window"]) == ("fake", LONG)
         assert model["base_instructions"], "Codex takes none without"
 
 
@@ -352,13 +353,13 @@ OTHER_KEYS = {"COPILOT_PROVIDER_BEARER_TOKEN": "sk-mine", "COPILOT_PROVIDER_WIRE
 
 async def test_copilot_sends_no_other_token_and_no_other_name(home: Path, tmp_path: Path) -> None:
     install(tmp_path / "bin", "copilot")
-    async with serving() as served:
+    async with serving(LongEngine()) as served:
         url = f"http://127.0.0.1:{served.port}"
         client = await ran("copilot", url, directory=tmp_path / "bin", **OTHER_KEYS)
     environment = client["environment"]
     assert not OTHER_KEYS.keys() & environment.keys()
     assert environment["COPILOT_MODEL"] == "fake"
-    assert environment["COPILOT_PROVIDER_MAX_OUTPUT_TOKENS"] == str(CONTEXT // 4)
+    assert environment["COPILOT_PROVIDER_MAX_OUTPUT_TOKENS"] == str(LONG // 4)
 
 
 async def test_litellm_gets_the_key_without_which_it_does_not_start(
@@ -367,7 +368,7 @@ async def test_litellm_gets_the_key_without_which_it_does_not_start(
     """LiteLLM wants one of its own clients, and refuses those that are easily guessed."""
     install(tmp_path / "bin", "litellm")
     monkeypatch.chdir(tmp_path)
-    async with serving() as served:
+    async with serving(LongEngine()) as served:
         url = f"http://127.0.0.1:{served.port}"
         made = [await ran("litellm", url, directory=tmp_path / "bin") for _ in range(2)]
         own = await ran("litellm", url, directory=tmp_path / "bin", LITELLM_MASTER_KEY="sk-mine")
@@ -388,7 +389,7 @@ async def test_litellm_gets_the_key_without_which_it_does_not_start(
 
 async def test_any_other_client_gets_variables(home: Path, tmp_path: Path) -> None:
     install(tmp_path / "bin", "my-agent")
-    async with serving() as served:
+    async with serving(LongEngine()) as served:
         client = await ran(
             "cursor", served.base_url, "--", "my-agent", "--fast", directory=tmp_path / "bin"
         )
@@ -407,7 +408,7 @@ async def test_any_other_client_gets_variables(home: Path, tmp_path: Path) -> No
 
 async def test_what_is_not_installed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    async with serving() as served:
+    async with serving(LongEngine()) as served:
         line = refusal(await connect("codex", "--run", url=served.base_url))
     assert line == "codex is not installed: npm install -g @openai/codex"
 

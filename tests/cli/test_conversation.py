@@ -131,9 +131,10 @@ def test_what_is_saved_is_loaded(talked: Conversation, tmp_path: Path) -> None:
     ("line", "said"),
     [
         ("/nothing", "there is no /nothing; /help"),
+        ("/show info", "there is no /show; /model, /system and /set show"),
         ("/save", "name a file"),
         ("/save /none/x.json", "/none/x.json: No such file or directory"),
-        ("/load /none", "/none: No such file or directory"),
+        ("/load /none", "/none: No such file or directory; /model takes another model"),
         ("/load {tmp}/wrong", "holds no conversation"),
         ("/set temperature NaN", "temperature: NaN cannot be sent as JSON"),
         ("/set temperature 1e999", "temperature: Infinity cannot be sent"),
@@ -186,12 +187,16 @@ def test_a_slash_may_begin_a_question(line: str, asked: str | None) -> None:
     assert question_in(line) == asked
 
 
-def test_help_lists_every_command_and_quit_leaves(talked: Conversation) -> None:
-    said = follow(talked, "/help").splitlines()
+@pytest.mark.parametrize(("asks", "leaves"), [("/help", "/quit"), ("/?", "/bye")])
+def test_help_lists_every_command_and_quit_leaves(
+    talked: Conversation, asks: str, leaves: str
+) -> None:
+    """Also by ollama's words."""
+    said = follow(talked, asks).splitlines()
     assert [line.split()[0] for line in said[: len(COMMANDS)]] == list(COMMANDS)
     assert any("//" in line for line in said)
     with pytest.raises(EndOfChat):
-        follow(talked, "/quit")
+        follow(talked, leaves)
 
 
 def test_a_text_file_goes_before_the_next_question(tmp_path: Path) -> None:

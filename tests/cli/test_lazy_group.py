@@ -59,7 +59,7 @@ main(sys.argv[1:], standalone_mode=False)
 def test_an_error_for_a_misspelt_command_names_those_that_are_alike() -> None:
     outcome = CliRunner().invoke(cli.main, ["serv"])
     assert outcome.exit_code == 2
-    assert "'serve'" in outcome.output
+    assert "did you mean serve?" in outcome.output
 
 
 def test_a_program_may_add_and_take_commands() -> None:

@@ -52,9 +52,13 @@ MISTAKES = (
     ("serve --config broken.toml", "is not TOML", "line 1, column"),
     ("serve qwen3", "no such directory, and not a hub id", "mlx-community/Qwen3"),
     ("serve --model qwen3", "no such directory, and not a hub id", "mlx-community/Qwen3"),
+    ("serve qwen3:8b", "ollama's names mean GGUF", "hub ids are as mlx-community/Qwen3.5-9B-4bit"),
+    ("serve user/gpt-oss:120b", "ollama's names", "as mlx-community/gpt-oss-120b-MXFP4-Q8"),
+    ("models info gemma3:27b", "ollama's names", "hub ids are as mlx-community/gemma-4-26b"),
     ("serve /absent", "no such directory", "`trouper models ls` lists the models"),
     ("serve owner/name", "hub cannot be reached", "or give a directory"),
     ("serve model.gguf", "GGUF is not read", "`trouper models pull mlx-community/"),
+    ("serve sha256-0", "GGUF is not read", "`trouper models pull mlx-community/"),
     ("serve with-gguf", "GGUF", "`trouper models pull mlx-community/"),
     ("serve empty", "has no config.json", "give one with config.json"),
     ("serve truncated", "is truncated (100 bytes)", "download it again"),
@@ -64,7 +68,24 @@ MISTAKES = (
     ("pull owner/name", "no command pull", "`trouper models pull`"),
     ("list", "no command list", "`trouper models ls`"),
     ("ps", "no command ps", "`trouper top`"),
-    ("sevre", "No such command 'sevre'", "Did you mean 'serve'?"),
+    ("stop qwen3:8b", "no command stop", "Ctrl-C ends a server"),
+    ("sevre", "no command sevre", "did you mean serve?"),
+    ("restart", "no command restart", "`main` has bench, cache"),
+    ("update", "no command update", "`uv tool`, pipx or pip does that"),
+    ("launch claude", "not 'claude'", "`trouper connect AGENT --run` starts"),
+    ("models remove owner/name", "no command remove", "`main models` has info, ls, pull, rm"),
+    ("cache clean", "no command clean", "did you mean clear?"),
+    ("serve https://huggingface.co/owner/name/tree/main", "is a URL", "as owner/name"),
+    ("models pull https://huggingface.co/owner/name", "is a URL", "as owner/name"),
+    ("serve notes.txt", "is a file", "give the directory that holds config.json"),
+    ("serve pytorch", "weights of PyTorch", "use a version with config.json"),
+    ("serve --config notes.txt", "is not TOML", "`trouper serve --print-config` prints one"),
+    ("serve --host localhost:8000", "is no address", "the port by --port"),
+    ("serve --kv-memory 80%", "'80%' is no size", "a unit as in 500MB or 4GB"),
+    ("serve --memory-fraction 90", "not 90", "between 0.05 and 1"),
+    ("serve --max-kv-size 8k", "--max-kv-size: '8k'", "valid integer"),
+    ("connect claude codex", "'codex' would be an argument", "give --run, which starts it"),
+    (f"chat --url {NOWHERE} --temperature hot hi", "'hot'", "valid number"),
     ("models pull qwen3", "not a hub id", "hub ids are as mlx-community/"),
     ("models info qwen3", "qwen3 is not in", "`trouper models pull ID` downloads one"),
     ("models rm owner/name", "is not in", "`trouper models ls` lists what is"),
@@ -82,13 +103,16 @@ MISTAKES = (
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files that the mistakes name, and a home without settings and models."""
-    for name in ("empty", "with-gguf", "truncated", "no-weights", "lora"):
+    for name in ("empty", "with-gguf", "truncated", "no-weights", "lora", "pytorch"):
         (tmp_path / name).mkdir()
     config = json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1})
-    for name in ("with-gguf", "truncated", "no-weights"):
+    for name in ("with-gguf", "truncated", "no-weights", "pytorch"):
         (tmp_path / name / "config.json").write_text(config)
     (tmp_path / "with-gguf" / "model.gguf").write_bytes(b"GGUF")
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for name in ("model.gguf", "sha256-0"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    (tmp_path / "pytorch" / "pytorch_model.bin").write_bytes(bytes(100))
+    (tmp_path / "notes.txt").write_text("a text\n")
     (tmp_path / "truncated" / "model.safetensors").write_bytes(b"\xff" * 100)
     (tmp_path / "lora" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "lora" / "adapter_model.safetensors").write_bytes(b"\xff" * 100)

@@ -55,7 +55,7 @@ def test_a_package_adds_a_command(install: Install) -> None:
     assert call("hello", "--name", "Ada").output == "hello Ada\n"
     listed = next(line for line in call("--help").output.splitlines() if "hello" in line)
     assert listed.split() == ["hello", "Greet."]
-    assert "'hello'" in call("helo").output, "a misspelt name is compared to it, too"
+    assert "did you mean hello?" in call("helo").output, "a misspelt name is compared to it, too"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--name", "Ada"), ("--help",), ("word",)])

@@ -6,6 +6,7 @@ import re
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from urllib.parse import unquote, urlparse
 
 import attrs
@@ -20,6 +21,8 @@ from trouper.protocol.paths import expanded
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".avif")
 WORD = re.compile(r"""'[^']+'|"[^"]+"|(?:\\.|[^\s'"\\])+""")
 """A word as a shell reads it: in quotes, or with escaped blanks."""
+PUNCTUATION = "?!.,:;)"
+"""What may stand behind a name at its end"""
 MAX_BYTES = 20 * 2**20
 """As the server's bound on an image."""
 
@@ -44,27 +47,47 @@ def parted(line: str) -> tuple[str, list[Path]]:
 
 def _without_paths(line: str, paths: list[Path]) -> Iterator[str]:
     behind = 0
-    for word in WORD.finditer(line):
-        path = _picture_at(word[0])
+    for begin, end, name in _names(line):
+        path = _file_at(name) if name.lower().endswith(ENDINGS) else None
         if path is not None:
-            yield line[behind : word.start()]
-            behind = word.end()
+            yield line[behind:begin]
+            behind = end
             paths.append(path)
     yield line[behind:]
 
 
-def _picture_at(word: str) -> Path | None:
-    """A name that no file has is a word of the question."""
-    name = word[1:-1] if word[0] in "'\"" else re.sub(r"\\(.)", r"\1", word)
-    if name.lower().startswith("file://"):
-        name = unquote(urlparse(name).path)
-    if not name.lower().endswith(ENDINGS) or "\0" in name:
-        return None
+def _names(line: str) -> Iterator[tuple[int, int, str]]:
+    """Begin, end and meaning of each word."""
+    for word in WORD.finditer(line):
+        typed = word[0] if word[0][0] in "'\"" else word[0].rstrip(PUNCTUATION)
+        name = typed[1:-1] if typed[:1] in ("'", '"') else re.sub(r"\\(.)", r"\1", typed)
+        if name.lower().startswith("file://"):
+            name = unquote(urlparse(name).path)
+        yield word.start(), word.start() + len(typed), name
+
+
+def _file_at(name: str) -> Path | None:
     try:
         path = expanded(name)
         return path if path.is_file() else None
     except (OSError, ValueError, RuntimeError):
         return None
+
+
+def unattached(question: str) -> Iterator[str]:
+    """Say which files of a question go along as words only. Of several lines, as a pipe or a paste
+    has them, nothing is said: they may name many."""
+    if "\n" in question:
+        return
+    for _, _, name in _names(question):
+        path, is_picture = _file_at(name), name.lower().endswith(ENDINGS)
+        if is_picture and path is None:
+            yield f"{name} is not attached: there is no such file"
+        elif not is_picture and "." in name and path is not None:
+            yield (
+                f"{name} is not attached: pictures end in {', '.join(ENDINGS)}; a text goes along "
+                f'by "$(cat {quote(name)})", or by /file in a conversation'
+            )
 
 
 def read_picture(path: Path) -> Picture:

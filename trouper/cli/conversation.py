@@ -260,7 +260,7 @@ def read_chat(file: Path, name: str) -> Conversation:
     try:
         return _saved(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise CommandRefused(f"{name}: {error.strerror}") from error
+        raise CommandRefused(f"{name}: {error.strerror}; /model takes another model") from error
     except CommandRefused as refused:
         raise CommandRefused(f"{name}: {refused}") from refused
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -339,6 +339,21 @@ COMMANDS: dict[str, Command] = {
     "/load": _load,
     "/quit": _quit,
 }
+# Words of ollama, `lms chat` and llama-cli.
+SYNONYMS = {
+    "/bye": "/quit",
+    "/exit": "/quit",
+    "/?": "/help",
+    "/regen": "/retry",
+    "/system-prompt": "/system",
+    "/read": "/file",
+}
+ELSEWHERE = {
+    "/show": "/model, /system and /set show what holds",
+    "/image": "a picture's path in the question attaches it",
+    "/stats": "they are behind each answer",
+    "/download": "`trouper models pull ID` does that",
+}
 
 
 def question_in(line: str) -> str | None:
@@ -350,9 +365,10 @@ def question_in(line: str) -> str | None:
 def follow(conversation: Conversation, line: str) -> str:
     """Run a command. Raises `CommandRefused`, `AskAgain` and `EndOfChat`."""
     name, argument = _parted(line)
-    command = COMMANDS.get(name)
+    command = COMMANDS.get(SYNONYMS.get(name, name))
     if command is None:
-        raise CommandRefused(f"there is no {name}; /help lists what there is")
+        remedy = ELSEWHERE.get(name, "/help lists what there is")
+        raise CommandRefused(f"there is no {name}; {remedy}")
     return command(conversation, argument)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from trouper import workarounds
@@ -32,6 +33,23 @@ from trouper.protocol.settings import ServerSettings, Settings
 Command = TypeVar("Command", bound=Callable[..., Any])
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 S = TypeVar("S", bound=attrs.AttrsInstance)
+MODELS = click.argument(
+    "models",
+    metavar="[MODEL]...",
+    nargs=-1,
+    shell_complete=lambda _context, _argument, begun: [CompletionItem(begun, type="dir")],
+)
+
+
+def add_models(
+    context: click.Context, models: tuple[str, ...], values: MutableMapping[str, Any]
+) -> None:
+    """Take arguments as values of --model on the command line."""
+    if models:
+        has_flag = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
+        others = values["model"] if has_flag else ()
+        values["model"] = context.params["model"] = (*models, *others)
+        context.set_parameter_source("model", ParameterSource.COMMANDLINE)
 
 
 def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:

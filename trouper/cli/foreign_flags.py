@@ -37,17 +37,36 @@ def list_foreign_flags() -> tuple[ForeignFlag, ...]:
     return tuple(ForeignFlag(**flag) for flag in tomllib.loads(text)["flags"])
 
 
+HERE = "here it is `trouper {}`"
+ENDS = "Ctrl-C ends a server, and the page at / unloads a model"
+LOG = "standard error has the log, and the page at / the requests"
+UPDATE = "`uv tool`, pipx or pip does that, as it installed trouper (packaging/README.md)"
 # Commands of ollama and of LM Studio's `lms`.
 FOREIGN_COMMANDS = {
-    "pull": "models pull",
-    "get": "models pull",
-    "list": "models ls",
-    "ls": "models ls",
-    "show": "models info",
-    "rm": "models rm",
-    "ps": "top",
-    "server": "serve",
-    "load": "serve",
+    "pull": HERE.format("models pull"),
+    "get": HERE.format("models pull"),
+    "list": HERE.format("models ls"),
+    "ls": HERE.format("models ls"),
+    "show": HERE.format("models info"),
+    "rm": HERE.format("models rm"),
+    "ps": HERE.format("top"),
+    "status": HERE.format("top"),
+    "server": HERE.format("serve"),
+    "load": HERE.format("serve"),
+    "help": HERE.format("--help"),
+    "version": HERE.format("--version"),
+    "stop": ENDS,
+    "unload": ENDS,
+    "create": "a settings file has a table for each model, and system prompts are the client's",
+    "cp": "`trouper serve --served-model-name NAME` gives a model another name",
+    "import": "`trouper serve DIR` takes a directory where it is",
+    "push": "nothing is uploaded here",
+    "log": LOG,
+    "logs": LOG,
+    "config": HERE.format("serve --print-config"),
+    "update": UPDATE,
+    "upgrade": UPDATE,
+    "uninstall": UPDATE,
 }
 
 

@@ -24,7 +24,7 @@ class LazyGroup(OneLineErrors):
     `lazy_commands`: the module of each command, in which the command has its own name.
     `entry_points`: the group of entry points by which installed packages add commands.
     `installed_by`: for commands of packages that may be absent, how to install each.
-    `foreign_commands`: commands of other programs, and what each is here.
+    `foreign_commands`: commands of other programs, and what to do instead.
     """
 
     def __init__(
@@ -73,15 +73,14 @@ class LazyGroup(OneLineErrors):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does. An error names similar commands."""
+        """Resolve as click does. The error of a foreign command says what to do instead."""
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
             if meant := self._foreign_commands.get(error.command_name):
-                message = f"there is no command {error.command_name}; here it is `trouper {meant}`"
+                message = f"there is no command {error.command_name}; {meant}"
                 raise NameOfAnother(message, ctx) from None
-            names = self.list_commands(ctx)
-            raise NoSuchCommand(error.command_name, possibilities=names, ctx=ctx) from None
+            raise
 
 
 class UnusableCommand(click.Command):

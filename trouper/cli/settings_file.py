@@ -169,12 +169,14 @@ def _key(option: click.Option) -> str:
     return option.opts[0].removeprefix("--")
 
 
+TO_BEGIN_WITH = "`trouper serve --print-config` prints one to begin with"
+
+
 def _named(path: Path) -> SettingsText:
     try:
         return SettingsText(path, path.read_bytes())
     except FileNotFoundError as error:
-        remedy = "`trouper serve --print-config` prints one to begin with"
-        raise FileInvalid(f"--config {path}: {error.strerror}; {remedy}") from error
+        raise FileInvalid(f"--config {path}: {error.strerror}; {TO_BEGIN_WITH}") from error
     except OSError as error:
         raise FileInvalid(f"--config {path}: {error.strerror or error}") from error
 
@@ -183,7 +185,7 @@ def _parsed(file: SettingsText) -> dict[str, Any]:
     try:
         return tomllib.loads(file.content.decode("utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FileInvalid(f"{file.path} is not TOML: {error}") from error
+        raise FileInvalid(f"{file.path} is not TOML: {error}; {TO_BEGIN_WITH}") from error
 
 
 def _checked(

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
+from click.exceptions import NoSuchCommand
 
 from trouper.cli.exits import INTERRUPTED, escape_unencodable, forget, refuse
 from trouper.cli.foreign_flags import NameOfAnother
@@ -74,12 +75,22 @@ def message_of(error: click.UsageError, command: str) -> str:
             near = _nearest(error)
             remedy = f"did you mean {near}?" if near else f"`{command} --help` lists them"
             return f"there is no flag {error.option_name}; {remedy}"
+        case NoSuchCommand(ctx=click.Context(command=click.Group() as group) as context):
+            remedy = _commands_like(error, group, context)
+            return f"there is no command {error.command_name}; {remedy}"
         case click.BadParameter(param=click.Option() as option) if not isinstance(
             error, click.MissingParameter
         ):
             return f"{option.opts[0]}: {_plain(error.message)}{_origin(error.ctx, option)}"
         case _:
             return f"{_plain(error.format_message())}; see `{command} --help`"
+
+
+def _commands_like(error: NoSuchCommand, group: click.Group, context: click.Context) -> str:
+    names = group.list_commands(context)
+    if near := difflib.get_close_matches(error.command_name, names, 1):
+        return f"did you mean {near[0]}?"
+    return f"`{context.command_path}` has {', '.join(names)}"
 
 
 def _nearest(error: click.NoSuchOption) -> str:

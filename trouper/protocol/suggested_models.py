@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from math import inf
 from pathlib import Path
 from typing import Literal
 
 import attrs
 
-# Context for a coding agent: twice the longest of `trouper/cli/agents/first_prompts.json`.
+# The context that a coding agent needs: twice the longest of `first_prompts.json`, and more.
 AGENT_TOKENS = 40_960
 # Growth of 4-bit weights (with scales and biases of groups of 64) in float32.
 FLOAT32_FACTOR = 32 / 4.5
@@ -59,16 +61,30 @@ def that_fit(memory_bytes: float, *, float32: bool) -> tuple[SuggestedModel, ...
 
 MADE_FOR_MLX = "https://huggingface.co/mlx-community"
 FEW = 3
+FAMILY, SIZE = re.compile(r"([a-z]+)[\d.]*"), re.compile(r"(\d+(?:\.\d+)?)b\b")
 
 
 def alike(name: str) -> tuple[str, ...]:
-    """Hub ids of suggested models whose names contain `name`, as `qwen3` or ollama's `qwen3:4b` are
-    written; else those of the smallest models."""
-    words = name.lower().replace(":", "-").rsplit("/", maxsplit=1)[-1]
-    names = [model.name for model in SUGGESTED]
-    return tuple([each for each in names if words and words in each.lower()] or names)[:FEW]
+    """Hub ids of suggested models of a name's family, as `qwen3` or ollama's `qwen3:8b` are
+    written, the nearest in size first; else of all."""
+    model, _, tag = name.lower().rpartition("/")[2].partition(":")
+    family = FAMILY.match(model)
+    names = [each.name for each in SUGGESTED]
+    for part in (model, *((family[0], family[1]) if family else ()), ""):
+        if found := [each for each in names if part in each.lower()]:
+            break
+    if size := _size(f"{model}-{tag}"):
+        found.sort(key=lambda each: abs((_size(each.lower()) or inf) - size))
+    return tuple(found[:FEW])
+
+
+def _size(words: str) -> float:
+    """Billions of parameters. 0: the name does not say."""
+    found = SIZE.search(words)
+    return float(found[1]) if found else 0.0
 
 
 def no_hub_id(name: str) -> str:
     """A remedy for a name that is neither a directory nor a hub id."""
-    return f"hub ids are as {' or '.join(alike(name))}; {MADE_FOR_MLX} has more"
+    whose = "ollama's names mean GGUF, which is not read; " if ":" in name else ""
+    return f"{whose}hub ids are as {' or '.join(alike(name))}; {MADE_FOR_MLX} has more"

@@ -147,6 +147,18 @@ def dangling_links(directory: Path) -> Iterator[Path]:
             yield path
 
 
+def format_of(path: Path) -> str:
+    """A file's format by its content, else by its name; "" for one that is not known here."""
+    begin = b""
+    with suppress(OSError):
+        if path.is_file():  # Opening a FIFO would wait for its writer.
+            with path.open("rb") as file:
+                begin = file.read(LONGEST_OPENING)
+    by_content = (meaning for opening, meaning in OPENINGS.items() if begin.startswith(opening))
+    by_name = (meaning for pattern, meaning in FORMATS.items() if fnmatch(path.name, pattern))
+    return next(by_content, "") or next(by_name, "")
+
+
 def require_content(path: Path) -> None:
     """Raise `ModelUnusable` for an empty file, Git LFS's pointer, a web page, or weights of another
     format under this name."""

@@ -21,6 +21,7 @@ from trouper.cli.attached_images import (
     parted,
     read_picture,
     reads_images,
+    unattached,
 )
 from trouper.cli.client import (
     NotTrouper,
@@ -130,7 +131,7 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
     if not question:
         refuse("there is no question, neither as an argument nor in stdin")
     try:
-        text, _ = with_pictures(client, conversation, question, lambda _: None)
+        text, _ = with_pictures(client, conversation, question, _say)
     except CommandRefused as refused:
         refuse(str(refused))
     conversation.ask(content_of(text, conversation.attached))
@@ -143,7 +144,11 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
     except AnswerFailed as failed:
         refuse(str(failed))
     if answer.ignored:
-        click.echo(f"trouper: the server ignored {answer.ignored}", err=True)
+        _say(f"the server ignored {answer.ignored}")
+
+
+def _say(line: str) -> None:
+    click.echo(f"trouper: {line}", err=True)
 
 
 @contextmanager
@@ -245,6 +250,8 @@ def with_pictures(
     """Attach the pictures whose paths are in a line. Return the text without the paths, and whether
     there is none. Raises `CommandRefused`."""
     text, paths = parted(line)
+    for unused in unattached(line):
+        say(unused)
     if not paths:
         return line, False
     model = conversation.model

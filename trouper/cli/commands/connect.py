@@ -37,7 +37,7 @@ from trouper.cli.client import (
 from trouper.cli.exits import refuse
 from trouper.cli.terminal_text import data_shown, line_shown, text_shown
 from trouper.protocol.paths import absolute_only
-from trouper.protocol.suggested_models import SUGGESTED
+from trouper.protocol.suggested_models import AGENT_TOKENS, SUGGESTED
 
 AGENTS = {agent.name: agent for agent in (*CODING_AGENTS, *OTHER_CLIENTS)}
 WITHOUT_CALLS = ("aider",)  # It reads changes out of the text.
@@ -113,8 +113,10 @@ def connect(
     _refuse_impossible(known, mode, arguments)
     found = find_model(where, name)
     served = found.served
-    warnings = (*found.warnings, *_without_tools(known, found), *_short_context(known, served))
-    for warning in warnings:
+    short = _short_context(known, served)
+    if mode["run"] and short:
+        refuse(short[0])  # A client that fills the screen would hide a warning.
+    for warning in (*found.warnings, *_without_tools(known, found), *short):
         click.secho(f"trouper: {warning}", fg="yellow", err=True)
     setup = known.setup(served)
     if mode["write"] or mode["dry_run"]:
@@ -158,16 +160,11 @@ def _short_context(agent: Agent, served: ServedModel) -> tuple[str, ...]:
     fitting = [name for name in AGENTS if name in prompts and prompts[name].needed <= context]
     message = (
         f"{agent.title}'s first prompt has about {first.tokens:,} tokens ({first.version}), and "
-        f"this model holds {context:,}: give `trouper serve` a --model with at least "
-        f"{first.needed:,} tokens of context{_as_these(first.needed)}, or raise its --max-kv-size "
-        "or --context-length if that is less"
+        f"this model holds {context:,} with files and answers: agents need {AGENT_TOKENS:,}, as "
+        f"`trouper serve {SUGGESTED[0].name}` has; or raise --max-kv-size or --context-length if "
+        "that is less"
     )
     return (f"{message}; agents that fit: {', '.join(fitting)}" if fitting else message,)
-
-
-def _as_these(tokens: int) -> str:
-    names = [model.name for model in SUGGESTED if model.context_length >= tokens]
-    return f", as {names[0]}" if names else ""
 
 
 def _undo(agent: Agent) -> None:

@@ -17,7 +17,7 @@ from trouper.cli.agent_checks import CHECKS_FOR_AGENTS
 from trouper.cli.doctor_checks import CHECKS, Check, CheckedSettings, Finding
 from trouper.cli.exits import refuse
 from trouper.cli.flag_groups import CommandWithFlagsOfServe
-from trouper.cli.flags import all_from, flags_of, misspelt
+from trouper.cli.flags import MODELS, add_models, all_from, flags_of, misspelt
 from trouper.cli.settings_file import configured, file_read, model_tables
 from trouper.cli.terminal_text import line_shown
 from trouper.cli.usage_errors import settings_error
@@ -30,6 +30,7 @@ FAILED = 1  # A finding would keep a server from running.
 
 
 @click.command(cls=CommandWithFlagsOfServe, short_help="Check this machine and the settings.")
+@MODELS
 @configured
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object, to send along with a question."
@@ -43,9 +44,18 @@ FAILED = 1  # A finding would keep a server from running.
 @flags_of(Settings)
 @flags_of(ServerSettings)
 @click.pass_context
-def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **given: Any) -> None:
+def doctor(
+    context: click.Context,
+    /,
+    *,
+    models: tuple[str, ...],
+    as_json: bool,
+    purpose: str | None,
+    **given: Any,
+) -> None:
     """Check whether `trouper serve` would run on this machine with the same flags, and how well:
     device, memory, model, disk, port, keys. Exit code 1 if it would not."""
+    add_models(context, models, given)
     try:
         plan = CheckedSettings(
             *all_from(given, model_tables(context)),

@@ -62,7 +62,7 @@ def launch(
     if command[0] != "serve":
         refuse(
             "launch starts `serve`, as in `trouper launch -n 2 -- serve --model DIR`; not "
-            f"{command[0]!r}"
+            f"{command[0]!r}; `trouper connect AGENT --run` starts a coding agent"
         )
     temporary_directory.keep_private()  # The hostfile lies there, and all ranks share it.
     group = _group(ranks, hostfile, backend, command)

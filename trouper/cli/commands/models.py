@@ -55,7 +55,7 @@ SOURCES = click.option(
     "several.",
 )
 LOCAL = ServerSettings()
-NAME = re.compile(r"([\w.-]{1,96}/)?[\w.-]{1,96}")
+NAME = re.compile(r"([\w.-]{1,96}/)?[\w.:-]{1,96}")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 
 
@@ -232,7 +232,7 @@ def _how_to_get(model: str) -> str:
     """A remedy for a model that is not here; "" for what is no name of a model."""
     if not NAME.fullmatch(model):
         return ""
-    if "/" in model:
+    if "/" in model and ":" not in model:
         return f", and `trouper models pull {model}` downloads it"
     return f", and `trouper models pull ID` downloads one; {no_hub_id(model)}"
 

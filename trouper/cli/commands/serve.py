@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import click
 import trio
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from trouper.cli.address import CannotListenError
 from trouper.cli.exits import end_at_once, give_up, refuse
 from trouper.cli.flag_groups import HELP_WIDTH, GroupedCommand
-from trouper.cli.flags import all_from, flags_of, misspelt
+from trouper.cli.flags import MODELS, add_models, all_from, flags_of, misspelt
 from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read, model_tables
@@ -38,12 +37,7 @@ NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
     context_settings={"max_content_width": HELP_WIDTH},
     short_help="Serve models over HTTP.",
 )
-@click.argument(
-    "models",
-    metavar="[MODEL]...",
-    nargs=-1,
-    shell_complete=lambda _context, _argument, begun: [CompletionItem(begun, type="dir")],
-)
+@MODELS
 @partial(configured, works_here=True)
 @click.option(
     "--print-config",
@@ -91,7 +85,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with OpenAI's and Anthropic's APIs. Each MODEL is a directory or a
     hub id; without one it is the embedded SmolLM2-135M-Instruct, for a first try."""
-    _add_models(context, models, given)
+    add_models(context, models, given)
     console = Console(stderr=True)
     configure_logging(log_level, console, log_format)
     refused: list[str] = []
@@ -116,16 +110,6 @@ def serve(
         give_up(failed[0])
     if refused:
         refuse(refused[0])
-
-
-def _add_models(
-    context: click.Context, models: tuple[str, ...], values: MutableMapping[str, Any]
-) -> None:
-    if models:
-        has_flag = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
-        others = values["model"] if has_flag else ()
-        values["model"] = context.params["model"] = (*models, *others)
-        context.set_parameter_source("model", ParameterSource.COMMANDLINE)
 
 
 def _log_file(context: click.Context) -> None:

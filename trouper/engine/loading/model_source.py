@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 from huggingface_hub import snapshot_download
@@ -28,7 +29,7 @@ from trouper.protocol.paths import exists, expanded, is_directory, is_file
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import LM_STUDIO, OMLX
 from trouper.protocol.suggested_models import no_hub_id
-from trouper.storage.foreign_files import OTHER_VERSION
+from trouper.storage.foreign_files import OTHER_VERSION, format_of
 from trouper.storage.other_programs import directory_of_program
 
 FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
@@ -86,7 +87,11 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
         if "/" not in model and (directory := _of_other_program(model)) is not None:
             return directory
         problem = f"{flag} {model}: no such directory, and not a hub id (owner/name) either"
-        raise ModelUnusable(problem, LISTED if "/" in model else no_hub_id(model))
+        if "://" in model:
+            hub_id = "/".join(urlsplit(model).path.split("/")[1:3]) or "owner/name"
+            raise ModelUnusable(f"{flag} {model} is a URL", f"give the hub id alone, as {hub_id}")
+        is_name = "/" not in model or ":" in model
+        raise ModelUnusable(problem, no_hub_id(model) if is_name else LISTED)
     try:
         validate_repo_id(model)
     except HFValidationError as error:
@@ -95,8 +100,8 @@ def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
 
 
 def _remedy_for_file(path: Path) -> str:
-    if path.suffix.lower() == ".gguf":
-        return f"GGUF is not read here; {OTHER_VERSION}"
+    if form := format_of(path):
+        return f"{form} is not read here; {OTHER_VERSION}"
     return "give the directory that holds config.json and the weights"
 
 
