@@ -53,6 +53,9 @@ FLAGS = (
     "0.5",
     "--log-level",
     "error",
+    # A busy machine is no fault of the server's.
+    "--queue-timeout-s",
+    "110",
 )
 START_S = 120.0
 
