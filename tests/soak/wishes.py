@@ -132,6 +132,8 @@ async def _certain_views(port: int, model: Model, count: int, chance: Random) ->
                 break
         for path in (CHAT, MESSAGES, RESPONSES):
             wish = request(path, messages, pictures) | {"model": model.name}
+            if path == RESPONSES:
+                wish["store"] = True  # Clients come back for some.
             yield Ask(path, wish)
             yield Ask(path, {**wish, "stream": True})
         large = [screenshot(chance.randrange(10_000), 1280, 800)]
