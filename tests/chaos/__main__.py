@@ -1,9 +1,10 @@
 """`python -m tests.chaos [SEEDS [FIRST]] [--until HH:MM] [--ranks-every N]`: combined faults on
 real servers, one line for each seed.
 
-SIGKILL, SIGSTOP, a full disk, a slow disk, a clock that is moved, a limit on descriptors, each at a
-moment that the seed chooses, one to three at a time, while clients ask for known answers of two
-models of which one at a time is loaded; every eighth seed a rank is lost. A server serves one seed
+SIGKILL, SIGSTOP, a full disk, a slow disk, a clock that is moved, a limit on descriptors, SIGKILL
+of the process that decodes images, each at a moment that the seed chooses, one to three at a time,
+while clients ask for known answers, also about images, of two models of which one at a time is
+loaded; every eighth seed a rank is lost. A server serves one seed
 after another until a promise is broken; then the next seed begins with a new one and an empty
 directory.
 """

@@ -6,15 +6,18 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import attrs
+import psutil
 import trio
 
 from tests.chaos.house import DISK_BYTES, House
 
-Kind = Literal["killed", "stopped", "disk full", "disk slow", "clock", "descriptors"]
-KINDS: tuple[Kind, ...] = ("killed", "stopped", "disk full", "disk slow", "clock", "descriptors")
+Kind = Literal[
+    "killed", "stopped", "disk full", "disk slow", "clock", "descriptors", "decoder killed"
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 DAY_S = 86400.0
 LOAD_S = 1.2
 """The load lasts about so long on a quiet machine; faults begin within it."""
@@ -81,6 +84,8 @@ class Hand:
                 self._turn()
             case "descriptors":
                 await self._limit(int(fault.amount), fault.lasts_s)
+            case "decoder killed":
+                await self._kill_decoders(fault.lasts_s)
 
     def _turn(self) -> None:
         self.house.dials().turn(self.moved_s, self.delay_s)
@@ -91,6 +96,15 @@ class Hand:
         self.house.start()
         self._turn()
         await trio.to_thread.run_sync(self.revive)
+
+    async def _kill_decoders(self, seconds: float) -> None:
+        """Each process that decodes images, again and again."""
+        with trio.move_on_after(seconds):
+            while True:
+                for decoder in self.house.decoders():
+                    with suppress(psutil.NoSuchProcess):
+                        decoder.kill()
+                await trio.sleep(0.1)
 
     async def _stop(self, seconds: float) -> None:
         processes = list(self.house.processes)

@@ -32,6 +32,7 @@ from tests.soak.client import (
     events,
 )
 from tests.soak.wishes import Question
+from trouper.actors.runtime.decoding_process import UNAVAILABLE
 
 CLIENTS, EACH = 5, 3
 HANGS_S = 120.0
@@ -96,7 +97,9 @@ def judged(question: Question, heard: Heard, faults: Sequence[Fault]) -> tuple[s
     problem = (heard.json() or {}).get("error") or {}
     if heard.status != 200 and not problem.get("message"):
         return "error", f"an error without a message: {heard.status} {heard.body[:300]!r}"
-    allowed = kinds & {"killed", "descriptors"}
+    allowed = kinds & {"killed", "descriptors"} or (
+        "decoder killed" in kinds and UNAVAILABLE.encode() in heard.body
+    )
     return (
         f"error {problem.get('code')}",
         "" if allowed else f"an error that nothing explains: {wish}: {heard}",

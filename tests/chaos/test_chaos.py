@@ -21,6 +21,7 @@ from tests.soak.wishes import Question, questions
 STREAMED = Question("first", Ask(CHAT, {"stream": True}), [["abcd", "stop"]])
 WHOLE = Question("first", Ask(CHAT, {}), [["abcd", "stop"]])
 KILLED, SLOW = [Fault("killed", 0, 0)], [Fault("disk slow", 0, 0, 0.1)]
+UNREAD = [Fault("decoder killed", 0, 0.5)]
 
 
 @pytest.mark.long
@@ -112,4 +113,7 @@ class TestJudged:
         error = Heard(503, b'{"error": {"message": "it leaves", "code": "draining"}}')
         assert judged(WHOLE, error, KILLED) == ("error draining", "")
         assert "nothing explains" in judged(WHOLE, error, SLOW)[1]
+        unread = Heard(503, b'{"error": {"message": "x", "code": "image_decoder_unavailable"}}')
+        assert judged(WHOLE, unread, UNREAD) == ("error image_decoder_unavailable", "")
+        assert "nothing explains" in judged(WHOLE, error, UNREAD)[1], "it costs images alone"
         assert "without a message" in judged(WHOLE, Heard(500, b"oops"), KILLED)[1]

@@ -35,6 +35,7 @@ from tests.soak.servers import (
     LARGE,
     MODEL_MEMORY,
     OTHER,
+    SEES,
     SMALL,
     SPLIT,
     SSD_BYTES,
@@ -84,7 +85,7 @@ def references(
     """By model, from servers that keep nothing, one after another."""
     known: dict[str, list[Question]] = {}
     for server, flags, names in (
-        ("quiet", models.flags(**{SPLIT: models.split}), (LARGE, SMALL, OTHER, SPLIT)),
+        ("quiet", models.flags(**{SPLIT: models.split}), (LARGE, SMALL, OTHER, SEES, SPLIT)),
         ("quiet-tuned", models.tuned_flags(), ADAPTED),
     ):
         with group(server, place, flags, quiet=True) as served:
@@ -109,7 +110,7 @@ async def play(
         return time.monotonic() - began
 
     load = Load(tally, Random(shape.seed), now, shape.pause_s)
-    everything = [question for name in (LARGE, SMALL, OTHER) for question in known[name]]
+    everything = [question for name in (LARGE, SMALL, OTHER, SEES) for question in known[name]]
     adapted = [question for name in ADAPTED for question in known[name]]
     one = Target(single.port, everything, watched=True, keyed=True)
     several = [Target(ranks.port, known[SPLIT]), Target(tuned.port, adapted)]
@@ -128,7 +129,7 @@ async def play(
                 # A turn ends when the clients have read what they asked for; the next cycle begins
                 # at its own time all the same.
                 await load.run(
-                    [one.of((LARGE, small), small)],
+                    [one.of((LARGE, small, SEES), small)],
                     shape.clients,
                     (cycle * shape.cycle_s + shape.one_rank_s) - now(),
                 )

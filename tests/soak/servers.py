@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copytree
 
 import attrs
 import psutil
@@ -17,12 +18,14 @@ from tests.adapters import save_adapter
 from tests.families import FAMILIES, build
 from tests.families import save as save_family
 from tests.ranks.launching import environments
-from tests.ranks.models import save
 from tests.soak.client import KEY, LIMITED_KEY
 from tests.soak.wishes import Model, vocabulary_of
 from tests.test_process import PATIENCE_S, RUN, free_port
+from tests.vision_model.files import DIRECTORY
 
 LARGE, SMALL, OTHER, SPLIT, TUNED = "large", "small-a", "small-b", "small-split", "small-tuned"
+SEES = "small-sees"
+"""The model of examples/shapes, beside text models; `SPLIT` is a copy of it over ranks."""
 ADAPTED = (TUNED, f"{TUNED}:north", f"{TUNED}:south")
 """A base, and the base with each of its adapters."""
 KEYS = f"""{KEY} name=soak admin=true observability=true cache=shared
@@ -32,8 +35,8 @@ EMBEDDED = "SmolLM2-135M-Instruct"
 CERTAIN = {LARGE: 0.1}
 CERTAIN_SMALL = 0.004
 """Tiny models in float32 add up to within 1e-4."""
-MODEL_MEMORY = 575_000_000
-"""Room for the embedded model (538 MB) and one of the others (26 MB)."""
+MODEL_MEMORY = 585_000_000
+"""Room for the embedded model (538 MB), the one that sees (8 MB) and one of the others (26 MB)."""
 SSD_BYTES = 60_000_000
 COMMON = (
     "--gather-ms",
@@ -77,7 +80,7 @@ class Models:
             large,
             save_family("llama", place / "a", {**FAMILIES["llama"], **tall}),
             save_family("qwen3", place / "b", {**FAMILIES["qwen3"], **tall}),
-            save("llama", place / "split"),
+            Path(copytree(DIRECTORY, place / "split")),
             _tuned(place / "tuned"),
             _keys(place / "keys"),
         )
@@ -85,7 +88,8 @@ class Models:
     def described(self, name: str) -> Model:
         large = name == LARGE and self.large == EMBEDDED
         certain = CERTAIN[LARGE] if large else CERTAIN_SMALL
-        return Model(name, certain, vocabulary_of(LARGE if large else "small"), 60 if large else 40)
+        vocabulary = vocabulary_of(LARGE if large else "small")
+        return Model(name, certain, vocabulary, 60 if large else 40, name in (SEES, SPLIT))
 
     def flags(self, **more: Path) -> list[str]:
         """Of a server with those that no other has, and more by their names."""
@@ -93,6 +97,7 @@ class Models:
             LARGE: self.large,
             SMALL: str(self.small),
             OTHER: str(self.other),
+            SEES: str(DIRECTORY),
             **{n: str(path) for n, path in more.items()},
         }
         flags = [flag for path in named.values() for flag in ("--model", path)]

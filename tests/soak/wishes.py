@@ -7,6 +7,7 @@ answer.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 import attrs
 import numpy as np
 
+from tests.pictures import png, screenshot
 from tests.soak.client import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Ask, Json, answer_of, ask
+from tests.vision_model.asking import request
+from tests.vision_model.questions import IMAGE, SEEDS_OF_TESTS, Message, draw, fresh, text_of
 
 WORDS = [
     "river",
@@ -48,13 +52,14 @@ SCHEMA = {
 @attrs.frozen
 class Model:
     """`certain`: between the best two log-probabilities of each token. `vocabulary`: ids that
-    prompts are made of."""
+    prompts are made of. `sees`: it is asked about images, too."""
 
     name: str
     certain: float
     vocabulary: tuple[int, int]
     longest: int
     """Words of a prompt."""
+    sees: bool = False
 
 
 @attrs.frozen
@@ -79,6 +84,8 @@ async def questions(port: int, model: Model, count: int, chance: Random) -> list
     chats = [talk async for talk in _certain_talks(port, model, count, chance)]
     prompts = [prompt async for prompt in _certain_prompts(port, model, count, chance)]
     wishes = [*generating(model, chats, prompts), *computing(model, chance)]
+    if model.sees:
+        wishes += [wish async for wish in _certain_views(port, model, count, chance)]
     found = []
     for wish in wishes:
         heard = await ask(port, wish)
@@ -95,17 +102,51 @@ async def _certain_talks(port: int, model: Model, count: int, chance: Random) ->
             {"role": "user", "content": f"Say: {text}"},
         ]
         body = {"messages": talk, "logprobs": True, "top_logprobs": 2}
-        said = (await ask(port, Ask(CHAT, _greedy(model, **body)))).json()
-        steps = [
-            [top["logprob"] for top in step["top_logprobs"]]
-            for step in said["choices"][0]["logprobs"]["content"]
-        ]
-        if all(best - second > model.certain for best, second in steps):
+        if await _is_certain(port, model, _greedy(model, **body)):
             yield talk
             count -= 1
         if not count:
             return
     raise AssertionError(f"{model.name} is sure of too few chats")
+
+
+async def _is_certain(port: int, model: Model, body: Json) -> bool:
+    said = (await ask(port, Ask(CHAT, body))).json()
+    steps = [
+        [top["logprob"] for top in step["top_logprobs"]]
+        for step in said["choices"][0]["logprobs"]["content"]
+    ]
+    return all(best - second > model.certain for best, second in steps)
+
+
+async def _certain_views(port: int, model: Model, count: int, chance: Random) -> Any:
+    """Conversations with images in each dialect, streamed and not, a large one, and a damaged
+    one."""
+    shot = [{"role": "user", "content": [IMAGE, text_of("What color is it?")]}]
+    for number in range(count):
+        while True:
+            messages, scenes, _ = fresh(chance.randrange(SEEDS_OF_TESTS), 1 + number % 3)
+            pictures = [draw(scene) for scene in scenes]
+            body = request(CHAT, messages, pictures) | {"model": model.name}
+            if await _is_certain(port, model, body | {"logprobs": True, "top_logprobs": 2}):
+                break
+        for path in (CHAT, MESSAGES, RESPONSES):
+            wish = request(path, messages, pictures) | {"model": model.name}
+            if path == RESPONSES:
+                wish["store"] = True  # Clients come back for some.
+            yield Ask(path, wish)
+            yield Ask(path, {**wish, "stream": True})
+        large = [screenshot(chance.randrange(10_000), 1280, 800)]
+        yield Ask(CHAT, request(CHAT, shot, large) | {"model": model.name, "max_tokens": 1})
+    yield Ask(MESSAGES, {"model": model.name, "max_tokens": 1, "messages": [_damaged()]})
+
+
+def _damaged() -> Message:
+    """The second half of its file is cut off."""
+    data = png(screenshot(1, 320, 200))
+    url = "data:image/png;base64," + b64encode(data[: len(data) // 2]).decode()
+    source = {"type": "url", "url": url}
+    return {"role": "user", "content": [{"type": "image", "source": source}]}
 
 
 async def _certain_prompts(port: int, model: Model, count: int, chance: Random) -> Any:
@@ -180,7 +221,8 @@ def computing(model: Model, chance: Random) -> Iterator[Ask]:
 
 
 def vocabulary_of(name: str) -> tuple[int, int]:
-    return (1, 500) if name.startswith("small") else (1000, 20_000)
+    """Ids of the model that sees begin with markers of its template."""
+    return (10, 500) if name.startswith("small") else (1000, 20_000)
 
 
 def shuffled(questions: Sequence[Question], seed: int) -> list[Question]:
