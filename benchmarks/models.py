@@ -150,6 +150,11 @@ VLM_SHAPES: dict[str, dict[str, Any]] = {
         **ERNIE,
         "hidden_size": 256,
         "intermediate_size": 512,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 4,
+        "moe_num_experts": [16, 16],
+        "moe_intermediate_size": [128, 64],
     },
 }
 """Of text modules of mlx-vlm, by what their configs have: K2 Horizon, whole (15 GB in bfloat16);
