@@ -1,25 +1,36 @@
-"""`just bench-images [stall|encoder]`: images beside streams, and the encoder beside mlx-vlm's.
+"""`just bench-images [stall|encoder|memory]`: images beside streams, the encoder beside mlx-vlm's,
+and memory.
 
 stall: streams decode while an image of `--tokens` tokens is decoded, encoded and prefilled; their
 longest gaps in that time, and in as long a time without an image.
 encoder: seconds of one image in Qwen3-VL's encoder with random weights, whole and in slices of one
 layer, beside mlx-vlm's encoder on the same pixels; in turns.
+memory: resident memory of a server and of its decoder, in MB: at rest, the most while photos of 64
+megapixels and requests with 64 photos of 12 megapixels are answered, and afterwards. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import statistics
 import time
 import urllib.request
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psutil
 import trio
+from PIL import Image
 
 from benchmarks import load, servers
+from tests.image_files import encoded, picture
 from tests.pictures import data_url, screenshot
+from trouper.protocol.media import ImageFormat
 from trouper_lab.load import Stream
 
 SETTLE_S = 2.0
@@ -31,21 +42,30 @@ SETTLE_S = 2.0
 def ask_about_image(port: int, seed: int, tokens: int) -> tuple[float, int]:
     """Seconds and prompt tokens of a question about a new square image of so many tokens."""
     side = 32 * int(tokens**0.5)
-    parts = [
-        {"type": "image_url", "image_url": {"url": data_url(screenshot(seed, side, side))}},
-        {"type": "text", "text": "What is it?"},
-    ]
-    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", data, {"Content-Type": "application/json"}
-    )
+    body = question([data_url(screenshot(seed, side, side))])
     began = time.perf_counter()
-    with urllib.request.urlopen(request) as answer:  # noqa: S310 - the server of this benchmark
-        usage = json.load(answer)["usage"]
-    if usage["prompt_tokens"] < tokens:
+    prompt_tokens = ask(port, body)
+    if prompt_tokens < tokens:
         raise RuntimeError("the server saw no image: its log says why")
-    return time.perf_counter() - began, int(usage["prompt_tokens"])
+    return time.perf_counter() - began, prompt_tokens
+
+
+def question(urls: Iterable[str], detail: str = "auto") -> bytes:
+    """The body of a question about images."""
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url, "detail": detail}} for url in urls
+    ]
+    parts.append({"type": "text", "text": "What is it?"})
+    return json.dumps({"messages": [{"role": "user", "content": parts}], "max_tokens": 1}).encode()
+
+
+def ask(port: int, body: bytes) -> int:
+    """Tokens of the prompt."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/chat/completions", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:  # noqa: S310 - the server of this benchmark
+        return int(json.load(answer)["usage"]["prompt_tokens"])
 
 
 def longest_gap(streams: list[Stream], begin: float, end: float) -> float:
@@ -166,9 +186,77 @@ def play_encoder(flags: argparse.Namespace) -> list[dict[str, float]]:
     return [made]
 
 
+# -- memory --------------------------------------------------------------------------------------
+
+BIG, MANY = (8192, 8192), (4000, 3000)
+PER_REQUEST = 64
+
+
+def photo(size: tuple[int, int], format: ImageFormat, **options: Any) -> bytes:
+    """A file of at most 20 MiB."""
+    small = picture(size[0] // 8, size[1] // 8)
+    return encoded(small.resize(size, Image.Resampling.NEAREST), format, **options)
+
+
+def url_of(data: bytes, format: str) -> str:
+    return f"data:image/{format};base64,{base64.b64encode(data).decode()}"
+
+
+def many_photos(request: int) -> bytes:
+    """Photos of the same pixels, which bytes behind their ends make different files."""
+    data = photo(MANY, "jpeg", quality=94)
+    files = (data + bytes([request, number]) for number in range(PER_REQUEST))
+    return question((url_of(file, "jpeg") for file in files), detail="low")
+
+
+def processes(server: psutil.Process) -> dict[str, psutil.Process]:
+    script = "decoding_script.py"
+    [decoder] = [child for child in server.children() if script in " ".join(child.cmdline())]
+    return {"server": server, "decoder": decoder}
+
+
+def resident_mb(process: psutil.Process, line: str) -> float:
+    """`line`: VmRSS, or VmHWM, the most since the last `forget_peak`."""
+    status = Path(f"/proc/{process.pid}/status").read_text().split(f"{line}:")[1]
+    return int(status.split()[0]) * 1024 / 1e6
+
+
+def forget_peak(process: psutil.Process) -> None:
+    Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+
+def play_memory(flags: argparse.Namespace) -> list[dict[str, float]]:
+    model = servers.random_vision_model(flags.text, flags.shape) if flags.text else flags.model
+    made = []
+    with servers.trouper(Path(model), "--max-image-tokens", str(flags.tokens)) as server:
+        ask(server.port, question([data_url(screenshot(0, 128, 128))]))  # Starts the decoder.
+
+        def play(name: str, *bodies: bytes) -> None:
+            time.sleep(SETTLE_S)
+            watched = processes(server.process)
+            row: dict[str, Any] = {"name": name, "sent_mb": sum(map(len, bodies)) / 1e6}
+            for who, process in watched.items():
+                row[f"{who}_before"] = resident_mb(process, "VmRSS")
+                forget_peak(process)
+            with ThreadPoolExecutor(max(1, len(bodies))) as threads:
+                row["tokens"] = sum(threads.map(partial(ask, server.port), bodies))
+            row |= {f"{who}_most": resident_mb(each, "VmHWM") for who, each in watched.items()}
+            time.sleep(SETTLE_S)
+            row |= {f"{who}_after": resident_mb(each, "VmRSS") for who, each in watched.items()}
+            made.append(row)
+            print({key: each if key == "name" else round(each) for key, each in row.items()})
+
+        play("at rest")
+        for kind in ("jpeg", "png", "webp"):
+            play(f"{kind}, 64 megapixels", question([url_of(photo(BIG, kind), kind)]))
+        for count in (1, flags.streams):
+            play(f"{count} with {PER_REQUEST} photos", *map(many_photos, range(count)))
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="just bench-images", description=__doc__)
-    parser.add_argument("part", choices=("stall", "encoder"), nargs="?", default="stall")
+    parser.add_argument("part", choices=("stall", "encoder", "memory"), nargs="?", default="stall")
     parser.add_argument("--model", default="examples/shapes")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096, help="of the image")
@@ -181,7 +269,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     flags = parser.parse_args()
-    made = play_stall(flags) if flags.part == "stall" else play_encoder(flags)
+    play = {"stall": play_stall, "encoder": play_encoder, "memory": play_memory}[flags.part]
+    made = play(flags)
     if flags.json:
         flags.json.write_text(json.dumps(made, indent=1))
 

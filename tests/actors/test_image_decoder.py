@@ -304,6 +304,24 @@ async def test_the_largest_image_fits_and_is_resized() -> None:
     assert (array_of(answer.pixels) == 0).all()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell the most memory")
+async def test_a_photo_is_decoded_without_a_copy() -> None:
+    """Pillow takes 4 bytes for a pixel."""
+    side = 4096
+    async with decoding() as bench:
+        await bench.pixels(encoded(picture(40, 30), "png"))
+        before = most_memory(bench.pid)
+        pixels = await bench.pixels(encoded(Image.new("RGB", (side, side), "red"), "png"), 32, 32)
+        assert (pixels == (255, 0, 0)).all()
+        assert most_memory(bench.pid) - before < 1.5 * 4 * side**2
+
+
+def most_memory(pid: int) -> int:
+    """Bytes that were resident at most."""
+    line = Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1]
+    return int(line.split()[0]) * 1024
+
+
 async def test_a_decoder_without_memory_refuses_the_image(tmp_path: Path) -> None:
     script = SCRIPT.read_text().replace("MEMORY_BYTES = 2 * 2**30", "MEMORY_BYTES = 128 * 2**20")
     (tmp_path / "script.py").write_text(script)

@@ -88,7 +88,8 @@ def _decode(data: bytes, format: str, size: tuple[int, int]) -> Image:
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
         image.info.pop("transparency", None)
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        # `convert` copies an image that has the mode.
+        return image if image.mode == "RGB" else image.convert("RGB")
     image = image.convert("RGBA")
     white = Image.new("RGB", image.size, "white")
     white.paste(image, mask=image.getchannel("A"))
