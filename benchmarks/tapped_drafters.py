@@ -100,8 +100,8 @@ def planted(states: mx.array, tokens: mx.array) -> mx.array:
 class SayPlanted:
     """Says what is planted, after the drafter's own computation."""
 
-    def picked(self, states: mx.array) -> mx.array:
-        own: mx.array = super().picked(states)  # type: ignore[misc]
+    def picked(self, states: mx.array, before: mx.array | None = None) -> mx.array:
+        own: mx.array = super().picked(states, before)  # type: ignore[misc]
         return states[..., 0].astype(mx.uint32) + 0 * own
 
 

@@ -13,7 +13,7 @@ from tests.families import write_json
 from tests.family_configs import VOCABULARY, Config
 from tests.heads import CONFIGS, size_of
 
-Kind = Literal["eagle3", "dflash"]
+Kind = Literal["eagle3", "dflash", "dspark"]
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 16, 96
 DRAFTED = 200
 """Tokens of EAGLE-3's own vocabulary."""
@@ -59,6 +59,13 @@ def config_of(
             "layer_types": ["sliding_attention", "full_attention"],
             "sliding_window": 24,
             "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, layers - 1]},
+        }
+    if kind == "dspark":
+        config |= {
+            "architectures": ["Qwen3DSparkModel"],
+            "layer_types": ["full_attention", "full_attention"],
+            "markov_rank": 8,
+            **config.pop("dflash_config"),
         }
     return config | changes
 

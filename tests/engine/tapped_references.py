@@ -1,9 +1,10 @@
 """States and drafts of tiny drafters by the code that was published with them.
 
-`PYTHONPATH=EAGLE:dflash python3 tests/engine/tapped_references.py OUTDIR` needs numpy, torch,
-transformers, and checkouts of https://github.com/SafeAILab/EAGLE and
-https://github.com/z-lab/dflash; it writes OUTDIR/tapped_references.json, whose home is beside this
-file. Weights are drawn by NumPy from a seed, under published names.
+`PYTHONPATH=EAGLE:dflash:DeepSpec python3 tests/engine/tapped_references.py OUTDIR [KIND ...]` needs
+numpy, torch, transformers, and checkouts of https://github.com/SafeAILab/EAGLE,
+https://github.com/z-lab/dflash and https://github.com/deepseek-ai/DeepSpec; it writes
+OUTDIR/tapped_references.json, whose home is beside this file. With KINDs the others stay as they
+are there. Weights are drawn by NumPy from a seed, under published names.
 """
 
 # ruff: noqa: T201
@@ -65,14 +66,27 @@ DFLASH: Config = SHAPE | {
     "dflash_config": {"mask_token_id": 500, "target_layer_ids": [1, 2, 4]},
 }
 
+DSPARK: Config = {key: value for key, value in DFLASH.items() if key != "dflash_config"} | {
+    "architectures": ["Qwen3DSparkModel"],
+    "tie_word_embeddings": False,
+    "layer_types": ["full_attention"] * 3,
+    "mask_token_id": 500,
+    "target_layer_ids": [1, 2, 4],
+    "num_anchors": 512,
+    "markov_rank": 24,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+
 
 def weights_of(kind: str, config: Config, seed: int = 3) -> Arrays:
-    """Random weights of a drafter. `kind`: eagle3 or dflash."""
+    """Random weights of a drafter. `kind`: eagle3, dflash or dspark."""
     random = np.random.RandomState(seed)
     size, inner, head = (config[key] for key in ("hidden_size", "intermediate_size", "head_dim"))
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     eagle = kind == "eagle3"
-    taps = 3 if eagle else len(config["dflash_config"]["target_layer_ids"])
+    taps = 3 if eagle else len({**config, **config.get("dflash_config", {})}["target_layer_ids"])
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (size, taps * int(config.get("target_hidden_size") or size)),
         "norm.weight": (size,),
@@ -101,6 +115,16 @@ def weights_of(kind: str, config: Config, seed: int = 3) -> Arrays:
         own |= {f"{norm}.weight": (size,) for norm in more}
         own |= {f"{norm}.weight": (head,) for norm in heads}
         shapes |= {prefix + path: shape for path, shape in own.items()}
+    if kind == "dspark":
+        rank, vocabulary = config["markov_rank"], config["vocab_size"]
+        shapes |= {
+            "embed_tokens.weight": (vocabulary, size),
+            "lm_head.weight": (vocabulary, size),
+            "markov_head.markov_w1.weight": (vocabulary, rank),
+            "markov_head.markov_w2.weight": (vocabulary, rank),
+            "confidence_head.proj.weight": (1, size + rank),
+            "confidence_head.proj.bias": (1,),
+        }
     weights: Arrays = {path: _drawn(shape, random) for path, shape in shapes.items()}
     if eagle:
         tokens = np.sort(random.permutation(VOCABULARY)[: config["draft_vocab_size"]])
@@ -191,22 +215,52 @@ def by_dflash(target: Any, prompt: list[int]) -> tuple[Any, list[int]]:
     return states[0], target.lm_head(states[0, 1 : 1 + DRAFTS]).argmax(-1).tolist()
 
 
-def main(directory: Path) -> None:
+def by_dspark(target: Any, prompt: list[int]) -> tuple[Any, list[int]]:
+    """The same of DSpark."""
+    import torch
+    from deepspec.modeling.dspark import (  # type: ignore[import-not-found]
+        Qwen3DSparkModel,
+        extract_context_feature,
+    )
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(**DSPARK)
+    config._attn_implementation = "sdpa"
+    drafter = _loaded(Qwen3DSparkModel(config), weights_of("dspark", DSPARK))
+    hidden = target(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+    block = torch.tensor([[prompt[-1], *[drafter.mask_token_id] * (drafter.block_size - 1)]])
+    states = drafter._forward_backbone(
+        target_hidden_states=extract_context_feature(hidden, drafter.target_layer_ids)[:, :-1],
+        noise_embedding=drafter.embed_tokens(block),
+        position_ids=torch.arange(len(prompt) - 1 + drafter.block_size)[None],
+        is_causal=False,
+    )
+    draft, _ = drafter.sample_draft_tokens(
+        drafter.compute_logits(states), first_prev_token_ids=block[:, 0], hidden_states=states
+    )
+    return states[0], draft[0, :DRAFTS].tolist()
+
+
+def main(directory: Path, kinds: list[str]) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     target = _loaded(LlamaForCausalLM(LlamaConfig(**TARGET)), target_weights())
     written: dict[str, Any] = {}
+    if kinds:
+        written = json.loads((Path(__file__).parent / FILE).read_text(encoding="utf-8"))
     with torch.inference_mode():
-        for kind, by in (("eagle3", by_eagle), ("dflash", by_dflash)):
+        for kind, by in (("eagle3", by_eagle), ("dflash", by_dflash), ("dspark", by_dspark)):
+            if kinds and kind not in kinds:
+                continue
             answers = [by(target, prompt) for prompt in PROMPTS]
             written[kind] = [
                 {"states": np.round(states[-3:].numpy(), 6).tolist(), "draft": draft}
                 for states, draft in answers
             ]
     (directory / FILE).write_text(json.dumps(written), encoding="utf-8")
-    print({kind: [each["draft"] for each in answers] for kind, answers in written.items()})
+    print({kind: [each["draft"] for each in made] for kind, made in written.items()})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -31,7 +31,7 @@ from trouper.protocol.plans import BlockId, Restore, RowId, Store
 from trouper.protocol.settings import Settings
 
 TOKENS = 24
-KINDS: tuple[Kind, ...] = ("eagle3", "dflash")
+KINDS: tuple[Kind, ...] = ("eagle3", "dflash", "dspark")
 FAMILIES = (
     *("llama", "gpt_oss", "qwen3", "gemma2", "deepseek_v3", "cohere2", "phi3", "llama4_text"),
     *("qwen3_5", "falcon_h1", "lfm2", "granitemoehybrid"),
@@ -93,8 +93,11 @@ def said_alone(drafter: TappedDrafter, tokens: Sequence[int], size: int) -> tupl
         caches = drafter.make_cache()
         drafter(mx.array([tokens[:-1]]), states, caches)
         block = [tokens[-1], *[drafter.mask_token] * (BLOCK - 1)]
-        out = drafter(mx.array([block]), None, caches)[:, 1 : 1 + size]
-        return np.array(drafter.picked(out)[0]).tolist(), gap_of(drafter, out)
+        first = 0 if drafter.anchored else 1
+        out = drafter(mx.array([block]), None, caches)[:, first : first + size]
+        return np.array(drafter.picked(out, mx.array(tokens[-1:]))[0]).tolist(), gap_of(
+            drafter, out
+        )
     following, gap, said, own = list(tokens[1:]), np.inf, list[int](), drafter.make_cache()
     out = drafter(mx.array([following]), states, own)[:, -1:]
     for _ in range(size):
@@ -155,7 +158,7 @@ def test_it_drafts_what_it_says_alone(name: str, shapes: str, kind: Kind) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.long(but=("gpt_oss-eagle3", "qwen3_5-dflash", "llama-dflash", "falcon_h1-eagle3"))
+@pytest.mark.long(but=("gpt_oss-eagle3", "qwen3_5-dflash", "llama-dspark", "falcon_h1-eagle3"))
 def test_r9_f22_a_row_says_the_same_with_a_drafter(name: str, kind: Kind) -> None:
     cases = [*greedy_requests(name), *seeded_requests(name)]
     dice = random.Random(f"{name} {kind}")

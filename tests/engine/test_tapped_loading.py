@@ -23,13 +23,13 @@ from trouper.engine.loading.draft_loading import kind_of_drafter
 from trouper.engine.loading.model_loading import EvaluatedModel, load, measured
 from trouper.engine.loading.tapped_loading import dflash_taps, eagle3_taps
 from trouper.engine.loading.weights import bytes_of
-from trouper.engine.spec_decode.tapped_drafters import DFlash, Eagle3
+from trouper.engine.spec_decode.tapped_drafters import DFlash, DSpark, Eagle3
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-EAGLE3, DFLASH = config_of("eagle3", "llama"), config_of("dflash", "llama")
+EAGLE3, DFLASH, DSPARK = (config_of(kind, "llama") for kind in ("eagle3", "dflash", "dspark"))
 
 
 def loaded(target: str, drafter: Path | None, **settings: Any) -> EvaluatedModel:
@@ -54,6 +54,8 @@ def refused(target: str, drafter: Path, **settings: Any) -> str:
         ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, "EAGLE-3"),
         ({"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}, "DFlash"),
         ({"model_type": "qwen3", "dflash_config": {}, "draft_vocab_size": 9}, "DFlash"),
+        ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, "DSpark"),
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"markov_rank": 8}}, "DSpark"),
         ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, None),
         ({"model_type": "llama"}, None),
     ],
@@ -67,7 +69,7 @@ def test_a_kind_shows_in_the_config(config: Config, kind: str | None, tmp_path: 
     ("architecture", "kind"),
     [
         ("DFlash2DraftModel", "DFlash2"),
-        ("DFlashDSparkDraftModel", "DSpark"),
+        ("DominoDraftModel", "Domino"),
         ("LlamaForCausalLMEagle", "EAGLE or EAGLE-2"),
     ],
 )
@@ -84,20 +86,24 @@ def test_taps_are_outputs_of_layers() -> None:
     assert eagle3_taps({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, 32) == [1, 15, 28]
     nested = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}}
     assert eagle3_taps(nested, 36) == [1, 17, 32]
-    assert dflash_taps({"dflash_config": {"target_layer_ids": [1, 9, 17]}}, 36) == [1, 9, 17]
+    assert dflash_taps({"target_layer_ids": [1, 9, 17]}, 36) == [1, 9, 17]
     assert dflash_taps({"num_hidden_layers": 5}, 36) == [1, 9, 17, 25, 33]
     assert dflash_taps({"aux_hidden_state_layer_ids": [2, 10]}, 36) == [1, 9]
 
 
 def test_all_of_a_drafter_is_loaded(target: str, tmp_path: Path) -> None:
-    for kind, config, made in (("eagle3", EAGLE3, Eagle3), ("dflash", DFLASH, DFlash)):
+    for kind, config, made in (
+        ("eagle3", EAGLE3, Eagle3),
+        ("dflash", DFLASH, DFlash),
+        ("dspark", DSPARK, DSpark),
+    ):
         weights = weights_of(kind, config)
         one = loaded(target, save_drafter(tmp_path / kind, config, weights))
         assert isinstance(one.drafters.reader, made)
         stored = {
             name.replace("midlayer.", "layers.0."): array
             for name, array in weights.items()
-            if name not in ("d2t", "t2d")
+            if name not in ("d2t", "t2d") and not name.startswith("confidence_head.")
         }
         held = dict(tree_flatten(one.drafters.reader.parameters()))
         assert held.keys() == stored.keys()
@@ -126,6 +132,23 @@ def test_a_config_of_speculators(target: str, tmp_path: Path) -> None:
     one = loaded(target, save_drafter(tmp_path / "it", config, weights))
     assert isinstance(one.drafters.reader, Eagle3)
     assert one.drafters.reader._shape.normed_residual, "as speculators do unless they say otherwise"
+
+
+@pytest.mark.parametrize(
+    ("said", "anchored"),
+    [
+        ({}, True),
+        ({"dspark_bonus_anchor": True}, False),
+        ({"sample_from_anchor": True, "dspark_bonus_anchor": True}, True),
+        ({"dflash_config": {"sample_from_anchor": False}}, False),
+    ],
+)
+def test_where_a_block_of_dspark_begins(
+    said: Config, anchored: bool, target: str, tmp_path: Path
+) -> None:
+    path = save_drafter(tmp_path / "it", DSPARK | said, weights_of("dspark", DSPARK))
+    reader = loaded(target, path).drafters.reader
+    assert isinstance(reader, DSpark) and reader.anchored == anchored
 
 
 def test_a_quantized_drafter(target: str, tmp_path: Path) -> None:
@@ -188,6 +211,12 @@ WRONG: list[tuple[str, Callable[[Config, Arrays], object], str]] = [
     ("dflash", lambda config, _: config["dflash_config"].pop("mask_token_id"), "mask_token_id"),
     ("dflash", lambda config, _: config.update(hidden_act="gelu"), "gelu"),
     ("dflash", lambda config, _: config.pop("num_attention_heads"), "num_attention_heads"),
+    ("dspark", lambda config, _: config.update(markov_head_type="rnn"), "Markov head is rnn"),
+    (
+        "dspark",
+        lambda _, weights: weights.update({"markov_head.markov_w2.weight": np.ones((99, 8))}),
+        "512 and 99 tokens",
+    ),
 ]
 
 

@@ -17,6 +17,7 @@ from tests.arithmetic import full_float32
 from tests.engine.tapped_references import (
     DFLASH,
     DRAFTS,
+    DSPARK,
     EAGLE3,
     FILE,
     PROMPTS,
@@ -36,7 +37,7 @@ NUMBERS = range(len(PROMPTS))
 
 @cache
 def drafter(kind: str) -> TappedDrafter:
-    config = EAGLE3 if kind == "eagle3" else DFLASH
+    config = {"eagle3": EAGLE3, "dflash": DFLASH, "dspark": DSPARK}[kind]
     with TemporaryDirectory() as directory:
         target, own = Path(directory, "target"), Path(directory, "drafter")
         save_drafter(target, TARGET, target_weights())
@@ -70,12 +71,15 @@ def test_eagle3(number: int) -> None:
 
 @full_float32
 @pytest.mark.parametrize("number", NUMBERS)
-def test_dflash(number: int) -> None:
-    one, prompt, answer = drafter("dflash"), PROMPTS[number], REFERENCES["dflash"][number]
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_blocks(kind: str, number: int) -> None:
+    one, prompt, answer = drafter(kind), PROMPTS[number], REFERENCES[kind][number]
     caches = one.make_cache()
     _, taps = one.target_states(mx.array([prompt]), None)
     one(mx.array([prompt[:-1]]), taps[:, :-1], caches)
     block = [prompt[-1], *[one.mask_token] * (one.block - 1)]
     states = one(mx.array([block]), None, caches)
     assert near(one.norm(states), answer)
-    assert one.picked(states)[0, 1 : 1 + DRAFTS].tolist() == answer["draft"]
+    states = states if one.anchored else states[:, 1:]
+    draft = one.picked(states[:, :DRAFTS], mx.array(prompt[-1:]))
+    assert draft[0].tolist() == answer["draft"]

@@ -37,6 +37,7 @@ ASKED: list[tuple[Json, str, bool]] = [
     ({"type": "file", "file": {"file_id": "x"}}, FILE, True),
     ({"type": "input_file", "file_id": "x"}, FILE, True),
     ({"type": "input_audio", "input_audio": {}}, FILE, True),
+    ({"type": "video_url", "video_url": {"url": "data:"}}, FILE, True),
     ({"type": "input_text"}, FILE, True),
 ]
 """Parts of a question: what the model reads, and whether they are named."""
@@ -81,6 +82,20 @@ def test_of_a_question_in_responses(part: Json, text: str, named: bool) -> None:
     generate, names = response({"input": items})
     assert contents(generate)[-1] == text
     assert names == ([f"input.output.{part['type']}"] if named else [])
+
+
+@pytest.mark.parametrize("kind", ["input_audio", "video_url", "document"])
+def test_of_a_question_in_messages(kind: str) -> None:
+    part = {"type": kind, kind: {}}
+    generate, names = message({"messages": [said("user", TEXT, part)]})
+    assert contents(generate) == [f"a\n{FILE}"]
+    assert names == [f"messages.content.{kind}"]
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [part]}
+    turns = [said("user", TEXT), said("assistant", call), said("user", result)]
+    generate, names = message({"messages": turns})
+    assert contents(generate)[-1] == FILE
+    assert names == [f"messages.content.content.{kind}"]
 
 
 @pytest.mark.parametrize(("part", "text"), ANSWERS)

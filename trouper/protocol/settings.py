@@ -51,7 +51,7 @@ class Settings:
     draft_model: str | None = setting(
         None,
         "Directory or hub id of what drafts: a smaller model with the same vocabulary, or an "
-        "EAGLE-3 or DFlash drafter; "
+        "EAGLE-3, DFlash or DSpark drafter; "
         "MODEL=DIR-OR-ID for one of several models.",
         each=True,
         directory=True,

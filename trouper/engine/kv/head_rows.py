@@ -55,14 +55,20 @@ class TargetHead(Protocol):
     def mask_token(self) -> int:
         """Stands for the tokens of a block that are not known."""
 
+    @property
+    def anchored(self) -> bool:
+        """Whether in a block the last committed token's state predicts the next one, or the state
+        at each mask the token there."""
+
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, cache: Any = None
     ) -> mx.array:
         """Run tokens (n, width) with the hidden states (n, width, dim) of the tokens before each.
         Returns hidden states."""
 
-    def picked(self, states: mx.array) -> mx.array:
-        """The most likely tokens (n, width) by the head's own hidden states (n, width, dim)."""
+    def picked(self, states: mx.array, before: mx.array | None = None) -> mx.array:
+        """The most likely tokens (n, width) by the head's own hidden states (n, width, dim) of a
+        block, behind the tokens `before` (n,)."""
 
     def target_states(self, tokens: mx.array, cache: Any) -> Any:
         """The model's pass, for `split`."""
@@ -275,8 +281,9 @@ class BlockRows(HeadRows):
                 tokens[index, 0] = self.tokens[row][-1]
         counts = self._counts(rows, dict.fromkeys(sizes, block))
         states = self._forward(segments, mx.array(tokens), counts, None)
-        # A drafter predicts the token at a mask, not the one behind.
-        picked = self._head.picked(states[:, 1 : min(block, 1 + max(sizes.values()))])
+        first = 0 if self._head.anchored else 1
+        states = states[:, first : min(block, first + max(sizes.values()))]
+        picked = self._head.picked(states, mx.array(tokens[:, 0]))
         drafts = dict(zip(rows, np.array(agree(picked)).tolist(), strict=True))
         return {row: drafts[row][:size] for row, size in sizes.items()}
 

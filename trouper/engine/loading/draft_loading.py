@@ -29,15 +29,15 @@ from trouper.protocol.loading import LoadWatch
 from trouper.protocol.names import DRAFT_FLAG, EMBEDDED
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
-from trouper.storage.checkpoint_files import read_json
+from trouper.storage.checkpoint_files import read_json, section
 from trouper.storage.context import context_length
 
 # Maximum share of tokens in one tokenizer alone: special tokens and padding stay below; a smaller
 # vocabulary would draft wrong tokens.
 MAX_UNKNOWN = 0.01
-DrafterKind = Literal["EAGLE-3", "DFlash"]
+DrafterKind = Literal["EAGLE-3", "DFlash", "DSpark"]
 # Kinds with further heads, by words in the names of architectures.
-OTHER_DRAFTERS = {"dflash2": "DFlash2", "dspark": "DSpark", "domino": "Domino", "peagle": "P-EAGLE"}
+OTHER_DRAFTERS = {"dflash2": "DFlash2", "domino": "Domino", "peagle": "P-EAGLE"}
 
 
 @attrs.frozen(eq=False)
@@ -107,6 +107,8 @@ def kind_of_drafter(name: str, directory: Path) -> DrafterKind | None:
     words = " ".join(map(str, [*names, config.get("speculators_model_type", "")])).lower()
     if other := next((kind for word, kind in OTHER_DRAFTERS.items() if word in words), None):
         kind = other
+    elif "dspark" in words or "markov_rank" in {**config, **section(config, "dflash_config")}:
+        return "DSpark"
     elif "dflash" in words or "dflash_config" in config:
         return "DFlash"
     elif "eagle3" in words or "draft_vocab_size" in config:
@@ -117,7 +119,7 @@ def kind_of_drafter(name: str, directory: Path) -> DrafterKind | None:
         return None
     raise ModelUnusable(
         f"{DRAFT_FLAG} {name} is a drafter of the kind {kind}, which has no reader here",
-        f"give an EAGLE-3 or DFlash drafter, or leave {DRAFT_FLAG} out",
+        f"give an EAGLE-3, DFlash or DSpark drafter, or leave {DRAFT_FLAG} out",
     )
 
 

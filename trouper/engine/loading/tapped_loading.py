@@ -1,5 +1,6 @@
-"""Drafters that read taps, as EAGLE-3 and DFlash publish them: SafeAILab, SpecForge, ModelOpt and
-speculators (https://github.com/vllm-project/speculators), z-lab (https://github.com/z-lab/dflash).
+"""Drafters that read taps, as EAGLE-3, DFlash and DSpark publish them: SafeAILab, SpecForge,
+ModelOpt and speculators (https://github.com/vllm-project/speculators), z-lab
+(https://github.com/z-lab/dflash), DeepSeek (https://github.com/deepseek-ai/DeepSpec).
 """
 
 from __future__ import annotations
@@ -24,17 +25,28 @@ from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.spec_decode.draft_model import NO_DRAFT_LIMITS, SharedLayers
 from trouper.engine.spec_decode.layer_taps import LayerTaps
-from trouper.engine.spec_decode.tapped_drafters import DFlash, DrafterShape, Eagle3, TappedDrafter
+from trouper.engine.spec_decode.tapped_drafters import (
+    DFlash,
+    DrafterShape,
+    DSpark,
+    Eagle3,
+    TappedDrafter,
+)
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import section, weight_files
 
 Weights = dict[str, mx.array]
-CLASSES: dict[DrafterKind, type[TappedDrafter]] = {"EAGLE-3": Eagle3, "DFlash": DFlash}
-IGNORED = ("t2d", "verifier_")
-"""Tensors that only training reads."""
+CLASSES: dict[DrafterKind, type[TappedDrafter]] = {
+    "EAGLE-3": Eagle3,
+    "DFlash": DFlash,
+    "DSpark": DSpark,
+}
+IGNORED = ("t2d", "verifier_", "confidence_head.")
+"""Tensors that only training reads, and DSpark's own estimate of acceptance, which is measured."""
 LAYER = "layers.0."
+MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
 
 
 class Unfit(ValueError):
@@ -76,11 +88,14 @@ def open_tapped(draft: FoundDraft, target: Candidate, capabilities: Capabilities
 
 
 def _drafter(kind: DrafterKind, stored: StoredWeights, target: Candidate) -> TappedDrafter:
-    config = {**section(stored.config, "transformer_layer_config"), **stored.config}
+    layer, own = (
+        section(stored.config, part) for part in ("transformer_layer_config", "dflash_config")
+    )
+    config = {**layer, **stored.config, **own}
     weights = _weights(stored)
     offsets = weights.pop("d2t", None)
     layers = _layers(target.model)
-    outputs = (dflash_taps if kind == "DFlash" else eagle3_taps)(config, len(layers))
+    outputs = (eagle3_taps if kind == "EAGLE-3" else dflash_taps)(config, len(layers))
     if not all(0 <= index < len(layers) for index in outputs):
         raise Unfit(f"it reads layers {list(outputs)}, and the model has {len(layers)}")
     taps = LayerTaps([layers[index] for index in outputs])
@@ -132,7 +147,8 @@ def eagle3_taps(config: Mapping[str, Any], layers: int) -> list[int]:
 
 
 def dflash_taps(config: Mapping[str, Any], layers: int) -> list[int]:
-    if outputs := section(config, "dflash_config").get("target_layer_ids"):
+    """As `eagle3_taps`."""
+    if outputs := config.get("target_layer_ids"):
         return [*outputs]
     if states := config.get("aux_hidden_state_layer_ids"):
         return [index - 1 for index in states]
@@ -146,9 +162,11 @@ def _shape(kind: DrafterKind, config: Mapping[str, Any], weights: Weights) -> Dr
     if (act := config.get("hidden_act", "silu")) != "silu":
         raise Unfit(f"its activation is {act}, and silu is read")
     heads, layers = int(config["num_attention_heads"]), int(config["num_hidden_layers"])
-    size, dflash = int(config["hidden_size"]), section(config, "dflash_config")
+    size = int(config["hidden_size"])
     scaled = weights.get("fc.scales")
     tapped = weights["fc.weight"].shape[-1] if scaled is None else _tapped(kind, config, size)
+    if (markov := config.get("markov_head_type", "vanilla")) != "vanilla":
+        raise Unfit(f"its Markov head is {markov}, and vanilla is read")
     windows, causal = _attention(kind, config, layers)
     return DrafterShape(
         size=size,
@@ -163,7 +181,7 @@ def _shape(kind: DrafterKind, config: Mapping[str, Any], weights: Weights) -> Dr
         causal=causal,
         own_rows={
             layer: weights[f"{layer}.weight"].shape[0]
-            for layer in ("embed_tokens", "lm_head")
+            for layer in ("embed_tokens", "lm_head", *MARKOV)
             if f"{layer}.weight" in weights
         },
         normed_heads=f"{LAYER}self_attn.q_norm.weight" in weights,
@@ -173,16 +191,24 @@ def _shape(kind: DrafterKind, config: Mapping[str, Any], weights: Weights) -> Dr
         normed_residual=bool(
             config.get("norm_before_residual", "speculators_model_type" in config)
         ),
-        block=int(dflash.get("block_size") or config["block_size"]) if kind == "DFlash" else 0,
-        mask_token=_mask_token(config, dflash) if kind == "DFlash" else 0,
+        block=0 if kind == "EAGLE-3" else int(config["block_size"]),
+        mask_token=0 if kind == "EAGLE-3" else _mask_token(config),
+        anchored=kind == "DSpark" and _is_anchored(config),
+        markov_rank=int(config["markov_rank"]) if kind == "DSpark" else 0,
     )
 
 
-def _mask_token(config: Mapping[str, Any], dflash: Mapping[str, Any]) -> int:
-    token = dflash.get("mask_token_id", config.get("mask_token_id"))
+def _mask_token(config: Mapping[str, Any]) -> int:
+    token = config.get("mask_token_id")
     if token is None:
         raise Unfit("its config.json names no mask_token_id")
     return int(token)
+
+
+def _is_anchored(config: Mapping[str, Any]) -> bool:
+    """As vLLM: the second key is that of older checkpoints."""
+    anchored = config.get("sample_from_anchor")
+    return not config.get("dspark_bonus_anchor", False) if anchored is None else bool(anchored)
 
 
 def _tapped(kind: DrafterKind, config: Mapping[str, Any], size: int) -> int:
@@ -198,13 +224,12 @@ def _attention(
     with windows unless the config says otherwise."""
     if kind == "EAGLE-3":
         return [None] * layers, [True] * layers
-    dflash = section(config, "dflash_config")
     types = config.get("layer_types") or ["full_attention"] * layers
     sliding = [each == "sliding_attention" for each in types]
-    window = dflash.get("swa_window_size", config.get("sliding_window"))
-    own = config.get("is_causal", dflash.get("causal"))
+    window = config.get("swa_window_size", config.get("sliding_window"))
+    own = config.get("is_causal", config.get("causal"))
     causal = sliding if own is None else [bool(own)] * layers
-    if dflash.get("use_swa") and not any(sliding):
+    if config.get("use_swa") and not any(sliding):
         sliding = [True] * layers
     return [int(window) if each else None for each in sliding], causal
 
@@ -214,7 +239,7 @@ def _rope(kind: DrafterKind, config: Mapping[str, Any]) -> dict[str, Any]:
     base = scaling.get("rope_theta") or config.get("rope_theta")
     scaled = scaling.get("rope_type", scaling.get("type", "default")) != "default"
     return {
-        "base": float(base or (1e6 if kind == "DFlash" else 1e4)),
+        "base": float(base or (1e4 if kind == "EAGLE-3" else 1e6)),
         "traditional": False,
         "scaling_config": dict(scaling) if scaled else None,
         "max_position_embeddings": config.get("max_position_embeddings"),
@@ -237,6 +262,9 @@ def _require_vocabulary(
     ):
         raise Unfit(f"it has no embeddings, and the model's have {size} values, not {shape.size}")
     own = rows.get("lm_head")
+    before, after = (rows.get(layer) for layer in MARKOV)
+    if before is not None and (before < vocabulary or after != (own or vocabulary)):
+        raise Unfit(f"its Markov head is of {before} and {after} tokens")
     if own is None:
         logits = shared.logits_of(mx.zeros((1, 1, shape.size))).shape[-1]
         if logits != vocabulary:

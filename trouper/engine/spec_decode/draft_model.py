@@ -149,6 +149,7 @@ class MtpHead(nn.Module):
 
     proposer: ProposerName = "mtp"
     block = mask_token = 0
+    anchored = False
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class MtpHead(nn.Module):
     def logits_of(self, states: mx.array) -> mx.array:
         return self._shared.logits_of(states)
 
-    def picked(self, states: mx.array) -> mx.array:
+    def picked(self, states: mx.array, before: mx.array | None = None) -> mx.array:  # noqa: ARG002
         return mx.argmax(self.logits_of(states), axis=-1)
 
     def target_states(self, tokens: mx.array, cache: Any) -> mx.array:

@@ -1,5 +1,6 @@
-"""Drafters that read taps of the target: EAGLE-3 (https://arxiv.org/abs/2503.01840) and DFlash
-(https://arxiv.org/abs/2602.06036), with the parameters' names of published checkpoints."""
+"""Drafters that read taps of the target: EAGLE-3 (https://arxiv.org/abs/2503.01840), DFlash
+(https://arxiv.org/abs/2602.06036) and DSpark (https://github.com/deepseek-ai/DeepSpec), with the
+parameters' names of published checkpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class DrafterShape:
     causal: Sequence[bool]
     """Of each layer: whether tokens of a block see only earlier ones. EAGLE-3: all."""
     own_rows: Mapping[str, int] = {}
-    """Rows of embed_tokens and lm_head, unless the target's are shared."""
+    """Rows of embed_tokens and lm_head, unless the target's are shared; and of a Markov head."""
     normed_heads: bool = False
     biased: bool = False
     biased_output: bool = False
@@ -52,6 +53,11 @@ class DrafterShape:
     block: int = 0
     """DFlash: tokens of a block, the last committed one included. 0: a token a pass."""
     mask_token: int = 0
+    anchored: bool = False
+    """Whether the last committed token's state predicts the next token, and so on; else that at
+    each mask predicts the token there."""
+    markov_rank: int = 0
+    """DSpark: dimension of its Markov head."""
 
 
 class Attention(nn.Module):
@@ -160,6 +166,10 @@ class TappedDrafter(nn.Module):
         return self._shape.mask_token
 
     @property
+    def anchored(self) -> bool:
+        return self._shape.anchored
+
+    @property
     def state_bytes(self) -> int:
         return self._shape.tapped * int(self.norm.weight.dtype.size)
 
@@ -182,10 +192,18 @@ class TappedDrafter(nn.Module):
         logits, states = outputs
         return states, logits
 
-    def picked(self, states: mx.array) -> mx.array:
-        """The target's most likely tokens (n, width), uint32."""
+    def picked(self, states: mx.array, before: mx.array | None = None) -> mx.array:  # noqa: ARG002
+        """The target's most likely tokens (n, width), uint32. `before`: the tokens (n,) before the
+        first ones."""
+        return self.best(self.logits_of(states))
+
+    def logits_of(self, states: mx.array) -> mx.array:
         normed = self.norm(states)
-        logits = self.lm_head(normed) if "lm_head" in self else self._shared.logits_of(normed)
+        own: mx.array
+        own = self.lm_head(normed) if "lm_head" in self else self._shared.logits_of(normed)
+        return own
+
+    def best(self, logits: mx.array) -> mx.array:
         best = mx.argmax(logits, axis=-1)
         return best if self._target_tokens is None else self._target_tokens[best]
 
@@ -256,6 +274,35 @@ class DFlash(TappedDrafter):
         last = min(self._shape.block, width) - 1
         cut = partial(_of_query, index=last)
         return cut(mask) if isinstance(mask, mx.array) else mask.changed(cut)
+
+
+class MarkovHead(nn.Module):
+    """Logits to add, by the token before."""
+
+    def __init__(self, shape: DrafterShape) -> None:
+        super().__init__()
+        before, after = (shape.own_rows[f"markov_head.markov_w{part}"] for part in (1, 2))
+        self.markov_w1 = nn.Embedding(before, shape.markov_rank)
+        self.markov_w2 = nn.Linear(shape.markov_rank, after, bias=False)
+
+    def __call__(self, before: mx.array) -> mx.array:
+        added: mx.array = self.markov_w2(self.markov_w1(before))
+        return added
+
+
+class DSpark(DFlash):
+    """DFlash whose tokens of a block depend on the one before each."""
+
+    def __init__(self, shape: DrafterShape, shared: SharedLayers, taps: LayerTaps) -> None:
+        super().__init__(shape, shared, taps)
+        self.markov_head = MarkovHead(shape)
+
+    def picked(self, states: mx.array, before: mx.array | None = None) -> mx.array:
+        assert before is not None
+        tokens, logits = [before], self.logits_of(states)
+        for place in range(logits.shape[1]):
+            tokens.append(self.best(logits[:, place] + self.markov_head(tokens[-1])))
+        return mx.stack(tokens[1:], axis=1)
 
 
 def _of_query(mask: mx.array, index: int) -> mx.array:

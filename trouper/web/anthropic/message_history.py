@@ -24,7 +24,7 @@ from trouper.web.http.leniency import Adapt, Skip, messages_adapted, safe_name
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json, Unsupported
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
-from trouper.web.openai.other_servers import PLACEHOLDER
+from trouper.web.openai.other_servers import FILE, PLACEHOLDER
 from trouper.web.output.tool_calls import NO_TOOLS, Tools
 from trouper.web.output.tool_forms import ToolForm
 
@@ -312,7 +312,8 @@ KNOWN = {
     "system": ("text",),
 }
 WITHIN = ("text", "image", "tool_reference")
-UNREADABLE = "[a document that this text-only model cannot read]"
+FILES = ("document", "audio", "video", "file")
+"""Words in the types of blocks for which a placeholder stands, also of other dialects."""
 
 
 def blocks_adapted(value: Json, skip: Skip) -> Json:
@@ -360,7 +361,7 @@ def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any
     text = _text_of(kind, block)
     if text is None:
         skip(f"{path}.{safe_name(kind)}")
-        text = UNREADABLE if kind == "document" else ""
+        text = FILE if "image" in known and any(word in kind for word in FILES) else ""
     return [{"type": "text", "text": text}] if text else []
 
 

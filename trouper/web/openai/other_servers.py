@@ -335,7 +335,7 @@ def choice_adapted(value: Json, *, nested: bool) -> Json:
     }
 
 
-FILE = "[A file was sent here. This model reads text only.]"
+FILE = "[A file was sent here. This model cannot read it.]"
 TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Fields of the text, by type."""
 IMAGES = ("image_url", "input_image", "image")
