@@ -210,10 +210,9 @@ class MlxEngine:
         if device.prepares_shapes() and not card.no_generation:
             await self._on_thread(partial(self._warm_up, watch))
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
-        times = f"loaded in {time.perf_counter() - began:.1f} s: {watch}"
-        log.info(
-            "model %s: %s, %s on %s, %s", card.id, card.architecture, weights, card.device, times
-        )
+        kind = f"{card.architecture}, {weights} on {card.device}"
+        times = f"loaded in {time.perf_counter() - began:.1f} s ({watch})"
+        log.info("model %s: %s, %s", card.id, kind, times)
         return LoadedModel(card, self._loaded.tokenizer)
 
     def _bound_memory(self, adapter_bytes: int) -> None:
