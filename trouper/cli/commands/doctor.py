@@ -51,14 +51,14 @@ def doctor(
     models: tuple[str, ...],
     as_json: bool,
     purpose: str | None,
-    **given: Any,
+    **values: Any,
 ) -> None:
     """Check whether `trouper serve` would run on this machine with the same flags, and how well:
     device, memory, model, disk, port, keys. Exit code 1 if it would not."""
-    add_models(context, models, given)
+    add_models(context, models, values)
     try:
         plan = CheckedSettings(
-            *all_from(given, model_tables(context)),
+            *all_from(values, model_tables(context)),
             file_read(context),
             [*misspelt(context, os.environ)],
         )
