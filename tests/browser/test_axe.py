@@ -1,5 +1,5 @@
-"""Faults that axe sees in the pages: none, on a laptop in light and on a phone in dark; in the long version in both
-themes on both."""
+"""Faults that axe sees in the pages: none, on a laptop in light and on a phone in dark; in the long
+version in both themes on both."""
 
 from __future__ import annotations
 
