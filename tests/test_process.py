@@ -206,10 +206,10 @@ def test_nohup_is_heeded() -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.long(but=("True",))
+@pytest.mark.long
 def test_a_log_that_nobody_reads_holds_nobody_up(model: Path, terminal: bool) -> None:
     """A paused terminal (Ctrl-S) and a pipe whose reader stands still: some kilobytes, and a write
-    waits."""
+    waits. The short version is in tests/cli/test_logs.py."""
     port = free_port()
     reader, writer = pty.openpty() if terminal else os.pipe()
     try:

@@ -1,4 +1,5 @@
-"""Faults that axe sees in the pages: none, in both themes, on a laptop and on a phone."""
+"""Faults that axe sees in the pages: none, on a laptop in light and on a phone in dark; in the long
+version in both themes on both."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ async def violations(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [LAPTOP, PHONE])
+@pytest.mark.long(but=("size0-light", "size1-dark"))
 async def test_axe_finds_no_fault_in_any_view(
     browser: Browser, scheme: str, size: tuple[int, int]
 ) -> None:
@@ -58,6 +60,7 @@ async def test_axe_finds_no_fault_in_any_view(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.long(but=("dark",))
 async def test_axe_finds_no_fault_in_a_busy_server_nor_where_a_key_is_needed(
     browser: Browser, scheme: str
 ) -> None:
@@ -74,6 +77,7 @@ async def test_axe_finds_no_fault_in_a_busy_server_nor_where_a_key_is_needed(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.long(but=("light",))
 async def test_axe_finds_no_fault_in_docs(browser: Browser, scheme: str) -> None:
     browser.prefer(scheme)
     async with shown(browser, at="docs") as (page, _):

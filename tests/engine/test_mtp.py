@@ -196,7 +196,7 @@ class Comparing:
         if name in FAMILIES or shapes == "banks"
     ],
 )
-@pytest.mark.long(but=("deepseek_v3-banks", "qwen3_5-rounded", "mimo-banks"))
+@pytest.mark.long(but=("deepseek_v3-banks", "qwen3_5-rounded"))
 def test_it_drafts_what_it_says_alone(name: str, shapes: str) -> None:
     """From every hidden state of the row so far: after prompts in chunks, wrong drafts, rests,
     other company and other banks."""
