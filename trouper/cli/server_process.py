@@ -196,24 +196,19 @@ class LastRequests:
             return
         seconds = trio.current_time() - self.began_at
         finished, cut_off = self.ended["stop"] + self.ended["length"], self.ended["error"]
-        logger.log(
-            logging.WARNING if cut_off else logging.INFO,
-            "left after %.1f s; requests finished: %d, cut off: %d (--drain-timeout-s %g); "
-            "exit code 0",
-            seconds,
-            finished,
-            cut_off,
-            self.drain_timeout_s,
-            extra={
-                FIELDS: {
-                    "event": "left",
-                    "seconds": seconds,
-                    "finished": finished,
-                    "cut_off": cut_off,
-                    "exit_code": 0,
-                }
-            },
+        text = (
+            f"left after {seconds:.1f} s; requests finished: {finished}, cut off: {cut_off} "
+            f"(--drain-timeout-s {self.drain_timeout_s:g}); exit code 0"
         )
+        fields = {
+            "event": "left",
+            "seconds": seconds,
+            "finished": finished,
+            "cut_off": cut_off,
+            "exit_code": 0,
+        }
+        level = logging.WARNING if cut_off else logging.INFO
+        logger.log(level, text, extra={FIELDS: fields})
 
 
 def _freeze_heap() -> None:
