@@ -5,8 +5,9 @@ stall: streams decode while an image of `--tokens` tokens is decoded, encoded an
 longest gaps in that time, and in as long a time without an image.
 encoder: seconds of one image in Qwen3-VL's encoder with random weights, whole and in slices of one
 layer, beside mlx-vlm's encoder on the same pixels; in turns.
-memory: resident memory of a server and of its decoder, in MB: at rest, the most while photos of 64
-megapixels and requests with 64 photos of 12 megapixels are answered, and afterwards. Linux only.
+memory: resident memory of a server and of its decoder in MB at rest, the most while photos of 64
+megapixels and `--requests` at a time with 64 photos of 12 megapixels are answered, and afterwards.
+Linux only.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def play_memory(flags: argparse.Namespace) -> list[dict[str, float]]:
         play("at rest")
         for kind in ("jpeg", "png", "webp"):
             play(f"{kind}, 64 megapixels", question([url_of(photo(BIG, kind), kind)]))
-        for count in (1, flags.streams):
+        for count in flags.requests:
             play(f"{count} with {PER_REQUEST} photos", *map(many_photos, range(count)))
     return made
 
@@ -260,9 +261,10 @@ def main() -> None:
     parser.add_argument("--model", default="examples/shapes")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096, help="of the image")
+    parser.add_argument("--requests", type=int, nargs="*", default=(1, 3), help="memory: at a time")
     parser.add_argument("--stall-ms", type=float, default=300.0)
     parser.add_argument(
-        "--shape", choices=("tiny", "2b", "8b"), default="tiny", help="of the encoder"
+        "--shape", choices=("tiny", "wide", "2b", "8b"), default="tiny", help="of the encoder"
     )
     parser.add_argument("--text", help="stall: random weights of this shape of models.py")
     parser.add_argument("--dtype", default="float32")

@@ -225,10 +225,11 @@ VISION = {
 }
 TOWERS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 96, "depth": 4, "num_heads": 4, "intermediate_size": 192},
+    "wide": {"hidden_size": 1152, "depth": 4, "num_heads": 16, "intermediate_size": 4304},
     "2b": {"hidden_size": 1024, "depth": 24, "num_heads": 16, "intermediate_size": 4096},
     "8b": {"hidden_size": 1152, "depth": 27, "num_heads": 16, "intermediate_size": 4304},
 }
-"""Qwen3-VL's encoders, by the size of the text model."""
+"""Qwen3-VL's encoders, by the size of the text model; one of four layers as wide as the 8b's."""
 
 
 def vision_config(tower: str, text_dim: int, text_layers: int = 3) -> dict[str, Any]:
