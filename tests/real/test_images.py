@@ -19,6 +19,7 @@ import pytest
 import trio
 
 from tests.pictures import Picture, one
+from tests.sim.world import Eager
 from tests.vision_model.asking import (
     CHAT,
     MESSAGES,
@@ -42,6 +43,7 @@ from tests.vision_model.questions import (
 )
 from tests.web.serving import Served, ask, exchange, get, post
 from trouper import Runtime, ServerSettings, Settings, run_runtime
+from trouper.actors.scheduling import core
 from trouper.engine.host import MlxEngine
 from trouper.web.server import serve_http
 
@@ -204,6 +206,17 @@ async def test_no_image_is_seen_where_there_is_none() -> None:
         marker = "<|vision_start|><|image_pad|><|vision_end|>"
         answer = await answer_to(served, CHAT, [user(f"{marker}What color is the circle?")])
     assert answer.text not in {f"It is {color}." for color in ("red", "blue", "green")}
+
+
+async def test_a_draft_model_drafts_for_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is a model that sees: here the model itself, whose drafts are right."""
+    monkeypatch.setattr(core, "Speculation", Eager)
+    async with serving(draft_model=str(DIRECTORY), speculation="draft_model") as served:
+        assert (await answer_to(served, CHAT, TWO, RED, BLUE)).text == "It is blue."
+        assert not served.runtime.health().scheduler.speculation.by_proposer
+        assert (await answer_to(served, CHAT, [user("What color is the circle?")])).text == NO_IMAGE
+        drafts = served.runtime.health().scheduler.speculation.by_proposer["draft_model"]
+        assert drafts.accepted == drafts.drafted > 0
 
 
 async def test_rows_in_company_see_their_own_images() -> None:
