@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from tests.core.prefill_share import ONE_THREAD, CostedCore, Costs, share
-from trouper.actors.scheduling.prefill_budget import AIM, MOST_AIM
+from trouper.actors.scheduling.prefill_budget import AIM, MAX_AIM
 
 SLOW = Costs(0.2, token_s=0.002)
 """Decoding alone takes longer than the bound of 50 ms."""
@@ -17,7 +17,7 @@ def test_a_long_prompt_among_streams_gets_its_time_and_uses_the_bound(stall_ms: 
     one = share(ONE_THREAD, 15, 6000, stall_ms)
     assert one.first_token_s < 300
     bound = max(stall_ms / 1000, 2 * 0.22)
-    assert 0.95 * MOST_AIM * stall_ms / 1000 <= one.typical_gap_s
+    assert 0.95 * MAX_AIM * stall_ms / 1000 <= one.typical_gap_s
     assert one.longest_gap_s <= 1.5 * bound
     assert one.pace > 0.1
 

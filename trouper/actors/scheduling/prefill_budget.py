@@ -37,7 +37,7 @@ SURPRISING = 3.0
 """Factor over a similar step from which one measurement is ignored."""
 # Beside other programs' work the longest of some forty steps takes 1.4 times its target, on a quiet
 # machine 1.03 times.
-AIM, MOST_AIM = 0.75, 0.95
+AIM, MAX_AIM = 0.75, 0.95
 """Target of a step as a share of --decode-stall-ms: before EVEN_STEPS steps were measured, and
 most."""
 EVEN_STEPS = 40
@@ -249,7 +249,7 @@ class PrefillBudget:
         expected."""
         if len(self._overruns) < EVEN_STEPS:
             return AIM
-        return max(AIM, min(MOST_AIM, 1 / sorted(self._overruns)[-2]))
+        return max(AIM, min(MAX_AIM, 1 / sorted(self._overruns)[-2]))
 
     @property
     def target_s(self) -> float:
