@@ -82,7 +82,8 @@ def test_who_watches_sees_all_bytes_go_by(
     seen: list[Loading] = []
     load(Settings(model=str(llama)), lambda _: None, seen.append)
     stages = {one.stage: [each for each in seen if each.stage == one.stage] for one in seen}
-    weights, checks, digests = stages.values()
+    tokenizer, weights, checks, digests = stages.values()
+    assert [one.done_bytes for one in tokenizer] == [0, 1]
     assert len(weights) > 3
     assert [one.unit for one in (weights[0], checks[0], digests[0])] == ["bytes", "steps", "bytes"]
     for steps in (weights, checks, digests):

@@ -359,6 +359,9 @@ def _checked(
     for path in filter(None, (str(directory), *adapters)):
         if others_may_write(Path(path)):
             report(f"other users may change {path}, by its mode; chmod go-w closes it")
+    name = settings.model or bundled_model.NAME
+    progress = stage(watch, name, "reading the tokenizer", "steps")
+    progress(0, 1)
     hub_tokenizer = tokenizer.load(
         directory,
         found.config,
@@ -367,6 +370,7 @@ def _checked(
         reasoning_parser=settings.reasoning_parser,
         special_tokens_in_content=settings.special_tokens_in_content,
     )
+    progress(1, 1)
     lowers = read_sentence_files(directory).lower_case
     hub_tokenizer = attrs.evolve(hub_tokenizer, lowers=lowers)
     output_format = hub_tokenizer.output_format
