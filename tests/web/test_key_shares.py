@@ -19,7 +19,7 @@ from trouper import RequestFailed, Runtime, ServerSettings
 from trouper.protocol.api_keys import ApiKey, Keys
 from trouper.protocol.requests import Generate
 from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts, SlidingWindow
-from trouper.web.metrics.collector import key_metrics
+from trouper.web.metrics.collector import KEY_METRICS, Metrics
 
 LONG = "x" * 100
 TOO_MANY: dict[str, dict[str, Any]] = {
@@ -148,11 +148,12 @@ def test_keys_that_move_in_their_file_are_called_by_their_new_line(tmp_path: Pat
         ("sk-new", "line-1"),
         ("sk-a", "line-2"),
     ]
-    families = key_metrics(lambda: accounts.listed(keys))
+    metrics = Metrics(list)
+    metrics.accounts = lambda: accounts.listed(keys)
     samples = [
         (sample.name, *sorted(sample.labels.items()))
-        for family in families
-        for sample in family.samples
+        for one in KEY_METRICS
+        for sample in one.family(metrics).samples
     ]
     assert samples and len(samples) == len(set(samples))
 

@@ -28,7 +28,7 @@ from trouper.actors.runtime.served_models import OneModel
 from trouper.protocol.health import RanksStats, RankStats
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
-from trouper.web.metrics.collector import ALL, LOADED, Metrics
+from trouper.web.metrics.collector import ALL, Metrics
 from trouper.web.metrics.model_metrics import RANKS, ModelScrape
 from trouper.web.metrics.request_metrics import EXPECTED
 
@@ -321,7 +321,7 @@ def loaded(seen: Scraped) -> dict[str, float]:
     return {
         dict(labels)["model_name"]: value
         for (name, labels), value in seen.samples.items()
-        if name == LOADED.name
+        if name == "trouper_model_loaded"
     }
 
 
@@ -340,9 +340,7 @@ async def test_ranks_tell_who_takes_part_and_who_is_behind() -> None:
         health = attrs.evolve(served.runtime.health(), ranks=ranks)
         seen = ModelScrape(served.runtime, health, served.runtime.channels())
         told = {
-            one.name: [
-                value for _, value in one.values("fake", seen) if not isinstance(value, Histogram)
-            ]
+            one.name: [value for _, value in one.values(seen) if not isinstance(value, Histogram)]
             for one in RANKS
         }
         alone = (await scrape(served)).values("trouper_rank_ready")

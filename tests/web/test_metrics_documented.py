@@ -39,12 +39,12 @@ def full_name(family: str, kind: str) -> str:
 
 
 ROW = re.compile(r"^- `(\S+)` \((\w+)(; only)?;?(.*?)\): (.*)$", re.MULTILINE)
-PROCESS = [
+PROCESS: list[MetricFamily[None]] = [
     MetricFamily(
         "counter" if one.type == "counter" else "gauge",
         full_name(one.name, one.type),
         one.documentation,
-        (),
+        lambda _: (),
     )
     for one in ProcessCollector(registry=CollectorRegistry()).collect()
 ]

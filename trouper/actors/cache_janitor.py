@@ -32,7 +32,7 @@ FLOOR: Final = 1024
 # Growth alone counts: a Mac keeps memory in swap long after it was short.
 SWAP_GROWTH: Final = 0.005
 """Growth of swap between two looks that is a warning, as a share of the device's limit."""
-log = logging.getLogger("trouper.janitor")
+log = logging.getLogger("trouper.cache_janitor")
 # The TTL is counted in days, and orphaned temporary files are rare.
 SWEEP_EVERY_S = 600.0
 INSPECT_EVERY_S = 60.0

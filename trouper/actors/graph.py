@@ -176,7 +176,13 @@ class Graph:
                         helpers.start_soon(self._keep_writing, limit)
                         async with trio.open_nursery() as actors:
                             actors.start_soon(
-                                partial(supervise, self._intake, watches.intake, limit, needed=True)
+                                partial(
+                                    supervise,
+                                    self._intake,
+                                    watches.request_intake,
+                                    limit,
+                                    needed=True,
+                                )
                             )
                             actors.start_soon(
                                 partial(
@@ -223,14 +229,14 @@ class Graph:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_decoding, limit)
-            await supervise(janitor, watches.janitor, limit, needed=False)
+            await supervise(janitor, watches.cache_janitor, limit, needed=False)
 
     async def _keep_decoding(self, limit: RestartLimit) -> None:
         if self._images_in is None:
             return
         decoder = partial(decode_images, self._images_in, self._admitted)
-        await supervise(decoder, self._watches.decoder, limit, needed=False)
-        if self._watches.decoder.latest.state == "degraded":
+        await supervise(decoder, self._watches.image_decoder, limit, needed=False)
+        if self._watches.image_decoder.latest.state == "degraded":
             await refuse_images(self._images_in, self._admitted)
 
     async def _keep_writing(self, limit: RestartLimit) -> None:
@@ -238,7 +244,7 @@ class Graph:
         supervision = WriterSupervision(
             orders=self._orders_in,
             news=self._admitted,
-            stats=watches.writer,
+            stats=watches.ssd_writer,
             directory=watches.directory,
         )
         await supervision.supervise(self._writer(), limit)

@@ -40,7 +40,7 @@ from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, PairPr
 from trouper.protocol.settings import Settings
 from trouper.protocol.waits import WaitReason
 
-log = logging.getLogger("trouper.intake")
+log = logging.getLogger("trouper.request_intake")
 LONG_GRAMMAR = 8192
 Spread = Callable[[Grammar], Awaitable[None]]
 

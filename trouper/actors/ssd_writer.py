@@ -58,7 +58,7 @@ from trouper.storage.stored_blocks import (
 # is set aside; a faulty disk detaches the tier and is tried again at the next sweep or inspection.
 # Neither costs a token.
 
-log = logging.getLogger("trouper.writer")
+log = logging.getLogger("trouper.ssd_writer")
 T = TypeVar("T")
 # About 3 % of one core.
 # Rest between two writes while rows decode, as a multiple of the last write's duration.

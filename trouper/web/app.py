@@ -197,7 +197,7 @@ def create_app(
         None if settings.no_batches else Batching(service, app, settings.state_dir, database)
     )
     if app.batching is not None:
-        metrics.batches = app.batching.metrics
+        metrics.batches = app.batching.health
     responses = Responses(service, database)
     if background is not None:
         closes = (database.close, responses.store.close)

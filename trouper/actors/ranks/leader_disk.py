@@ -81,7 +81,7 @@ def nothing_read(ticket: int, *, must_settle: bool = False) -> Loaded:
 # A late rank is not asked for PAUSE_S, and the tier is detached: a slow disk may cost blocks, never
 # a request.
 
-log = logging.getLogger("trouper.writer")
+log = logging.getLogger("trouper.ssd_writer")
 ANSWER_S = 10.0
 """Time limit for a rank's answer, besides the transfer."""
 SLOWEST_BYTES_PER_S = 50e6  # Speed of the slowest disk that is worth a read.

@@ -129,13 +129,13 @@ class Watches:
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
     """Whether the graph was told to end, which is no fault. Published by the `Runtime`."""
-    intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
+    request_intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
     group: Watch[ActorStats] = attrs.field(
         factory=lambda: _actor("Scheduler+RankMirror+ModelStepper")
     )
-    janitor: Watch[ActorStats] = attrs.field(factory=lambda: _actor("CacheJanitor"))
-    writer: Watch[ActorStats] = attrs.field(factory=lambda: _actor("SSDWriter"))
-    decoder: Watch[ActorStats] = attrs.field(factory=lambda: _actor("ImageDecoder"))
+    cache_janitor: Watch[ActorStats] = attrs.field(factory=lambda: _actor("CacheJanitor"))
+    ssd_writer: Watch[ActorStats] = attrs.field(factory=lambda: _actor("SSDWriter"))
+    image_decoder: Watch[ActorStats] = attrs.field(factory=lambda: _actor("ImageDecoder"))
     """Not started if the model takes no images."""
 
     def health(self, *, draining: bool, leaving: Leaving = "") -> Health:
@@ -158,9 +158,9 @@ class Watches:
         )
 
     def _actors(self) -> tuple[ActorStats, ...]:
-        watches = [self.intake, self.group, self.janitor, self.writer]
-        if self.decoder.latest.state != "starting":
-            watches.append(self.decoder)
+        watches = [self.request_intake, self.group, self.cache_janitor, self.ssd_writer]
+        if self.image_decoder.latest.state != "starting":
+            watches.append(self.image_decoder)
         return tuple(watch.latest for watch in watches)
 
     def _status(self, *, draining: bool) -> tuple[Status, str]:
@@ -169,10 +169,10 @@ class Watches:
             return "lost", self.ranks.latest.lost
         if draining:
             return "draining", "the server is shutting down"
-        if "failed" in (group.state, self.intake.latest.state):
-            return "failed", group.last_error or self.intake.latest.last_error
-        if group.state != "running" or self.intake.latest.state != "running":
-            return "restarting", group.last_error or self.intake.latest.last_error
+        if "failed" in (group.state, self.request_intake.latest.state):
+            return "failed", group.last_error or self.request_intake.latest.last_error
+        if group.state != "running" or self.request_intake.latest.state != "running":
+            return "restarting", group.last_error or self.request_intake.latest.last_error
         if since is not None:
             waited = trio.current_time() - since
             stuck = waited > STUCK_FACTOR * self.settings.stall_timeout_s

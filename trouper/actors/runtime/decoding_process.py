@@ -27,7 +27,7 @@ from trouper.protocol.installing import command_for
 from trouper.protocol.media import DecodeImage, Pixels
 from trouper.protocol.problems import is_shortage
 
-log = logging.getLogger("trouper.images")
+log = logging.getLogger("trouper.image_decoder")
 SCRIPT = Path(__file__).with_name("decoding_script.py")
 START_S = 60.0
 WAIT_S = 30.0

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import trio
-from prometheus_client.core import Metric
 
 from trouper.actors.runtime.served_models import named
 from trouper.protocol.api_keys import ANYBODY
@@ -18,7 +16,6 @@ from trouper.web.batches.batch_table import STATUSES
 from trouper.web.batches.batch_worker import BatchWorker
 from trouper.web.batches.file_routes import Files
 from trouper.web.batches.line_runner import Asgi, LineRunner
-from trouper.web.metrics.collector import ANSWERED, BYTES, COUNT, RUNNING
 from trouper.web.serving.model_names import split_adapter
 from trouper.web.serving.service import Service
 from trouper.web.serving.state_database import StateDatabase
@@ -88,11 +85,3 @@ class Batching:
     def _statuses(self) -> dict[str, int]:
         found = Counter(batch.status for batch in self.storage.batches.values())
         return {status: found[status] for status in STATUSES}
-
-    def metrics(self) -> Iterator[Metric]:
-        yield COUNT.family(((status,), count) for status, count in self._statuses().items())
-        yield RUNNING.family([((), self.worker.counts.running)])
-        yield ANSWERED.family(
-            ((outcome,), count) for outcome, count in self.worker.counts.outcomes.items()
-        )
-        yield BYTES.family([((), self.storage.bytes)])

@@ -33,7 +33,7 @@ from trouper.web.http.image_source import (
     too_large,
 )
 
-log = logging.getLogger("trouper.images")
+log = logging.getLogger("trouper.web")
 FETCH_S = 10.0
 """For one image, with its redirects."""
 CONNECT_S = 3.0

@@ -52,38 +52,9 @@ class ModelScrape:
 # Where vLLM has a metric of the same meaning, name, labels and buckets are vLLM's, for dashboards
 # and routers.
 @attrs.frozen
-class MetricFamily:
-    """A metric's kind, name, help and labels. `name` as Prometheus shows it, with `_total`."""
-
-    kind: Kind
-    name: str
-    help: str
-    labels: tuple[str, ...]
-
-    def family(self, values: Iterable[Labelled]) -> Metric:
-        match self.kind:
-            case "gauge":
-                gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
-                for labels, value in values:
-                    gauge.add_metric(labels, _number(value))
-                return gauge
-            case "counter":
-                counter = CounterMetricFamily(self.name, self.help, labels=self.labels)
-                for labels, value in values:
-                    counter.add_metric(labels, _number(value))
-                return counter
-            case "histogram":
-                histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
-                for labels, value in values:
-                    assert isinstance(value, Histogram)
-                    buckets = [(_bound(bound), count) for bound, count in value.buckets]
-                    histogram.add_metric(labels, buckets, value.total)
-                return histogram
-
-
-@attrs.frozen
-class ModelMetric(Generic[Source]):
-    """A metric of each model with a `Source`. `labels`: those beside the model's."""
+class MetricFamily(Generic[Source]):
+    """A metric: kind, name, help, how it is read from a source, and its labels. `name` as
+    Prometheus shows it, with `_total`."""
 
     kind: Kind
     name: str
@@ -91,19 +62,46 @@ class ModelMetric(Generic[Source]):
     of: Callable[[Source], Value | Iterable[Labelled]]
     labels: tuple[str, ...] = ()
 
-    @property
-    def named(self) -> MetricFamily:
-        """The metric with the model's labels. vLLM numbers engines; a model has one here."""
-        model_labels = (
-            ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
-        )
-        return MetricFamily(self.kind, self.name, self.help, model_labels + self.labels)
+    def values(self, source: Source) -> Iterable[Labelled]:
+        read = self.of(source)
+        return [((), read)] if isinstance(read, int | float | Histogram) else read
 
-    def values(self, model: str, source: Source) -> Iterable[Labelled]:
-        found = self.of(source)
-        model_labels = (model, "0") if self.name.startswith("vllm:") else (model,)
-        for labels, value in [((), found)] if isinstance(found, int | float | Histogram) else found:
-            yield model_labels + labels, value
+    def family(self, source: Source) -> Metric:
+        match self.kind:
+            case "gauge":
+                gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in self.values(source):
+                    gauge.add_metric(labels, _number(value))
+                return gauge
+            case "counter":
+                counter = CounterMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in self.values(source):
+                    counter.add_metric(labels, _number(value))
+                return counter
+            case "histogram":
+                histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in self.values(source):
+                    assert isinstance(value, Histogram)
+                    buckets = [(_bound(bound), count) for bound, count in value.buckets]
+                    histogram.add_metric(labels, buckets, value.total)
+                return histogram
+
+
+def of_each_model(metric: MetricFamily[Source]) -> MetricFamily[Iterable[tuple[str, Source]]]:
+    """Return a model's metric as one of all models, with their labels. vLLM numbers engines; a
+    model has one here."""
+    names, engine = (
+        (("model_name", "engine"), ("0",))
+        if metric.name.startswith("vllm:")
+        else (("model_name",), ())
+    )
+
+    def values(sources: Iterable[tuple[str, Source]]) -> Iterable[Labelled]:
+        for model, source in sources:
+            for labels, value in metric.values(source):
+                yield (model, *engine, *labels), value
+
+    return MetricFamily(metric.kind, metric.name, metric.help, values, names + metric.labels)
 
 
 def _number(value: Value) -> float:
@@ -121,14 +119,14 @@ Statistics = Callable[[ModelScrape], Iterable[tuple[tuple[str, ...], Any]]]
 
 def declared(
     kind: type[attrs.AttrsInstance], of: Statistics, labels: tuple[str, ...] = ()
-) -> tuple[ModelMetric[ModelScrape], ...]:
+) -> tuple[MetricFamily[ModelScrape], ...]:
     """Return the metrics of the class's fields that are figures."""
 
     def values(field: str, seen: ModelScrape) -> Iterable[Labelled]:
         return [(own, getattr(statistics, field)) for own, statistics in of(seen)]
 
     return tuple(
-        ModelMetric(shape, name, description, partial(values, field.name), labels)
+        MetricFamily(shape, name, description, partial(values, field.name), labels)
         for field in attrs.fields(kind)
         if METRIC in field.metadata
         for shape, name, description in [field.metadata[METRIC]]
@@ -175,7 +173,7 @@ FIGURES = (
 # -- computed ------------------------------------------------------------------------------------
 
 
-def _rank(name: str, of: Callable[[RankStats, int], float], help: str) -> ModelMetric[ModelScrape]:
+def _rank(name: str, of: Callable[[RankStats, int], float], help: str) -> MetricFamily[ModelScrape]:
     """`of`: gets a rank and the newest step of any rank."""
 
     def values(seen: ModelScrape) -> Iterable[Labelled]:
@@ -183,7 +181,7 @@ def _rank(name: str, of: Callable[[RankStats, int], float], help: str) -> ModelM
         newest = max((rank.step for rank in ranks), default=-1)
         return [((str(rank.rank),), of(rank, newest)) for rank in ranks]
 
-    return ModelMetric("gauge", name, help, values, ("rank",))
+    return MetricFamily("gauge", name, help, values, ("rank",))
 
 
 def _silent_s(rank: RankStats, _: int) -> float:
@@ -259,54 +257,54 @@ RANKS = (
         "Steps that another rank has answered and it has not.",
     ),
 )
-MODEL_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
+MODEL_METRICS: tuple[MetricFamily[ModelScrape], ...] = (
     *FIGURES,
     *RANKS,
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "trouper_ready",
         "1 while the model makes progress.",
         lambda seen: int(seen.health.ready),
     ),
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "trouper_rows",
         "Rows that may decode together.",
         lambda seen: seen.runtime.settings.rows,
     ),
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "trouper_stalled_seconds",
         "How long the engine has not answered; 0 while it does.",
         _stalled_s,
     ),
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "trouper_feature_enabled",
         "1 if rows may do this; 0: the self-check has turned it off, for this reason.",
         _allowed,
         ("feature", "reason"),
     ),
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "trouper_self_check_seconds",
         "How long the self-check took when it last ran; 0: it never did.",
         lambda seen: seen.runtime.model.self_check.seconds,
     ),
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "trouper_actor_running",
         "1 while it runs; 0: restarting, degraded or stopped.",
         _running,
         ("actor",),
     ),
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "trouper_memory_system_pressure",
         "The system's memory pressure: 0 normal or unknown, 1 warning, 2 critical.",
         lambda seen: max(0, SEVERITY.index(seen.health.memory.pressure) - 1),
     ),
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "vllm:kv_cache_usage_perc",
         "KV of running requests, as a part of the KV memory (--kv-memory); of the rows, if no "
@@ -314,21 +312,21 @@ MODEL_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
         "preempted. What is only cached does not count.",
         _kv_used,
     ),
-    ModelMetric(
+    MetricFamily(
         "gauge",
         "vllm:cache_config_info",
         "How keys and values are cached.",
         _cache_config,
         ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks"),
     ),
-    ModelMetric(
+    MetricFamily(
         "counter",
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "The same by their place in the draft.",
         _accepted_at,
         ("position",),
     ),
-    ModelMetric(
+    MetricFamily(
         "counter",
         "vllm:prompt_tokens_by_source_total",
         "The same tokens: computed (local_compute), or from a cache in memory or on disk "
@@ -336,19 +334,19 @@ MODEL_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
         _sources,
         ("source",),
     ),
-    ModelMetric(
+    MetricFamily(
         "histogram",
         "vllm:inter_token_latency_seconds",
         "Between two tokens of a row.",
         lambda seen: seen.health.scheduler.inter_token_latency,
     ),
-    ModelMetric(
+    MetricFamily(
         "histogram",
         "vllm:time_per_output_token_seconds",
         "The same by its older name, which dashboards still ask for.",
         lambda seen: seen.health.scheduler.inter_token_latency,
     ),
-    ModelMetric(
+    MetricFamily(
         "histogram",
         "vllm:iteration_tokens_total",
         "Tokens that a step prefilled and decoded.",
@@ -360,15 +358,15 @@ MODEL_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
 # -- of requests that have ended -----------------------------------------------------------------
 
 
-def _histogram(measure: Measure) -> ModelMetric[ModelRequestCounts]:
-    return ModelMetric(
+def _histogram(measure: Measure) -> MetricFamily[ModelRequestCounts]:
+    return MetricFamily(
         "histogram", measure.name, measure.help, lambda counts: counts.histograms[measure.name]
     )
 
 
-REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
+REQUEST_METRICS: tuple[MetricFamily[ModelRequestCounts], ...] = (
     *map(_histogram, MEASURES),
-    ModelMetric(
+    MetricFamily(
         "counter",
         "vllm:request_success_total",
         "Requests that were accepted and have ended: stop, length, abort (the client left or "
@@ -376,7 +374,7 @@ REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
         lambda counts: [((reason,), count) for reason, count in counts.reasons.items()],
         ("finished_reason",),
     ),
-    ModelMetric(
+    MetricFamily(
         "counter",
         "trouper_request_problems_total",
         "Problems that ended requests: refused (before they were accepted), error, abort; by their "
@@ -384,14 +382,14 @@ REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
         lambda counts: counts.problems.items(),
         ("reason", "code"),
     ),
-    ModelMetric(
+    MetricFamily(
         "counter",
         "trouper_adapter_requests_total",
         "Requests that have ended, by the LoRA adapter that they named (--adapter).",
         lambda counts: [((adapter,), count) for adapter, count in counts.adapters.items()],
         ("adapter",),
     ),
-    ModelMetric(
+    MetricFamily(
         "counter",
         "trouper_disk_hit_tokens_total",
         "Tokens of prompts that were read from disk, of requests that have ended.",
