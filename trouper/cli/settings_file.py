@@ -130,7 +130,7 @@ def _apply(
 def _take(context: click.Context, file: SettingsText) -> None:
     """Raises `FileInvalid` and `SettingsInvalid`."""
     path, content = file.path, _parsed(file)
-    declared = {_key(option): option for option in _options_of_serve(context)}
+    declared = {option.opts[0].removeprefix("--"): option for option in _options_of_serve(context)}
     models = content.pop(KEY, {})
     values = _checked(path, content, declared, context)
     convert = partial(_setting_of, context=context)
@@ -163,10 +163,6 @@ def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.expose_value and parameter.envvar:
             yield parameter
-
-
-def _key(option: click.Option) -> str:
-    return option.opts[0].removeprefix("--")
 
 
 def _named(path: Path) -> SettingsText:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
-from trouper.web.keys.key_limits import KeyAccount, ModelUsage
+from trouper.web.keys.key_limits import KeyAccount
 from trouper.web.metrics.model_metrics import (
     MODEL_METRICS,
     REQUEST_METRICS,
@@ -48,17 +48,13 @@ def key_metrics(accounts: Callable[[], Sequence[KeyAccount]]) -> Iterator[Metric
         yield family.family(
             ((account.key.label, model), getattr(used, name))
             for account in accounts()
-            for model, used in _used(account)
+            for model, used in sorted(account.usage.items())
         )
     yield KEY_REFUSED.family(
         ((account.key.label, code), count)
         for account in accounts()
         for code, count in sorted(account.refused.items())
     )
-
-
-def _used(account: KeyAccount) -> list[tuple[str, ModelUsage]]:
-    return sorted(account.usage.items())
 
 
 COUNT = MetricFamily("gauge", "trouper_batches", "Batches, by their status.", ("status",))
