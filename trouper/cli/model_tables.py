@@ -95,7 +95,7 @@ class ModelTables:
             return make()
         except SettingsInvalid as invalid:
             if not (values := self.values(model)) or (
-                invalid.flag and _field(invalid.flag) not in values
+                invalid.flag and invalid.flag.removeprefix("--").replace("-", "_") not in values
             ):
                 raise
             raise SettingsInvalid(f"{_where(self.file, self.of(model))}: {invalid}", None) from None
@@ -232,7 +232,3 @@ def _require_unique(file: Path, tables: Sequence[ModelTable]) -> None:
 
 def _where(file: Path | None, table: ModelTable | None) -> str:
     return f'{file}: [models."{table.name if table else ""}"]'
-
-
-def _field(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")

@@ -62,6 +62,7 @@ def results_file() -> Path:
 def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str = "") -> str:
     """`digest`: of the checkpoint (`checkpoint.Checkpoint`). `architecture`: identity of code that
     is not mlx-lm's."""
+    split = "pipeline" if settings.pipeline else settings.tp_reduce_dtype
     return namespace(
         {
             "model": f"{digest:016x}",
@@ -72,15 +73,11 @@ def key_of(digest: int, settings: Settings, group: RankGroup, architecture: str 
             "device": f"{device.name()} {'CPU' if device.is_cpu() else 'GPU'}",
             "switches": ", ".join(os.environ.get(name, "") for name in SWITCHES),
             "kv": f"{settings.kv_bits} {settings.kv_group_size}",
-            "rank": f"{group.rank} of {group.size}, {_split(settings)}",
+            "rank": f"{group.rank} of {group.size}, {split}",
             "mode": settings.self_check,
             **({"architecture": architecture} if architecture else {}),
         }
     )
-
-
-def _split(settings: Settings) -> str:
-    return "pipeline" if settings.pipeline else settings.tp_reduce_dtype
 
 
 @cache

@@ -126,7 +126,8 @@ class QwenTower(LayeredTower):
         inputs = framed_patches_of(pixels, self._rules)
         hidden = self.patch_embed(inputs.astype(self.patch_embed.proj.bias.dtype))
         positions = self._positions(pixels).astype(hidden.dtype)
-        return hidden + positions, self._rotation(pixels)
+        angles = axial_angles(grid_of(pixels, self._rules), self._half_head)
+        return hidden + positions, rotation_of(angles)
 
     def deepstack_of(self, index: int, hidden: mx.array) -> mx.array | None:
         if index not in self._deepstack:
@@ -160,9 +161,6 @@ class QwenTower(LayeredTower):
             for row, column, share in corners
         ]
         return shares[0] + shares[1] + shares[2] + shares[3]
-
-    def _rotation(self, pixels: Pixels) -> Rotation:
-        return rotation_of(axial_angles(grid_of(pixels, self._rules), self._half_head))
 
 
 def _deepstack_layers(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -182,11 +182,9 @@ class Site:
     async def live(self) -> Response:
         Query(request.args, (), self._service.report)
         if "text/event-stream" in request.headers.get("Accept", ""):
-            return as_events(watched(self._feed, manages_models=self._manages_models()))
+            manages = self._service.models.control is not None and self._service.has_right("admin")
+            return as_events(watched(self._feed, manages_models=manages))
         return as_json(await self._feed.once())
-
-    def _manages_models(self) -> bool:
-        return self._service.models.control is not None and self._service.has_right("admin")
 
     @REPORT(
         path="/",
