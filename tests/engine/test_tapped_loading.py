@@ -144,7 +144,7 @@ def test_a_config_of_speculators(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "anchored"),
+    ("changes", "anchored"),
     [
         ({}, True),
         ({"dspark_bonus_anchor": True}, False),
@@ -153,9 +153,9 @@ def test_a_config_of_speculators(target: str, tmp_path: Path) -> None:
     ],
 )
 def test_where_a_block_of_dspark_begins(
-    said: Config, anchored: bool, target: str, tmp_path: Path
+    changes: Config, anchored: bool, target: str, tmp_path: Path
 ) -> None:
-    path = save_drafter(tmp_path / "it", DSPARK | said, weights_of("dspark", DSPARK))
+    path = save_drafter(tmp_path / "it", DSPARK | changes, weights_of("dspark", DSPARK))
     reader = loaded(target, path).drafters.reader
     assert isinstance(reader, DSpark) and reader.anchored == anchored
 

@@ -300,8 +300,8 @@ class DSpark(DFlash):
     def picked(self, states: mx.array, before: mx.array | None = None) -> mx.array:
         assert before is not None
         tokens, logits = [before], self.logits_of(states)
-        for place in range(logits.shape[1]):
-            tokens.append(self.best(logits[:, place] + self.markov_head(tokens[-1])))
+        for position in range(logits.shape[1]):
+            tokens.append(self.best(logits[:, position] + self.markov_head(tokens[-1])))
         return mx.stack(tokens[1:], axis=1)
 
 
