@@ -92,8 +92,8 @@ def test_of_a_question_in_messages(kind: str) -> None:
     assert names == [f"messages.content.{kind}"]
     call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "c", "content": [part]}
-    turns = [said("user", TEXT), said("assistant", call), said("user", result)]
-    generate, names = message({"messages": turns})
+    turns = [("user", TEXT), ("assistant", call), ("user", result)]
+    generate, names = message({"messages": [said(role, block) for role, block in turns]})
     assert contents(generate)[-1] == FILE
     assert names == [f"messages.content.content.{kind}"]
 
