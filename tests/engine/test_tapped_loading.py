@@ -38,7 +38,8 @@ def target(tmp_path: Path) -> str:
     return str(save("llama", tmp_path / "target"))
 
 
-EAGLE3, DFLASH, DSPARK = (config_of(kind, "llama") for kind in ("eagle3", "dflash", "dspark"))
+EAGLE3, DFLASH = config_of("eagle3", "llama"), config_of("dflash", "llama")
+DSPARK = config_of("dspark", "llama")
 
 
 def loaded(target: str, drafter: Path | None, **settings: Any) -> EvaluatedModel:
