@@ -29,7 +29,8 @@ from trouper.protocol.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
-EAGLE3, DFLASH, DSPARK = (config_of(kind, "llama") for kind in ("eagle3", "dflash", "dspark"))
+EAGLE3, DFLASH = config_of("eagle3", "llama"), config_of("dflash", "llama")
+DSPARK = config_of("dspark", "llama")
 
 
 def loaded(target: str, drafter: Path | None, **settings: Any) -> EvaluatedModel:
@@ -135,7 +136,7 @@ def test_a_config_of_speculators(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "anchored"),
+    ("changes", "anchored"),
     [
         ({}, True),
         ({"dspark_bonus_anchor": True}, False),
@@ -144,9 +145,9 @@ def test_a_config_of_speculators(target: str, tmp_path: Path) -> None:
     ],
 )
 def test_where_a_block_of_dspark_begins(
-    said: Config, anchored: bool, target: str, tmp_path: Path
+    changes: Config, anchored: bool, target: str, tmp_path: Path
 ) -> None:
-    path = save_drafter(tmp_path / "it", DSPARK | said, weights_of("dspark", DSPARK))
+    path = save_drafter(tmp_path / "it", DSPARK | changes, weights_of("dspark", DSPARK))
     reader = loaded(target, path).drafters.reader
     assert isinstance(reader, DSpark) and reader.anchored == anchored
 

@@ -86,14 +86,14 @@ def test_of_a_question_in_responses(part: Json, text: str, named: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["input_audio", "video_url", "document"])
 def test_of_a_question_in_messages(kind: str) -> None:
-    part = {"type": kind, kind: {}}
+    part: Json = {"type": kind, kind: {}}
     generate, names = message({"messages": [said("user", TEXT, part)]})
     assert contents(generate) == [f"a\n{FILE}"]
     assert names == [f"messages.content.{kind}"]
-    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "c", "content": [part]}
-    turns = [said("user", TEXT), said("assistant", call), said("user", result)]
-    generate, names = message({"messages": turns})
+    call: Json = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result: Json = {"type": "tool_result", "tool_use_id": "c", "content": [part]}
+    turns = [("user", TEXT), ("assistant", call), ("user", result)]
+    generate, names = message({"messages": [said(role, block) for role, block in turns]})
     assert contents(generate)[-1] == FILE
     assert names == [f"messages.content.content.{kind}"]
 
