@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--model", default="examples/shapes")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096, help="of the image")
-    parser.add_argument("--requests", type=int, nargs="*", default=(1, 3), help="memory: at a time")
+    parser.add_argument("--requests", type=int, nargs="*", default=(1,), help="memory: at a time")
     parser.add_argument("--stall-ms", type=float, default=300.0)
     parser.add_argument(
         "--shape", choices=("tiny", "wide", "2b", "8b"), default="tiny", help="of the encoder"
