@@ -5,7 +5,7 @@ stall: streams decode while an image of `--tokens` tokens is decoded, encoded an
 longest gaps in that time, and in as long a time without an image.
 encoder: seconds of one image in Qwen3-VL's encoder with random weights, whole and in slices of one
 layer, beside mlx-vlm's encoder on the same pixels; in turns.
-memory: resident memory of a server and of its decoder in MB at rest, the most while photos of 64
+memory: resident memory of a server and of its decoder in MB at rest, at its peak while photos of 64
 megapixels and `--requests` at a time with 64 photos of 12 megapixels are answered, and afterwards.
 Linux only.
 """
@@ -217,7 +217,7 @@ def processes(server: psutil.Process) -> dict[str, psutil.Process]:
 
 
 def resident_mb(process: psutil.Process, line: str) -> float:
-    """`line`: VmRSS, or VmHWM, the most since the last `forget_peak`."""
+    """`line`: VmRSS, or VmHWM, the peak since the last `forget_peak`."""
     status = Path(f"/proc/{process.pid}/status").read_text().split(f"{line}:")[1]
     return int(status.split()[0]) * 1024 / 1e6
 
@@ -241,7 +241,7 @@ def play_memory(flags: argparse.Namespace) -> list[dict[str, float]]:
                 forget_peak(process)
             with ThreadPoolExecutor(max(1, len(bodies))) as threads:
                 row["tokens"] = sum(threads.map(partial(ask, server.port), bodies))
-            row |= {f"{who}_most": resident_mb(each, "VmHWM") for who, each in watched.items()}
+            row |= {f"{who}_peak": resident_mb(each, "VmHWM") for who, each in watched.items()}
             time.sleep(SETTLE_S)
             row |= {f"{who}_after": resident_mb(each, "VmRSS") for who, each in watched.items()}
             made.append(row)
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--model", default="examples/shapes")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=4096, help="of the image")
-    parser.add_argument("--requests", type=int, nargs="*", default=(1, 3), help="memory: at a time")
+    parser.add_argument("--requests", type=int, nargs="*", default=(1,), help="memory: at a time")
     parser.add_argument("--stall-ms", type=float, default=300.0)
     parser.add_argument(
         "--shape", choices=("tiny", "wide", "2b", "8b"), default="tiny", help="of the encoder"

@@ -304,20 +304,20 @@ async def test_the_largest_image_fits_and_is_resized() -> None:
     assert (array_of(answer.pixels) == 0).all()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell the most memory")
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc has the peak")
 async def test_a_photo_is_decoded_without_a_copy() -> None:
     """Pillow takes 4 bytes for a pixel."""
     side = 4096
     async with decoding() as bench:
         await bench.pixels(encoded(picture(40, 30), "png"))
-        before = most_memory(bench.pid)
+        before = peak_bytes(bench.pid)
         pixels = await bench.pixels(encoded(Image.new("RGB", (side, side), "red"), "png"), 32, 32)
         assert (pixels == (255, 0, 0)).all()
-        assert most_memory(bench.pid) - before < 1.5 * 4 * side**2
+        assert peak_bytes(bench.pid) - before < 1.5 * 4 * side**2
 
 
-def most_memory(pid: int) -> int:
-    """Bytes that were resident at most."""
+def peak_bytes(pid: int) -> int:
+    """Of resident memory."""
     line = Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1]
     return int(line.split()[0]) * 1024
 
