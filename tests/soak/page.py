@@ -28,7 +28,7 @@ def page(report: Report, tally: Tally, facts: dict[str, str]) -> str:
             '<div class="wide"><table><tr><th>series<th>level<th>slope an '
             f"hour<th>low<th>high<th>verdict</tr>{_rows(report)}</table></div>"
         ),
-        f"<main>{_plots(report)}</main>",
+        f'<div class="plots">{_plots(report)}</div>',
     ]
     return html_page(f"Soak: {verdict}", "\n".join(parts))
 

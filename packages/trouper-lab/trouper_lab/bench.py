@@ -275,11 +275,12 @@ def as_html(report: Report) -> str:
     below = f"<p>{escape(prefix_line(report.prefix))}</p>" if report.prefix else ""
     figures = "\n".join(_figures(report))
     body = f"""<dl>{about}</dl>
-<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>
+<div class="wide" tabindex="0">
+<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>
 {below}
-<main>
+<div class="plots">
 {figures}
-</main>"""
+</div>"""
     return html_page("trouper bench", body)
 
 

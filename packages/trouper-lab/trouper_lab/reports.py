@@ -57,7 +57,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1rem; } dt {
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .7rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid var(--grid); }
-main { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr));
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr));
   gap: 1.5rem; }
 figure { margin: 0; } figcaption { font-weight: 600; }
 svg { width: 100%; height: auto; } svg text { fill: var(--faint); font-size: 12px; }
@@ -80,8 +80,10 @@ def html_page(title: str, body: str) -> str:
 {STYLE}</style>
 </head>
 <body>
+<main>
 <h1>{escape(title)}</h1>
 {body}
+</main>
 </body>
 </html>
 """

@@ -135,7 +135,7 @@ def as_html(certificate: Json) -> str:
 <dl>{about}</dl>
 {sections}
 <section><h2>Commands</h2>
-<pre>{commands}</pre></section>"""
+<pre tabindex="0">{commands}</pre></section>"""
     return html_page("trouper certify", body)
 
 
@@ -184,19 +184,18 @@ def _about(certificate: Json) -> Iterator[tuple[str, str]]:
 
 def _section(section: Json) -> str:
     promises = "".join(map(_promise, section["promises"]))
-    head = '<tr><th class="text">promise</th><th></th><th class="text">measured</th></tr>'
+    head = '<tr><th class="text">promise</th><th>held</th><th class="text">measured</th></tr>'
     parts = [
         f"<h2>{escape(section['title'])}</h2>",
         f'<p class="{section["status"].replace(" ", "-")}">{_status(section)}</p>',
     ]
     if promises:
-        parts.append(
-            f'<div class="wide"><table><thead>{head}</thead><tbody>{promises}</tbody></table></div>'
-        )
+        table = f"<table><thead>{head}</thead><tbody>{promises}</tbody></table>"
+        parts.append(f'<div class="wide" tabindex="0">{table}</div>')
     parts += [f"<p>{escape(note)}</p>" for note in section["notes"]]
     parts += map(_table, section["tables"])
     figures = "\n".join(map(_plot, section["plots"]))
-    parts += [f"<main>{figures}</main>"] if figures else []
+    parts += [f'<div class="plots">{figures}</div>'] if figures else []
     return f"<section>{''.join(parts)}</section>"
 
 
@@ -219,7 +218,7 @@ def _table(table: Json) -> str:
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table["rows"]
     )
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<div class="wide">{body}</div>'
+    return f'<div class="wide" tabindex="0">{body}</div>'
 
 
 def _plot(drawn: Json) -> str:
