@@ -191,25 +191,20 @@ class LastRequests:
     def tell(self) -> None:
         if self.began_at is None:  # It left before it served.
             return
-        seconds = trio.current_time() - self.began_at
-        finished, cut_off = self.ended["stop"] + self.ended["length"], self.ended["error"]
+        fields = {
+            "event": "left",
+            "seconds": trio.current_time() - self.began_at,
+            "finished": self.ended["stop"] + self.ended["length"],
+            "cut_off": self.ended["error"],
+            "drain_timeout_s": self.drain_timeout_s,
+            "exit_code": 0,
+        }
         logger.log(
-            logging.WARNING if cut_off else logging.INFO,
-            "left after %.1f s; requests finished: %d, cut off: %d (--drain-timeout-s %g); "
-            "exit code 0",
-            seconds,
-            finished,
-            cut_off,
-            self.drain_timeout_s,
-            extra={
-                FIELDS: {
-                    "event": "left",
-                    "seconds": seconds,
-                    "finished": finished,
-                    "cut_off": cut_off,
-                    "exit_code": 0,
-                }
-            },
+            logging.WARNING if self.ended["error"] else logging.INFO,
+            "left after %(seconds).1f s; requests finished: %(finished)d, cut off: %(cut_off)d "
+            "(--drain-timeout-s %(drain_timeout_s)g); exit code %(exit_code)d",
+            fields,
+            extra={FIELDS: fields},
         )
 
 
