@@ -340,7 +340,8 @@ async def test_the_first_signal_drains_then_ends_the_server(
     assert line.endswith(" (--drain-timeout-s 3); exit code 0")
     fields = getattr(last, FIELDS)
     assert fields.pop("seconds") >= 0
-    assert fields == {"event": "left", "finished": 2, "cut_off": 1, "exit_code": 0}
+    expected = {"event": "left", "finished": 2, "cut_off": 1, "drain_timeout_s": 3, "exit_code": 0}
+    assert fields == expected
     assert last.levelname == "WARNING"
 
 

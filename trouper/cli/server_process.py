@@ -194,21 +194,21 @@ class LastRequests:
     def tell(self) -> None:
         if self.began_at is None:  # It left before it served.
             return
-        seconds = trio.current_time() - self.began_at
-        finished, cut_off = self.ended["stop"] + self.ended["length"], self.ended["error"]
-        text = (
-            f"left after {seconds:.1f} s; requests finished: {finished}, cut off: {cut_off} "
-            f"(--drain-timeout-s {self.drain_timeout_s:g}); exit code 0"
-        )
         fields = {
             "event": "left",
-            "seconds": seconds,
-            "finished": finished,
-            "cut_off": cut_off,
+            "seconds": trio.current_time() - self.began_at,
+            "finished": self.ended["stop"] + self.ended["length"],
+            "cut_off": self.ended["error"],
+            "drain_timeout_s": self.drain_timeout_s,
             "exit_code": 0,
         }
-        level = logging.WARNING if cut_off else logging.INFO
-        logger.log(level, text, extra={FIELDS: fields})
+        logger.log(
+            logging.WARNING if self.ended["error"] else logging.INFO,
+            "left after %(seconds).1f s; requests finished: %(finished)d, cut off: %(cut_off)d "
+            "(--drain-timeout-s %(drain_timeout_s)g); exit code %(exit_code)d",
+            fields,
+            extra={FIELDS: fields},
+        )
 
 
 def _freeze_heap() -> None:

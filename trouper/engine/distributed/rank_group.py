@@ -82,10 +82,10 @@ OF_RANKS: dict[str, Any] = {"pipeline": False, "tp_reduce_dtype": "native"}
 
 def split_settings(settings: Settings, group: RankGroup) -> Settings:
     """Return the settings, without those of several ranks, which are named, if there is one."""
-    given = [name for name, usual in OF_RANKS.items() if getattr(settings, name) != usual]
-    if group.size > 1 or not given:
+    wished = [name for name, usual in OF_RANKS.items() if getattr(settings, name) != usual]
+    if group.size > 1 or not wished:
         return settings
-    flags = " and ".join("--" + name.replace("_", "-") for name in given)
+    flags = " and ".join("--" + name.replace("_", "-") for name in wished)
     log.warning("%s has no effect: there is one rank (`trouper launch` starts several)", flags)
     return attrs.evolve(settings, **OF_RANKS)
 
