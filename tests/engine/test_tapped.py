@@ -95,7 +95,7 @@ def said_alone(drafter: TappedDrafter, tokens: Sequence[int], size: int) -> tupl
         block = [tokens[-1], *[drafter.mask_token] * (BLOCK - 1)]
         first = 0 if drafter.anchored else 1
         out = drafter(mx.array([block]), None, caches)[:, first : first + size]
-        return np.array(drafter.picked(out, mx.array(tokens[-1:]))[0]).tolist(), gap_of(
+        return np.array(drafter.picked(out, mx.array([tokens[-1]]))[0]).tolist(), gap_of(
             drafter, out
         )
     following, gap, said, own = list(tokens[1:]), np.inf, list[int](), drafter.make_cache()
