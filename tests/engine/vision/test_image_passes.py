@@ -145,6 +145,6 @@ def test_slices_do_not_change_the_vectors(vision_model: Models, name: str, patch
     if patches:
         layers = encode(model.tower, pixels, piece_patches=0)
         for one, other in zip(at_once.arrays(), layers.arrays(), strict=True):
-            np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-5)
+            np.testing.assert_allclose(np.array(one), np.array(other), atol=CLOSE)
     for one, other in zip(at_once.arrays(), sliced.arrays(), strict=True):
         assert np.array_equal(np.array(one), np.array(other))
