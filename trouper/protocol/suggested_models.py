@@ -61,7 +61,7 @@ def that_fit(memory_bytes: float, *, float32: bool) -> tuple[SuggestedModel, ...
 
 MADE_FOR_MLX = "https://huggingface.co/mlx-community"
 FEW = 3
-FAMILY, SIZE = re.compile(r"([a-z]+)[\d.]*"), re.compile(r"(\d+(?:\.\d+)?)b\b")
+FAMILY, SIZE = re.compile(r"([a-z]+)[\d.]*"), re.compile(r"(\d{1,4}(?:\.\d{1,3})?)b\b")
 
 
 def alike(name: str) -> tuple[str, ...]:
