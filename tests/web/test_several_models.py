@@ -79,6 +79,7 @@ async def test_waiting_for_a_model_is_a_part_of_a_requests_time(log: Log) -> Non
         with trio.fail_after(60):
             while await waiting_for_middle(served) != 1:  # noqa: ASYNC110
                 await trio.sleep(LOADING_S)
+        await trio.sleep(LOADING_S)  # At least this is measured.
         world.may_load.set()
         await eventually(lambda: bool(log["request"]))
         seen = await scrape(served)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Mapping
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,8 +33,7 @@ def add_to_memo(path: Path, kind: type[T], new: Mapping[str, T], keep: int) -> N
     with suppress(OSError):
         make_private(path.parent)
         # Ranks of one machine end their self-checks at the same moment.
-        with path.with_name(f".{path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with _locked(path.parent):
             others = {key: one for key, one in read_memo(path, kind).items() if key not in new}
             values = dict([*others.items(), *new.items()][-keep:])
             temporary = write_temporary(path, msgspec.json.format(msgspec.json.encode(values)))
@@ -41,3 +41,14 @@ def add_to_memo(path: Path, kind: type[T], new: Mapping[str, T], keep: int) -> N
                 temporary.replace(path)
             except OSError:
                 temporary.unlink()
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # Of a file system without locks.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
