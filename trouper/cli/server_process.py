@@ -192,7 +192,7 @@ class LastRequests:
             self.ended[record.reason] += 1
 
     def tell(self) -> None:
-        if self.began_at is None:  # It left before it served.
+        if self.began_at is None:  # The process ends before it served.
             return
         fields = {
             "event": "left",

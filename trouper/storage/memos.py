@@ -47,7 +47,7 @@ def add_to_memo(path: Path, kind: type[T], new: Mapping[str, T], keep: int) -> N
 def _locked(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # Of a file system without locks.
+        with suppress(OSError):  # Some network file systems have no locks.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

@@ -59,7 +59,7 @@ class Deadline(NamedTuple):
             "request_timeout": f"the request took longer than {self.seconds:g} s",
         }[self.code]
         is_early = self.code in ("preparation_timeout", "queue_timeout")
-        # What was waited for in vain is tried again after as long.
+        # A client that waited too long should wait as long again before its next try.
         status, retry_s = (503, retry_after_s(self.seconds)) if is_early else (504, None)
         return Problem(
             status,

@@ -309,5 +309,6 @@ class PrefillBudget:
                 preparing=stepped.preparing,
                 end=planned.end,
             )
+        target_s = self.target_s
         for sizers in self._sizers.values():
-            sizers.busy.target_s = self.target_s
+            sizers.busy.target_s = target_s
