@@ -99,6 +99,7 @@ def replicas(
             process.kill()
 
 
+@needs_haproxy
 def test_flags_that_cannot_be_end_all_of_it() -> None:
     """Found by use: replicas with a wrong flag were started again every second, for ever."""
     [port] = free_ports(1)
