@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +14,7 @@ from tests.family_configs import VOCABULARY, Config
 from tests.heads import CONFIGS, size_of
 
 Kind = Literal["eagle3", "dflash", "dspark"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 16, 96
 DRAFTED = 200
 """Tokens of EAGLE-3's own vocabulary."""

@@ -23,6 +23,7 @@ import trio
 from tests.campaign import campaign
 from tests.drafts.mixes import Mix, Played, play
 from tests.drafts.models import DRAFTING, HYBRIDS
+from tests.tapped import KINDS
 
 ENOUGH = 100
 """Mixes that have everything at least once."""
@@ -44,7 +45,7 @@ EVERYTHING = (
     ),
     *("greedy", "seeded", "mixes of hybrids", "mixes with a wrong oracle", "mixes with 8-bit KV"),
     "mixes with a short draft model",
-    *(f"mixes with the draft model {kind}" for kind in ("eagle3", "dflash")),
+    *(f"mixes with the draft model {kind}" for kind in KINDS),
 )
 
 

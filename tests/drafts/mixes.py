@@ -32,7 +32,7 @@ from tests.real.test_preemption import fine_capacities
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from tests.sim.world import Eager
-from tests.tapped import saved_drafter
+from tests.tapped import KINDS, saved_drafter
 from trouper import Generate, Sampling, TokenPrompt, run_runtime
 from trouper.actors import request_intake
 from trouper.actors.scheduling import core
@@ -48,7 +48,7 @@ LONGEST = 140
 """Tokens of the longest prompt and its answer, nearly: memory that is short holds two such rows."""
 MARKER = (60, 47, 62)
 """Tokens that end thinking."""
-Draft = Literal["", "itself", "other", "short", "eagle3", "dflash"]
+Draft = Literal["", "itself", "other", "short", "eagle3", "dflash", "dspark"]
 """The draft model: none, the model itself, one that says something else, such a one with a shorter
 context and more logits, or a random drafter that reads taps."""
 Wrong = Literal["at times", "always", "never asked"]
@@ -90,7 +90,7 @@ class Mix:
         draft = random.Random(f"draft of {name} {seed}").choice(kinds)
         tapped = name in TAPPED and seed % 7 in (2, 4)
         if tapped:
-            draft = random.Random(f"taps of {name} {seed}").choice(("eagle3", "dflash"))
+            draft = random.Random(f"taps of {name} {seed}").choice(KINDS)
         heads: tuple[Kind | None, ...] = (None, "random", "random", "of embeddings", "of states")
         head = random.Random(f"head of {name} {seed}").choice(heads)
         if tapped or name not in HEADS:
@@ -116,7 +116,7 @@ class Mix:
 
     def drafted_by(self, path: str, directory: Path) -> None:
         """Set the draft model. `path`: the model of the mix."""
-        if self.draft in ("eagle3", "dflash"):
+        if self.draft in KINDS:
             config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
             drafter = saved_drafter(directory, self.draft, self.name, target=config)
             self.settings["draft_model"] = str(drafter)

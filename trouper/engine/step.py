@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan
+from struct import unpack_from
 from typing import cast
 
 import attrs
@@ -39,6 +41,9 @@ from trouper.protocol.logits_processor import Processors
 from trouper.protocol.plans import NOT_A_NUMBER, Admit, Plan, RowFault, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
 from trouper.system import heap
+
+Vectors = tuple[tuple[RowId, bytes], ...]
+"""Of prompts that ended: little-endian float32 (dim,) each."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -342,9 +347,7 @@ class StepEngine:
         tokens = tuple(cast(list[int], drawn.tolist()))
         logprobs = sampled.logprobs.read(kept) if sampled and sampled.logprobs else ()
         scores = tuple(score for pending in launched.prefilled.scores for score in pending.read())
-        embedded = tuple(
-            (row, np.array(vector, "<f4").tobytes()) for row, vector in launched.prefilled.embedded
-        )
+        embedded = _read_vectors(launched.prefilled.embedded)
         self._reading_s += (now := time.perf_counter()) - began
         seconds, self._last_read = (
             max(now - max(launched.at, self._last_read), launched.launch_s),
@@ -358,7 +361,7 @@ class StepEngine:
             seconds,
             persisted=tuple(payload.read() for payload in launched.persisted),
             failed=(sampled.failed if sampled else ())
-            + self._broken.found(launched, kept)
+            + self._broken.found(launched, embedded, kept)
             + self._follow(rows, tokens),
             matched=self.proposals.matched(launched.rows) if launched.plan.watch else (),
             prompt_logprobs=scores,
@@ -428,11 +431,11 @@ class BrokenRows:
         self._found: set[RowId] = set()
 
     def found(
-        self, launched: Launched, kept: KeptMask | None = None
+        self, launched: Launched, embedded: Vectors, kept: KeptMask | None = None
     ) -> tuple[tuple[RowId, RowFault], ...]:
         """Return rows with NaN logits or vectors, a failed logits processor, or no allowed token,
         for `Stepped.failed`. `kept`: counting positions of verified drafts."""
-        broken = {row for row, vector in launched.prefilled.embedded if mx.isnan(vector[0]).item()}
+        broken = {row for row, vector in embedded if isnan(unpack_from("<f", vector)[0])}
         faults: dict[int, RowFault] = {}
         if (sampled := launched.sampled) is not None:
             broken.update(
@@ -451,6 +454,14 @@ class BrokenRows:
         if not self._found <= self._states.keys():
             self._found.intersection_update(self._states)
             self._rows.clean()
+
+
+def _read_vectors(embedded: Sequence[tuple[RowId, mx.array]]) -> Vectors:
+    if not embedded:
+        return ()
+    # Each read of an array waits for the device.
+    vectors = np.array(mx.stack([vector for _, vector in embedded]), "<f4")
+    return tuple((row, each.tobytes()) for (row, _), each in zip(embedded, vectors, strict=True))
 
 
 def _row_at(launched: Launched, position: int) -> RowId:

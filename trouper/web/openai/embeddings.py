@@ -35,7 +35,7 @@ from trouper.web.openai.completions import Prompts, prompts_meta, prompts_of
 MAX_INPUTS = 2048
 """OpenAI's maximum."""
 AT_A_TIME = 16
-"""Inputs of one request in the shared queue."""
+"""Inputs of one request that are queued together, while as many others are computed."""
 LONG_VECTORS = 2**17
 """Beyond so many bytes a thread encodes: 32 inputs of 1,024 numbers take 4 ms."""
 NUMBER_BYTES = 48

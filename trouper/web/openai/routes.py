@@ -195,14 +195,17 @@ class OpenAi:
         )
         if card.embedding is not None:
             self._service.hold(len(generates) * card.embedding.dimensions * embeddings.NUMBER_BYTES)
-        answers: list[Answer] = []
-        for start in range(0, len(generates), embeddings.AT_A_TIME):
+        answers, at_a_time = list[Answer](), embeddings.AT_A_TIME
+        for start in range(0, len(generates), at_a_time):
             with called({"prompt": "input"}):
-                few = generates[start : start + embeddings.AT_A_TIME]
+                few = generates[start : start + at_a_time]
                 batch = await self._service.submit(served, few, parsed.priority)
-            for answer in batch:
+            # The engine computes these while the next ones are tokenized and queued.
+            for answer in answers[-at_a_time:]:
                 await answer.next()
             answers += batch
+        for answer in answers[-at_a_time:]:
+            await answer.next()
         prompt_tokens = sum(len(answer.accepted.prompt_tokens) for answer in answers)
         vectors = [answer.embedding for answer in answers]
         body = partial(embeddings.embeddings_body, parsed, served.name, vectors, prompt_tokens)
