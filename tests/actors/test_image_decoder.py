@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import trio
 from PIL import Image, ImageOps
+from trio.testing import wait_all_tasks_blocked
 
 from tests.image_files import FORMATS, bomb, encoded, mutated, picture, png_chunk, turned
 from tests.long_tests import PLAYED
@@ -394,14 +395,28 @@ async def test_the_system_ends_an_endless_decode(tmp_path: Path) -> None:
 
 async def test_a_process_ended_from_outside_is_no_fault_of_the_image() -> None:
     good = encoded(picture(40, 30), "png")
+    async with decoding() as bench, trio.open_nursery() as nursery:
+        await bench.pixels(good)
+        os.kill(bench.pid, signal.SIGSTOP)
+
+        async def ask() -> None:
+            answer = await bench.tell(order(good))
+            assert answer.code == "image_decoder_unavailable"
+            assert "ended from outside; send it again" in answer.fault
+            assert (await bench.pixels(good)).shape == (30, 40, 3)
+
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        os.kill(bench.pid, signal.SIGKILL)
+
+
+async def test_a_process_ended_between_two_images_costs_no_request() -> None:
+    """Found by chaos (seed 19)."""
+    good = encoded(picture(40, 30), "png")
     async with decoding() as bench:
         await bench.pixels(good)
         os.kill(bench.pid, signal.SIGKILL)
-        assert bench.process._process is not None
-        await bench.process._process.wait()
-        answer = await bench.tell(order(good))
-        assert answer.code == "image_decoder_unavailable"
-        assert "ended from outside; send it again" in answer.fault
+        os.waitid(os.P_PID, bench.pid, os.WEXITED | os.WNOWAIT)
         assert (await bench.pixels(good)).shape == (30, 40, 3)
 
 
