@@ -310,10 +310,6 @@ def conversation(
     return messages, scenes
 
 
-MISTAKES = frozenset({107})
-"""Seeds below 201 of fresh questions that the model itself answers wrongly, without a server."""
-
-
 def fresh(seed: int, images: int) -> tuple[list[Message], list[Scene], str]:
     """Messages up to a random one of the answers, their scenes, and the answer. The tests take the
     seeds below `SEEDS_OF_TESTS`, and nothing is trained or chosen by these."""
