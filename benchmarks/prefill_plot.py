@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 COLUMNS = (
     ("first_token_s", "first token, s"),
     ("longest_gap_s", "longest gap, s"),
-    ("pace", "pace of the streams (1: without the prompt)"),
+    ("pace", "pace of the streams, of 1 alone"),
 )
 LEFT, COLUMN, BAR, LINE, HEAD = 100, 220, 130, 22, 56
 HEADER = (
