@@ -1,8 +1,9 @@
 """Greedy tokens of every family at one, two and three ranks, with drafts, with 8-bit KV, and as a
-pipeline: `just ranks-parity 512`."""
+pipeline: `just ranks-parity 512`; some of it: `just ranks-parity 512 llama --ranks 3`."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -23,18 +24,23 @@ STAGES = ", a pipeline"
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 512
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tokens", type=int, nargs="?", default=512)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", default=[*CONFIGS])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
+    options = parser.parse_args()
     differ = 0
     with tempfile.TemporaryDirectory() as directory:
         plain = saved(
-            Path(directory), {name: {"greedy": count, "drafts": True} for name in CONFIGS}
+            Path(directory),
+            {name: {"greedy": options.tokens, "drafts": True} for name in options.families},
         )
         spec = plain | {
             name + EIGHT_BITS: {**one, "settings": KEPT_IN_BYTES} for name, one in plain.items()
         }
         alone = play_all(spec, ALONE)
         sure = {name: sure_tokens(one, alone[name]["greedy"]) for name, one in spec.items()}
-        for size in (2, 3):
+        for size in options.ranks:
             stages = {
                 name + STAGES: {**plain[name], "settings": PIPELINE}
                 for name in sorted(FAMILIES & plain.keys())
