@@ -21,12 +21,19 @@ from tests.pictures import Picture, encoded, one, png
 QUESTION = "What shape is it?"
 PICTURES = (("circle", "red"), ("square", "blue"), ("cross", "green"), ("triangle", "yellow"))
 SIDE = 128
+INSTRUCTIONS = "instructions.md"
 SHORT: Mapping[str, Sequence[str]] = {
     "claude": (
         *("-p", "--bare", "--system-prompt", "Look."),
         *("--input-format", "stream-json", "--output-format", "stream-json", "--verbose"),
     ),
-    "codex": (*AGENTS["codex"].with_picture, "-c", "include_environment_context=false"),
+    "codex": (
+        *AGENTS["codex"].with_picture,
+        *("-c", f"model_instructions_file={INSTRUCTIONS}"),
+        *("-c", "include_environment_context=false"),
+        *("-c", "include_permissions_instructions=false"),
+        *("-c", "include_collaboration_mode_instructions=false"),
+    ),
 }
 """Claude Code reads the picture from stdin so, and adds no message about how it was read."""
 
@@ -56,6 +63,7 @@ def _answer(agent: str, url: str, picture: Picture) -> str:
     line = [part.replace(TASK, QUESTION) for part in arguments]
     with new_home() as home:
         (home / "work" / NAME).write_bytes(png(picture))
+        (home / "work" / INSTRUCTIONS).write_text("Look.")
         stdin = _as_stream(picture) if "stream-json" in line else ""
         return play(agent, line, url, home, stdin)[1]
 
