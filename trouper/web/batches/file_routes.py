@@ -80,7 +80,7 @@ class Files:
                     file = await self._storage.files.keep(upload, form.filename, now(), purpose)
         finally:
             if form.upload is not None:
-                self._storage.files.end(form.upload)
+                await self._storage.files.end(form.upload)
         return as_json(file.body())
 
     def _checked(self, form: UploadForm) -> tuple[Upload, Purpose]:
@@ -112,7 +112,8 @@ class Files:
         await self._storage.open(create=False)
         file = self._storage.files.get(file_id, self._service.key_identities, path)
         self._service.hold(file.bytes)
-        return await self._storage.files.read_image(file, path)
+        with self._storage.read_for_client(path):
+            return await self._storage.files.read_image(file, path)
 
     @ENDPOINT(
         method="GET",
@@ -169,7 +170,8 @@ class Files:
     async def content(self, file_id: str) -> Response:
         file = await self._file(file_id)
         path = self._storage.files.path(file.id)
-        opened = await on_disk(partial(FileIO, path))
+        with self._storage.read_for_client():
+            opened = await on_disk(partial(FileIO, path))
         self._service.at_end(opened.close)
         response = Response(_chunks(opened), content_type="application/octet-stream")
         response.headers["Content-Length"] = str(file.bytes)
