@@ -67,10 +67,8 @@ class Files:
         self._service.hold(UPLOAD_BYTES)
         await self._storage.open(create=True)
         settings, owner = self._service.settings, self._service.key_identity
-        begin, require_room = (
-            partial(self._storage.begin_file, owner, self._service.new_id(FILE_PREFIX)),
-            partial(self._storage.require_room, owner),
-        )
+        begin = partial(self._storage.begin_file, owner, self._service.new_id(FILE_PREFIX))
+        require_room = partial(self._storage.require_room, owner)
         form = UploadForm(boundary, begin, require_room, settings.max_file_bytes)
         try:
             with self._storage.written_for_client():
@@ -235,11 +233,9 @@ class UploadForm:
     ) -> None:
         """`begin` begins the file. `require_room(bytes)` raises `RequestFailed` (413)."""
         self._decoder = MultipartDecoder(boundary.encode(), MAX_HEAD, max_parts=MAX_PARTS)
-        self._begin_upload, self._require_room, self._max_file_bytes = (
-            begin,
-            require_room,
-            max_file_bytes,
-        )
+        self._begin_upload = begin
+        self._require_room = require_room
+        self._max_file_bytes = max_file_bytes
         self._field: str | None = None
         self.fields: dict[str, bytes] = {}
         self.filename = ""
