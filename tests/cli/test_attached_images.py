@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import trio
 from click.testing import CliRunner
@@ -18,6 +19,7 @@ from trouper.cli.attached_images import parted, read_picture, unattached
 from trouper.cli.client import Where
 from trouper.cli.commands import chat
 from trouper.cli.conversation import CommandRefused, Conversation, follow
+from trouper.cli.server_checks import ServerChecks
 
 
 @pytest.fixture
@@ -55,6 +57,37 @@ def test_what_is_no_picture_is_refused(folder: Path) -> None:
     (folder / "no.png").write_bytes(b"text")
     with pytest.raises(CommandRefused, match=r"no\.png: "):
         read_picture(folder / "no.png")
+
+
+def test_of_pictures_of_which_one_is_refused_none_is_attached(folder: Path) -> None:
+    """Else the line, typed again without a mistake, would attach the others once more."""
+    (folder / "no.png").write_bytes(b"text")
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        is_count = request.url.path == "/tokenize"
+        return httpx2.Response(200, json={"count": 9} if is_count else {})
+
+    conversation, said = Conversation(model="a-model"), list[str]()
+    with httpx2.Client(transport=httpx2.MockTransport(answer), base_url="http://x") as client:
+        with pytest.raises(CommandRefused, match=r"no\.png: "):
+            chat.with_pictures(client, conversation, "a.png no.png what?", said.append)
+        assert not conversation.attached
+        chat.with_pictures(client, conversation, "a.png what?", said.append)
+    assert len(conversation.attached) == 1
+
+
+def test_ctrl_c_stops_a_command_and_not_the_conversation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The server may be loading the model of which it is asked."""
+
+    def interrupt(_: httpx2.Request) -> httpx2.Response:
+        raise KeyboardInterrupt
+
+    with httpx2.Client(transport=httpx2.MockTransport(interrupt), base_url="http://x") as client:
+        conversation = Conversation(checks=ServerChecks(client))
+        assert chat._handled(client, conversation, "/model another")
+    assert (conversation.model, capsys.readouterr().out.strip()) == (None, "stopped")
 
 
 def says(text: str) -> SeeingEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -290,6 +291,23 @@ async def test_run_starts_the_client_with_what_it_needs(
     assert not any(KEY in argument for argument in client["arguments"]), "other users can read them"
     own = {name for name in files if not name.startswith(".cache/trouper/agents/")}
     assert own == CHANGED_BY_RUN.get(agent, set())
+
+
+async def test_a_client_that_cannot_be_started_is_named(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shells run a script without a first line that says by what; the system does not."""
+
+    def refuse(path: str, *_: object) -> None:
+        raise OSError(errno.ENOEXEC, os.strerror(errno.ENOEXEC), path)
+
+    monkeypatch.setattr(os, "execve", refuse)
+    install(tmp_path / "bin", "claude")
+    async with serving(LongEngine()) as served:
+        line = refusal(
+            await connect("claude", "--run", url=served.base_url, PATH=str(tmp_path / "bin"))
+        )
+    assert line == f"{tmp_path}/bin/claude cannot be started: Exec format error"
 
 
 @pytest.mark.parametrize("context", [PI_COMPACTS_FROM - 8, PI_COMPACTS_FROM])

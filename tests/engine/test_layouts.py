@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.engine.vision_models import CONFIGS, PREPROCESSORS
 from tests.engine.vision_models import TOKEN_IDS as FAMILY_TOKEN_IDS
 from tests.long_tests import PLAYED
+from trouper.engine.loading.image_loading import mrope_sections
 from trouper.engine.vision.gemma_layouts import SOFT_TOKENS
 from trouper.engine.vision.layouts import (
     FAMILIES,
@@ -492,3 +493,27 @@ def test_every_layout_is_one_of_the_protocol() -> None:
     for layout in layouts:
         as_protocol: ImageLayout = layout
         assert as_protocol.marker
+
+
+@pytest.mark.parametrize(
+    ("family", "vision", "processor"),
+    [
+        ("llama4", {"pixel_shuffle_ratio": 0}, {}),
+        ("llama4", {"pixel_shuffle_ratio": None}, {}),
+        ("kimi_vl", {"merge_kernel_size": [[2], [2]]}, {}),
+        ("lfm2_vl", {}, {"max_pixels_tolerance": []}),
+    ],
+)
+def test_a_malformed_config_is_a_reason_and_no_crash(
+    family: str, vision: dict[str, Any], processor: dict[str, Any]
+) -> None:
+    """The model then serves text."""
+    config = CONFIGS[family] | {"vision_config": CONFIGS[family]["vision_config"] | vision}
+    with pytest.raises(ValueError, match=r"malformed"):
+        layout_of(config, PREPROCESSORS[family] | processor, FAMILY_TOKEN_IDS[family])
+
+
+@pytest.mark.parametrize("sections", [5, "4, 2, 2", [4, None, 2]])
+def test_malformed_sections_of_mrope_are_a_reason(sections: object) -> None:
+    with pytest.raises(ValueError, match=r"mrope_section"):
+        mrope_sections({"rope_scaling": {"mrope_section": sections}})

@@ -125,6 +125,28 @@ async def test_a_full_disk_is_named_to_who_would_write_on_it(
         await using(served, use)
 
 
+async def test_an_upload_is_dropped_on_a_thread_and_its_error_is_that_of_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system whose disk fails becomes read-only: it takes neither bytes nor removals."""
+    threads = set[int]()
+
+    def read_only(*_: object, **__: object) -> None:
+        threads.add(threading.get_ident())
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    async with serving(batch_dir=tmp_path) as served:
+        monkeypatch.setattr(stored_files, "write_all", read_only)
+        monkeypatch.setattr(Path, "unlink", read_only)
+        body = UPLOAD + b"x\r\n" + END
+        status, _, answer = await exchange(served, post("/v1/files", body, FORM))
+        monkeypatch.undo()
+    error = json.loads(answer)["error"]
+    assert (status, error["code"]) == (503, "batches_unavailable")
+    assert "cannot be written: Read-only file system" in error["message"]
+    assert threads and threading.get_ident() not in threads
+
+
 async def problem(served: Served, *, waits: bool) -> str:
     """Look until there is a problem, or none."""
     with trio.fail_after(PATIENCE_S):

@@ -196,7 +196,7 @@ async def test_the_bytes_of_all_files_are_known_without_a_look_at_each(tmp_path:
         upload = await store.begin(owner, f"file-{owner}-{len(content)}")
         upload.content.write(content)
         await store.keep(upload, "name", 1)
-        store.end(upload)
+        await store.end(upload)
         seen.append((store.total_bytes, store.bytes_of(owner)))
     again = FileStore(tmp_path / "files", database)
     await again.load()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import trio
 
 from tests.fake_images import SeeingEngine, png_file, shown
 from tests.fakes import ints
-from tests.web.batching import ended, output, request, started
+from tests.web.batching import ended, output, request, started, strict
 from tests.web.serving import Served, ask, exchange, get, pace, post, serving
 from tests.web.test_batches import using
 from trouper.web.http.image_source import MAX_IMAGES
@@ -372,6 +373,34 @@ async def test_a_batch_with_images(tmp_path: Path) -> None:
     async with serving(seeing(), batch_dir=tmp_path) as served:
         await using(served, use)
         assert prompts(served) == [tokens("<user>", IN_SMALL)]
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("endpoint", ["content", "image"])
+async def test_content_that_cannot_be_read_is_named(
+    tmp_path: Path, endpoint: str, is_there: bool
+) -> None:
+    """Of a file that is gone at once: lines of a batch try a 503 again until the batch expires."""
+    async with serving(seeing(), batch_dir=tmp_path) as served:
+        with strict(served.base_url) as client:
+            upload = partial(client.files.create, file=("a.png", SMALL), purpose="vision")
+            file = await trio.to_thread.run_sync(upload)
+        path = tmp_path / "files" / file.id
+        path.unlink()
+        if is_there:
+            path.symlink_to(path)
+        if endpoint == "content":
+            status, _, answer = await exchange(served, get(f"/v1/files/{file.id}/content"))
+            error = json.loads(answer)["error"]
+        else:
+            body = {"messages": [{"role": "user", "content": [part_of(CHAT, file_id=file.id)]}]}
+            status, answer = await ask(served, body, CHAT)
+            error = answer["error"]
+    if is_there:
+        assert (status, error["code"]) == (503, "batches_unavailable")
+        assert "cannot be read: Too many levels of symbolic links" in error["message"]
+    else:
+        assert (status, error["code"]) == (404, "file_not_found")
 
 
 async def test_without_files_an_upload_is_refused() -> None:

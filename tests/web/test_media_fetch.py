@@ -232,6 +232,8 @@ async def test_a_name_is_lookups_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "data:image/png;base64,AAAA",
         f"http://{SECRET}:b@images.test:{{port}}/",
         "\\\\other.test\\",
+        "http://[",
+        "//images.test]/",
     ],
 )
 async def test_redirects_are_checked(monkeypatch: pytest.MonkeyPatch, location: str) -> None:

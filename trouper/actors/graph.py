@@ -294,10 +294,8 @@ class Graph:
         results, results_in = self._channels.open("results")
         answers, mirror, crashed = results, None, None
         if self._ranks is not None:
-            plans_in, (mirrored, stepper_in) = (
-                stepper_in,
-                plan_channel(*self._channels.open("mirrored")),
-            )
+            plans_in = stepper_in
+            mirrored, stepper_in = plan_channel(*self._channels.open("mirrored"))
             answers, answers_in = self._channels.open("answers")
             mirror = partial(
                 lead_ranks, MirrorEdges(plans_in, mirrored, answers_in, results), self._ranks

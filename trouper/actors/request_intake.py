@@ -71,12 +71,10 @@ class Intake:
         settings: Settings,
         spread: Spread | None = None,
     ) -> None:
-        self._admitted, self._model, self._settings, self._spread = (
-            admitted,
-            model,
-            settings,
-            spread,
-        )
+        self._admitted = admitted
+        self._model = model
+        self._settings = settings
+        self._spread = spread
         self._lanes = Lanes(settings.max_queue_size)
 
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:

@@ -90,13 +90,10 @@ def count(chunk: Any, counts: UsageCounts) -> None:
     if "error" in chunk:
         raise AnswerFailed(line_shown(str(chunk["error"]["message"])))
     if usage := chunk.get("usage"):
-        counts.tokens, counts.prompt_tokens = (
-            int(usage["completion_tokens"]),
-            int(usage["prompt_tokens"]),
-        )
-        counts.cached_tokens = int(
-            (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-        )
+        counts.tokens = int(usage["completion_tokens"])
+        counts.prompt_tokens = int(usage["prompt_tokens"])
+        details = usage.get("prompt_tokens_details") or {}
+        counts.cached_tokens = int(details.get("cached_tokens", 0))
 
 
 def _taken(chunk: Any, answer: StreamedAnswer) -> Iterator[StreamedText]:

@@ -113,25 +113,21 @@ class StepEngine:
         self._blocks = BlockStore(self._rows.copies) if isinstance(self._rows, SlotRows) else None
         self._row_images = self._rows.images if isinstance(self._rows, SlotRows) else None
         self._encoder = None if tower is None else _encoder_of(tower, model, group)
-        self._vocabulary, self._grammars, self._adapters, self._modules = (
-            vocabulary,
-            grammars,
-            adapters,
-            modules,
-        )
+        self._vocabulary = vocabulary
+        self._grammars = grammars
+        self._adapters = adapters
+        self._modules = modules
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._broken = BrokenRows(self._rows, self._state)
         self._constraints: dict[RowId, RowConstraint] = {}
         self.proposals = DraftProposals.of(drafting, self._rows, group.agree, draft_limits)
-        self._last_read, self._reading_s, self._digests = (
-            0.0,
-            0.0,
-            Digests(
-                self._rows,
-                self._blocks,
-                frozenset() if self._encoder is None else self._encoder.members,
-            ),
+        self._last_read = 0.0
+        self._reading_s = 0.0
+        self._digests = Digests(
+            self._rows,
+            self._blocks,
+            frozenset() if self._encoder is None else self._encoder.members,
         )
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of rows before the first decode."""
@@ -349,10 +345,8 @@ class StepEngine:
         scores = tuple(score for pending in launched.prefilled.scores for score in pending.read())
         embedded = _read_vectors(launched.prefilled.embedded)
         self._reading_s += (now := time.perf_counter()) - began
-        seconds, self._last_read = (
-            max(now - max(launched.at, self._last_read), launched.launch_s),
-            now,
-        )
+        seconds = max(now - max(launched.at, self._last_read), launched.launch_s)
+        self._last_read = now
         stepped = Stepped(
             launched.plan.step,
             rows,

@@ -117,10 +117,8 @@ def code(sgemm: int, sgemv: int) -> bytes:
 def _mapped(instructions: bytes) -> int:
     """Map code, never writable and executable at once. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype, libc.mmap.argtypes = (
-        POINTER,
-        [POINTER, ctypes.c_size_t, *[INT] * 3, ctypes.c_long],
-    )
+    libc.mmap.restype = POINTER
+    libc.mmap.argtypes = [POINTER, ctypes.c_size_t, *[INT] * 3, ctypes.c_long]
     descriptor = os.memfd_create("vector_products")
     try:
         os.write(descriptor, instructions)

@@ -93,11 +93,9 @@ class ExpectedState:
 
     def _drop(self, rows: tuple[RowId, ...]) -> None:
         dropped = [self._indices[row] for row in rows]
-        self._ids, self._lengths, self._decoding = (
-            np.delete(self._ids, dropped),
-            np.delete(self._lengths, dropped),
-            np.delete(self._decoding, dropped),
-        )
+        self._ids = np.delete(self._ids, dropped)
+        self._lengths = np.delete(self._lengths, dropped)
+        self._decoding = np.delete(self._decoding, dropped)
         for row in rows:
             self._unscheduled.pop(row, None)
             self._embedded.discard(row)

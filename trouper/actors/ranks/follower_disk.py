@@ -63,12 +63,10 @@ class FollowerDisk:
         self.directory = Relayed(DirectoryStats(), directory_changed)
         self.ended = trio.Event()
         self._disk_writer = disk_writer
-        self._card, self._settings, self._read_memory, self._report = (
-            card,
-            settings,
-            read_memory,
-            report,
-        )
+        self._card = card
+        self._settings = settings
+        self._read_memory = read_memory
+        self._report = report
         self._orders, self._orders_in = trio.open_memory_channel[DiskOrder](ORDERS)
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
         self._scheduler = Watch(SchedulerStats())

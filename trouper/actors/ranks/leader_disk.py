@@ -132,10 +132,8 @@ class LeaderDisk:
                     stats=self._writer_stats,
                     scheduler=self._edges.scheduler,
                 )
-                path, namespace = (
-                    directory_for(self._card, self._settings),
-                    cache_namespace(self._card, self._settings),
-                )
+                path = directory_for(self._card, self._settings)
+                namespace = cache_namespace(self._card, self._settings)
                 with writer_news:
                     await self._disk_writer(edges, path, namespace, self._settings)
             reads.cancel_scope.cancel(reason="nobody waits for a read any more")

@@ -142,10 +142,8 @@ class Watches:
         status, detail = self._status(draining=draining)
         if leaving and status in ("draining", "ok"):
             doing = "put to sleep" if leaving == "asleep" else "unloaded"
-            status, detail = (
-                "unloading",
-                f"the model is being {doing}; a request for it waits, and loads it again",
-            )
+            status = "unloading"
+            detail = f"the model is being {doing}; a request for it waits, and loads it again"
         return Health(
             status=status,
             detail=detail,

@@ -60,10 +60,8 @@ def continued(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     tokens = tokenizer.encode(text, special=False)
     if b"".join(map(tokenizer.token_bytes, tokens)) != b" " + text.encode():
         return tokens
-    anchor, anchored = (
-        tokenizer.encode("\n", special=False),
-        tokenizer.encode("\n" + text, special=False),
-    )
+    anchor = tokenizer.encode("\n", special=False)
+    anchored = tokenizer.encode("\n" + text, special=False)
     return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else tokens
 
 

@@ -98,10 +98,8 @@ class Runtime:
         try:
             check_bounds(request)
         except RequestFailed as refused:  # Nothing but the id of such a request is read.
-            invalid, request = (
-                refused.problem,
-                Generate(request_id=request.request_id, prompt=TokenPrompt(())),
-            )
+            invalid = refused.problem
+            request = Generate(request_id=request.request_id, prompt=TokenPrompt(()))
         if (adapter := self._adapters.begin(request.adapter)) is not None:
             request = attrs.evolve(
                 request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint)

@@ -128,12 +128,10 @@ class FairLane:
         max_of_client: float,
         too_many: Callable[[], Problem],
     ) -> None:
-        self._size, self._max_waiting, self._max_of_client, self._too_many = (
-            size,
-            max_waiting,
-            max_of_client,
-            too_many,
-        )
+        self._size = size
+        self._max_waiting = max_waiting
+        self._max_of_client = max_of_client
+        self._too_many = too_many
         # Tickets by client, in the order of turns. No queue is empty.
         self._waiting: dict[str, deque[Ticket]] = {}
         self._at_work: Counter[str] = Counter()

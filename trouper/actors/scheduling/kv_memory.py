@@ -121,10 +121,8 @@ class MemoryBudget:
                 margin_bytes=self.margin_bytes,
             )
             device = room // self.sharers
-            self._seen, self._lasting = (
-                (memory, adapters),
-                min_known(self.kv_memory, device if device > 0 else None),
-            )
+            self._seen = memory, adapters
+            self._lasting = min_known(self.kv_memory, device if device > 0 else None)
         return self._lasting
 
     def count(self, rows: Ordered[Sequence]) -> CountedRows:

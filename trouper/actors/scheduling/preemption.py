@@ -74,11 +74,9 @@ class BatchYielding:
         # One more if another request waits for a row alone and all rows are in use. A request that
         # waits for a prefix or the disk would not take the row, and the batch would return in each
         # step.
-        excess, queue, batch = (
-            len(rows) - self.settings.batch_min_rows,
-            self.preemption.queue,
-            self.preemption.batch,
-        )
+        excess = len(rows) - self.settings.batch_min_rows
+        queue = self.preemption.queue
+        batch = self.preemption.batch
         if batch.num_rows - max(0, excess) >= self.settings.rows and queue.others_may_enter:
             excess = max(0, excess) + 1
         if excess <= 0:

@@ -74,10 +74,8 @@ class ChunkSizer:
     _surprised: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.tokens, self.min_tokens = (
-            min(self.tokens, self.max_tokens),
-            min(self.min_tokens, self.max_tokens),
-        )
+        self.tokens = min(self.tokens, self.max_tokens)
+        self.min_tokens = min(self.min_tokens, self.max_tokens)
 
     def expect(self, tokens: int) -> None:
         """Set an estimate until the first measurement."""

@@ -167,10 +167,8 @@ class LiveRows:
             shared = last.end + common(prompt, row.chain.part(last.end, limit))
             if shared <= tokens:
                 continue
-            computed, promised = (
-                min(shared, row.num_computed_tokens),
-                min(shared, row.num_prefill_tokens - 1),
-            )
+            computed = min(shared, row.num_computed_tokens)
+            promised = min(shared, row.num_prefill_tokens - 1)
             if tails and tokens >= last.end and computed > match.tokens:
                 match = LiveMatch(computed, row)
             if promised > max(until, row.num_computed_tokens):

@@ -117,10 +117,8 @@ def _codex(served: ServedModel) -> Setup:
         "stream_idle_timeout_ms": WAIT_MS,
         "env_key": KEY_VARIABLE if served.key else Dropped(),
     }
-    directory, run_file = (
-        home("CODEX_HOME", ".codex"),
-        RunFile("models.json", JSON, _codex_models(served)),
-    )
+    directory = home("CODEX_HOME", ".codex")
+    run_file = RunFile("models.json", JSON, _codex_models(served))
     models = ConfigFile(
         directory / "trouper-models.json",
         JSON,

@@ -235,6 +235,9 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
     except CommandRefused as refused:
         click.secho(str(refused), fg="red")
         return True
+    except KeyboardInterrupt:
+        click.secho(STOPPED, dim=True)
+        return True
     except EndOfChat:
         return False
     except AskAgain as again:
@@ -260,12 +263,13 @@ def with_pictures(
             names = ", ".join(path.name for path in paths)
             say(f"the model reads text only: {names} is not attached")
             return line, False
-        for picture in map(read_picture, paths):
-            tokens = count_tokens(client, model, picture)
-            conversation.attached.append(picture.part)
-            say(f"{picture.described}, {tokens:,} tokens")
+        pictures = [read_picture(path) for path in paths]
+        counts = [count_tokens(client, model, picture) for picture in pictures]
     except (NotTrouper, httpx2.HTTPError) as failed:
         raise CommandRefused(plain(failed)) from failed
+    for picture, tokens in zip(pictures, counts, strict=True):
+        conversation.attached.append(picture.part)
+        say(f"{picture.described}, {tokens:,} tokens")
     return text, not text
 
 

@@ -230,8 +230,11 @@ def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
     environment |= {name: plain(value) for name, value in setup.variables.items()}
     environment |= _new_keys(setup.keys_of_its_own)
     more = arguments if agent.program else tuple(own)
-    # The client that was named
-    os.execve(path, [program, *setup.arguments, *more], environment)  # noqa: S606
+    try:
+        # The client that was named
+        os.execve(path, [program, *setup.arguments, *more], environment)  # noqa: S606
+    except OSError as error:
+        refuse(f"{path} cannot be started: {error.strerror}")
 
 
 def _new_keys(names: Iterable[str]) -> dict[str, str]:
@@ -243,8 +246,8 @@ def _new_keys(names: Iterable[str]) -> dict[str, str]:
 
 def _rewrite(agent: Agent, file: RunFile) -> None:
     path = file.path(agent.name)
-    path.unlink(missing_ok=True)
     try:
+        path.unlink(missing_ok=True)
         change_of(ConfigFile(path, file.format, file.values)).write()
     except (ConfigInvalid, OSError) as error:
         refuse(f"{short(path)}: {error}")

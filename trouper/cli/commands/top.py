@@ -114,11 +114,9 @@ def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, RenderableType]]
     waiting, preempted = stats["queued_requests"], health["memory"].get("preempted_sequences", 0)
     again = f", {preempted} of them preempted" if preempted else ""
     yield "rows", Text(f"{stats['active_sequences']} running, {waiting} waiting{again}")
-    done, errors, total = (
-        stats["requests_completed"],
-        stats["requests_errored"],
-        stats["total_requests"],
-    )
+    done = stats["requests_completed"]
+    errors = stats["requests_errored"]
+    total = stats["total_requests"]
     yield "requests", Text(f"{done} done, {errors} failed, {total} in all")
     yield from _stores(health)
     for index, actor in enumerate(health["actors"]):
@@ -153,11 +151,9 @@ def _stores(health: Health) -> Iterator[tuple[str, Text]]:
 
 
 def _kv(memory: Mapping[str, Any], cached: int) -> Iterator[tuple[str, Text]]:
-    rows, limit, preemptions = (
-        memory["kv_row_bytes"],
-        memory["kv_limit_bytes"],
-        memory["preemptions"],
-    )
+    rows = memory["kv_row_bytes"]
+    limit = memory["kv_limit_bytes"]
+    preemptions = memory["preemptions"]
     bound = f" of {decimal(limit)}" if limit else ""
     more = f", {preemptions} preemptions" if preemptions else ""
     yield (

@@ -58,10 +58,8 @@ class Constraint:
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
         """Masks before each draft token, and after the last; fewer if the grammar ends."""
         # On a copy of the matcher, since a failed one cannot be rolled back.
-        masks, lookahead = (
-            [self.allowed(drawn)],
-            Constraint(self._matcher.deep_copy(), self._eos, self._min_tokens, self._ends),
-        )
+        masks = [self.allowed(drawn)]
+        lookahead = Constraint(self._matcher.deep_copy(), self._eos, self._min_tokens, self._ends)
         for index, token in enumerate(draft, 1):
             if lookahead.accept(token):
                 break

@@ -209,10 +209,8 @@ class Banks:
         self._bank_of |= dict.fromkeys(bank.slots.order, renamed)
 
     def _move(self, bank: Bank, rows: dict[RowId, int]) -> None:
-        bound, longest = (
-            self._shapes.bank_tokens(bank.key.level),
-            max(rows, key=rows.__getitem__, default=None),
-        )
+        bound = self._shapes.bank_tokens(bank.key.level)
+        longest = max(rows, key=rows.__getitem__, default=None)
         for row, length in rows.items():
             if length >= bound or row == longest:
                 self._bank_of[row] = target = self._bank(self._key(length + 1, row))

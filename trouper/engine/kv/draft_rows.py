@@ -31,12 +31,10 @@ class DraftRows:
     def __init__(
         self, model: nn.Module, banks: Banks, shapes: Shapes, cache_index: int = 0
     ) -> None:
-        self._model, self._banks, self._shapes, self._cache_index = (
-            model,
-            banks,
-            shapes,
-            cache_index,
-        )
+        self._model = model
+        self._banks = banks
+        self._shapes = shapes
+        self._cache_index = cache_index
         self._adapted = adapted(model)
         self.lengths: dict[RowId, int] = {}
         """Tokens of each row with correct KV; later ones are overwritten."""

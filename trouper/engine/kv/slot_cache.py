@@ -242,8 +242,6 @@ class BankCaches:
                 if self.leaves
                 else ((0,), (0,))
             )
-            self._held, self._seen = (
-                HeldShapes(shapes, (min(slots), min(tokens))),
-                self._changes.count,
-            )
+            self._held = HeldShapes(shapes, (min(slots), min(tokens)))
+            self._seen = self._changes.count
         return self._held

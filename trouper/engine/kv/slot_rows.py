@@ -79,10 +79,8 @@ class SlotRows:
         drafters = [drafter for drafter in (draft, head) if drafter is not None]
         layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
-        self._states, self._compiled = (
-            StateRows(states, shapes),
-            CompiledPasses(counting=shapes.rounded),
-        )
+        self._states = StateRows(states, shapes)
+        self._compiled = CompiledPasses(counting=shapes.rounded)
 
         # No reference to `self`: a cycle would keep all KV until a garbage collection.
         def make_buffers() -> SlotBuffers:
@@ -174,10 +172,8 @@ class SlotRows:
             lengths = bank.slots.lengths[first:].tolist()
             lone = not self._images_together and self._touch_images(prefilling, lengths, counts)
             for group in self._groups(counts.tolist(), lengths, lone=lone):
-                rows, counts_of_group = (
-                    prefilling[group.start : group.stop],
-                    counts[group.start : group.stop],
-                )
+                rows = prefilling[group.start : group.stop]
+                counts_of_group = counts[group.start : group.stop]
                 tokens = np.zeros((len(rows), int(counts_of_group.max())), np.int32)
                 for index, row in enumerate(rows):
                     tokens[index, : counts_of_group[index]] = chunks.get(row, ())

@@ -105,10 +105,8 @@ def _ends(metadata: Metadata) -> list[int]:
 
 
 def _specials(metadata: Metadata) -> list[str]:
-    tokens, types = (
-        metadata["tokenizer.ggml.tokens"],
-        metadata["tokenizer.ggml.token_type"].tolist(),
-    )
+    tokens = metadata["tokenizer.ggml.tokens"]
+    types = metadata["tokenizer.ggml.token_type"].tolist()
     return [token for token, kind in zip(tokens, types, strict=True) if kind == SPECIAL]
 
 

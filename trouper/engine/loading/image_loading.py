@@ -102,11 +102,12 @@ def load_images(
         return NO_IMAGES
     try:
         images, layout = _loaded(candidate, tokenizer, capabilities, settings, group)
-        assert images.tower is not None
-        connect(candidate.model, images.tower, candidate.config)
+        tower = images.tower
+        assert tower is not None
+        connect(candidate.model, tower, candidate.config)
         off: Mapping[Feature, str] = {}
         if settings.self_check != "off":
-            of_model = partial(_check, candidate, images.tower, layout)
+            of_model = partial(_check, candidate, tower, layout)
             check = partial(of_model, capabilities=capabilities, group=group)
             off = check_images(candidate, settings, group, check)
     except ValueError as error:
@@ -117,11 +118,11 @@ def load_images(
     if "images" in off:
         return LoadedImages(reason=off["images"], off=off)
     images = attrs.evolve(images, off=off)
-    if isinstance(images.tower, DistantTower):
+    if isinstance(tower, DistantTower):
         report("images: rank 0 encodes")
-    elif images.tower is not None:
+    else:
         size = images.nbytes / 2**20
-        report(f"images: an encoder of {images.tower.num_layers} layers, {size:.0f} MiB")
+        report(f"images: an encoder of {tower.num_layers} layers, {size:.0f} MiB")
     return images
 
 
@@ -222,11 +223,14 @@ def _check(
 
 
 def mrope_sections(config: Mapping[str, Any]) -> MropeSections | None:
-    """None without M-RoPE."""
+    """None without M-RoPE. Raises `ValueError`."""
     text = config.get("text_config") or config
     for key in ("rope_parameters", "rope_scaling"):
         parameters = text.get(key)
-        if isinstance(parameters, Mapping) and parameters.get("mrope_section"):
+        sizes = parameters.get("mrope_section") if isinstance(parameters, Mapping) else None
+        if sizes:
+            if not isinstance(sizes, list) or not all(isinstance(size, int) for size in sizes):
+                raise ValueError("mrope_section of config.json is no list of integers")
             interleaved = str(config.get("model_type")).startswith("qwen3")
-            return MropeSections(parameters["mrope_section"], interleaved=interleaved)
+            return MropeSections(sizes, interleaved=interleaved)
     return None

@@ -96,26 +96,22 @@ def _fault(directory: Path) -> str:
             start_new_session=True,  # Ctrl-C goes to the server, which ends this process.
             check=False,
         )
-        lines, how = (
-            done.stdout.decode(errors="replace").splitlines(),
-            "ends the process that reads it",
-        )
+        output = done.stdout
+        how = "ends the process that reads it"
         if -done.returncode in TIME_SIGNALS:
             how = f"does not end within {CPU_S} s of computing"
     except subprocess.TimeoutExpired as error:
-        lines, how = (
-            (error.stdout or b"").decode().splitlines(),
-            f"does not end within {WAIT_S:g} s",
-        )
+        output = error.stdout or b""
+        how = f"does not end within {WAIT_S:g} s"
     except OSError as error:
         log.warning(
             "a tokenizer is read without a trial: its process cannot be started (%s)", error
         )
         return ""
-    *_, last = [TOKENIZER, *lines]
+    lines = [TOKENIZER, *output.decode(errors="replace").splitlines()]
+    last = lines[-1]
     if last == END:
         return ""
     if last.startswith(FAULT):
-        *_, part, last = [TOKENIZER, *lines]
-        return f"its {part}: {last.removeprefix(FAULT)}"
+        return f"its {lines[-2]}: {last.removeprefix(FAULT)}"
     return f"its {last if last == TEMPLATE else TOKENIZER} {how}"

@@ -158,10 +158,8 @@ def stacked(
     dtype: mx.Dtype,
 ) -> StackedAdapters:
     """Stack lazily, from index 1. None: no part."""
-    (inputs, outputs), rank = (
-        sizes,
-        padded_rank(max(part.a.shape[1] for part in parts if part is not None)),
-    )
+    inputs, outputs = sizes
+    rank = padded_rank(max(part.a.shape[1] for part in parts if part is not None))
     nothing = LowRank(mx.zeros((inputs, 0)), mx.zeros((0, outputs)))
     given = [nothing, *(part or nothing for part in parts)]
     a = mx.stack(

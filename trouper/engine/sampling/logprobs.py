@@ -39,14 +39,10 @@ class PendingLogprobs:
         return [self.sampled_logprobs, self.tokens, self.top_ids, self.top, *named]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
-        sampled, tokens = (
-            cast(list[float], self.sampled_logprobs.tolist()),
-            cast(list[int], self.tokens.tolist()),
-        )
-        ids, values = (
-            cast(list[list[int]], self.top_ids.tolist()),
-            cast(list[list[float]], self.top.tolist()),
-        )
+        sampled = cast(list[float], self.sampled_logprobs.tolist())
+        tokens = cast(list[int], self.tokens.tolist())
+        ids = cast(list[list[int]], self.top_ids.tolist())
+        values = cast(list[list[float]], self.top.tolist())
         if self.named_values is not None:
             of_named = cast(list[list[float]], self.named_values.tolist())
             for i, own in enumerate(self.named):

@@ -27,11 +27,9 @@ class Bias:
         if entries:
             row_list, tokens, values = zip(*entries, strict=True)
             self._rows = np.array(row_list, np.int32)
-            self._row_indices, self._tokens, self._values = (
-                mx.array(row_list),
-                mx.array(tokens),
-                mx.array(values, mx.float32),
-            )
+            self._row_indices = mx.array(row_list)
+            self._tokens = mx.array(tokens)
+            self._values = mx.array(values, mx.float32)
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
         """Add to logits (n, V), or (positions, V) of the spans, in float32: between 16 and 32

@@ -117,12 +117,10 @@ class NgramProposer:
 
     def _enter(self) -> None:
         """Index n-grams that a token follows: the newest tokens never match themselves."""
-        tokens, before, newest, min_ngram = (
-            self._tokens,
-            self._before,
-            self._newest,
-            self._min_ngram,
-        )
+        tokens = self._tokens
+        before = self._before
+        newest = self._newest
+        min_ngram = self._min_ngram
         first, end = len(before), min(len(tokens), len(before) + INDEXED_AT_ONCE)
         if end <= first:
             return

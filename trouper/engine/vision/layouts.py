@@ -341,4 +341,9 @@ def layout_of(
     family = "qwen3_5" if kind.startswith("qwen3_5") else kind
     if family not in FAMILIES:
         raise ValueError(f"images of model_type {kind!r} are not known yet")
-    return FAMILIES[family](config, preprocessor, token_ids)
+    try:
+        return FAMILIES[family](config, preprocessor, token_ids)
+    except (ArithmeticError, LookupError, TypeError) as error:
+        # A value of another type, or out of bounds.
+        reason = f"its config.json or its image processor's file is malformed: {error}"
+        raise ValueError(reason) from error

@@ -231,6 +231,20 @@ class BatchStorage:
             raise _unavailable(f"{reason}; make room there, or see --batch-dir") from error
         self.fault = ""
 
+    @contextmanager
+    def read_for_client(self, param: str | None = None) -> Iterator[None]:
+        """Raises `RequestFailed` (404) if the content is gone, (503) if the disk fails."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            message = "the content of the file is gone: delete the file, and upload it again"
+            problem = Problem(404, message, param=param, code="file_not_found")
+            raise RequestFailed(problem) from error
+        except OSError as error:
+            fault = error.strerror or str(error)
+            log.warning("batches: %s cannot be read: %s", self.directory, fault)
+            raise _unavailable(f"the content of the file cannot be read: {fault}") from error
+
     async def open_when_possible(self) -> None:
         """Retry until the directory is open, which another server may hold."""
         known = ""

@@ -67,10 +67,8 @@ class Files:
         self._service.hold(UPLOAD_BYTES)
         await self._storage.open(create=True)
         settings, owner = self._service.settings, self._service.key_identity
-        begin, require_room = (
-            partial(self._storage.begin_file, owner, self._service.new_id(FILE_PREFIX)),
-            partial(self._storage.require_room, owner),
-        )
+        begin = partial(self._storage.begin_file, owner, self._service.new_id(FILE_PREFIX))
+        require_room = partial(self._storage.require_room, owner)
         form = UploadForm(boundary, begin, require_room, settings.max_file_bytes)
         try:
             with self._storage.written_for_client():
@@ -80,7 +78,7 @@ class Files:
                     file = await self._storage.files.keep(upload, form.filename, now(), purpose)
         finally:
             if form.upload is not None:
-                self._storage.files.end(form.upload)
+                await self._storage.files.end(form.upload)
         return as_json(file.body())
 
     def _checked(self, form: UploadForm) -> tuple[Upload, Purpose]:
@@ -112,7 +110,8 @@ class Files:
         await self._storage.open(create=False)
         file = self._storage.files.get(file_id, self._service.key_identities, path)
         self._service.hold(file.bytes)
-        return await self._storage.files.read_image(file, path)
+        with self._storage.read_for_client(path):
+            return await self._storage.files.read_image(file, path)
 
     @ENDPOINT(
         method="GET",
@@ -169,7 +168,8 @@ class Files:
     async def content(self, file_id: str) -> Response:
         file = await self._file(file_id)
         path = self._storage.files.path(file.id)
-        opened = await on_disk(partial(FileIO, path))
+        with self._storage.read_for_client():
+            opened = await on_disk(partial(FileIO, path))
         self._service.at_end(opened.close)
         response = Response(_chunks(opened), content_type="application/octet-stream")
         response.headers["Content-Length"] = str(file.bytes)
@@ -233,11 +233,9 @@ class UploadForm:
     ) -> None:
         """`begin` begins the file. `require_room(bytes)` raises `RequestFailed` (413)."""
         self._decoder = MultipartDecoder(boundary.encode(), MAX_HEAD, max_parts=MAX_PARTS)
-        self._begin_upload, self._require_room, self._max_file_bytes = (
-            begin,
-            require_room,
-            max_file_bytes,
-        )
+        self._begin_upload = begin
+        self._require_room = require_room
+        self._max_file_bytes = max_file_bytes
         self._field: str | None = None
         self.fields: dict[str, bytes] = {}
         self.filename = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import AsyncIterable, Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
@@ -209,11 +210,11 @@ class FileStore:
         self.note(file)
         return file
 
-    def end(self, upload: Upload) -> None:
+    async def end(self, upload: Upload) -> None:
         """End an upload, and drop content that was not kept."""
         self._uploads.discard(upload)
         if not upload.is_kept:
-            upload.content.drop()
+            await _drop(upload.content)
 
     async def write(self, file_id: str, pieces: AsyncIterable[bytes]) -> int:
         """Write a file durably and return the size in bytes. Replaces content of the same id."""
@@ -223,7 +224,7 @@ class FileStore:
                 await on_disk(content.write, piece)
             await on_disk(content.sync)
         except BaseException:
-            content.drop()
+            await _drop(content)
             raise
         return content.size
 
@@ -273,6 +274,12 @@ class FileStore:
     def of(self, owners: Collection[str] | None) -> Sequence[StoredFile]:
         """`owners` None: all. The oldest first."""
         return [file for file in self._files.values() if owners is None or file.owner in owners]
+
+
+async def _drop(content: Content) -> None:
+    # The next start removes what stays.
+    with trio.CancelScope(shield=True), suppress(OSError):
+        await on_disk(content.drop)
 
 
 def _read_files(connection: Connection) -> list[StoredFile]:

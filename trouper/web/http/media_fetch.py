@@ -101,7 +101,11 @@ class MediaAddress:
 
     def redirected(self, location: str) -> Self:
         """Raises `NotAllowed`."""
-        return self.parse(urljoin(f"{self.scheme}://{self.authority}{self.target}", location))
+        try:
+            url = urljoin(f"{self.scheme}://{self.authority}{self.target}", location)
+        except ValueError:  # Such as brackets around what is no IPv6 address.
+            raise NotAllowed("the other server redirects to something that is no address") from None
+        return self.parse(url)
 
 
 def is_public(text: str) -> bool:

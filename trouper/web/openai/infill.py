@@ -83,11 +83,9 @@ class InfillDialect:
 
     def _last(self, text: str, finished: Finished, usage: Usage) -> Json:
         if self._silent:
-            text, finished, usage = (
-                "",
-                Finished("length", 0),
-                attrs.evolve(usage, completion_tokens=0),
-            )
+            text = ""
+            finished = Finished("length", 0)
+            usage = attrs.evolve(usage, completion_tokens=0)
         matched = finished.matched_stop
         ended = (
             "limit"

@@ -308,12 +308,10 @@ class ResponseDialect:
     def _close(self, status: Status) -> bytes:
         if self._open is None:
             return self._close_call(status)
-        item, part, location, number = (
-            self._open.body,
-            self._open.part,
-            self._open.part_location,
-            self._open.index,
-        )
+        item = self._open.body
+        part = self._open.part
+        location = self._open.part_location
+        number = self._open.index
         if self._open.kind == "content":
             fields = {"text": part["text"], "logprobs": part["logprobs"]}
             done = self._event("response.output_text.done", location | fields)

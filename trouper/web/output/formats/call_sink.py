@@ -147,10 +147,8 @@ class CallSink:
         self.calls += 1
         if not self._dropped:
             form = self._tools.form(name)
-            self._kind, self._freeform = (
-                form.kind,
-                FreeformInput() if form.kind == "custom" else None,
-            )
+            self._kind = form.kind
+            self._freeform = FreeformInput() if form.kind == "custom" else None
             self._parts.append(CallStarted(self._index, form))
 
     def end(self, *, repaired: bool = False) -> None:
