@@ -16,7 +16,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
 from random import Random
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -41,6 +41,15 @@ ADDRESSES = [
     ),
 ]
 AXE_SIZES = ((1280, 900), PHONE)
+SEARCHED = [
+    ("gguf", "troubleshooting/"),
+    ("gguf", "coming-from/"),
+    ("ollama", "coming-from/#ollama"),
+    ("slow", "troubleshooting/#answers-are-slow"),
+    ("out of memory", "troubleshooting/#memory-or-disk-fills-up"),
+    ("which model", "choosing-a-model/#which-model-for-how-much-memory"),
+]
+"""What users type, and a page that answers it."""
 FETCHED = re.compile(
     r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?:https?:)?//|"""
     r"""<link\b[^>]*\bhref=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import\s+["'](?:https?:)?//"""
@@ -84,17 +93,7 @@ def test_what_pages_include_is_there(site: Path) -> None:
     assert "The client's end of one request." in embedding
 
 
-@pytest.mark.parametrize(
-    ("typed", "page"),
-    [
-        ("gguf", "troubleshooting/"),
-        ("gguf", "coming-from/"),
-        ("ollama", "coming-from/#ollama"),
-        ("slow", "troubleshooting/#answers-are-slow"),
-        ("out of memory", "troubleshooting/#memory-or-disk-fills-up"),
-        ("which model", "choosing-a-model/#which-model-for-how-much-memory"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "page"), SEARCHED)
 def test_the_search_finds_what_users_type(site: Path, typed: str, page: str) -> None:
     """The index has a section of that page with all words that are typed."""
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
@@ -165,10 +164,12 @@ def test_each_page_has_its_address(site: Path) -> None:
     assert set(ADDRESSES) == built
 
 
-@pytest.mark.parametrize("typed", ["gguf", "ollama", "slow", "out of memory", "which model"])
-@pytest.mark.long(but=("which model",))
-def test_the_search_shows_what_users_type(shown: tuple[Browser, str], typed: str) -> None:
-    """The theme's own search, in a browser."""
+@pytest.mark.parametrize(("typed", "page"), SEARCHED)
+@pytest.mark.long(but=("which model-*",))
+def test_the_search_shows_what_users_type(
+    shown: tuple[Browser, str], typed: str, page: str
+) -> None:
+    """The theme's own search, in a browser, has that page among its results."""
     browser, url = shown
     browser.resize(*DESKTOP)
     browser.open(f"{url}?q={quote(typed)}")
@@ -177,3 +178,6 @@ def test_the_search_shows_what_users_type(shown: tuple[Browser, str], typed: str
         lambda driver: driver.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
     )
     assert any(link.text for link in links)
+    wanted, _, section = page.partition("#")
+    found = [urlsplit(str(link.get_attribute("href"))) for link in links]
+    assert [one for one in found if one.path == f"/{wanted}" and one.fragment in ("", section)]
