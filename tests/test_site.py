@@ -10,10 +10,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
-from urllib.parse import quote
+from random import Random
+from urllib.parse import quote, urlsplit
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -26,6 +29,27 @@ from tests.browser.npm_packages import AXE
 PATIENCE_S = 30
 SCHEMES = {"light": "default", "dark": "slate"}
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+CERTIFICATES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.html"))
+"""Pages without the theme."""
+ADDRESSES = [
+    "404.html",
+    *CERTIFICATES,
+    *sorted(
+        f"{page.relative_to(DOCS).with_suffix('')}/".removesuffix("index/")
+        for page in DOCS.rglob("*.md")
+    ),
+]
+AXE_SIZES = ((1280, 900), PHONE)
+SEARCHED = [
+    ("gguf", "troubleshooting/"),
+    ("gguf", "coming-from/"),
+    ("ollama", "coming-from/#ollama"),
+    ("slow", "troubleshooting/#answers-are-slow"),
+    ("out of memory", "troubleshooting/#memory-or-disk-fills-up"),
+    ("which model", "choosing-a-model/#which-model-for-how-much-memory"),
+]
+"""What users type, and a page that answers it."""
 FETCHED = re.compile(
     r"""<(?:script|img|iframe|source|video)\b[^>]*\bsrc=["']?(?:https?:)?//|"""
     r"""<link\b[^>]*\bhref=["']?(?:https?:)?//|url\(["']?(?:https?:)?//|@import\s+["'](?:https?:)?//"""
@@ -69,17 +93,7 @@ def test_what_pages_include_is_there(site: Path) -> None:
     assert "The client's end of one request." in embedding
 
 
-@pytest.mark.parametrize(
-    ("typed", "page"),
-    [
-        ("gguf", "troubleshooting/"),
-        ("gguf", "coming-from/"),
-        ("ollama", "coming-from/#ollama"),
-        ("slow", "troubleshooting/#answers-are-slow"),
-        ("out of memory", "troubleshooting/#memory-or-disk-fills-up"),
-        ("which model", "choosing-a-model/#which-model-for-how-much-memory"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "page"), SEARCHED)
 def test_the_search_finds_what_users_type(site: Path, typed: str, page: str) -> None:
     """The index has a section of that page with all words that are typed."""
     index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
@@ -111,29 +125,51 @@ def shown(site: Path) -> Iterator[tuple[Browser, str]]:
             server.shutdown()
 
 
+def show(shown: tuple[Browser, str], page: str, scheme: str, size: tuple[int, int]) -> list[str]:
+    """A page as on a first visit; the faults that axe sees in it."""
+    browser, url = shown
+    browser.resize(*size)
+    browser.prefer(scheme)
+    browser.open("about:blank")
+    # The theme keeps the scheme of the first visit.
+    stored = {"origin": url.rstrip("/"), "storageTypes": "local_storage"}
+    browser.driver.execute_cdp_cmd("Storage.clearDataForOrigin", stored)
+    browser.open(url + page)
+    if page not in CERTIFICATES:
+        assert browser.run("return document.body.dataset.mdColorScheme") == SCHEMES[scheme]
+    return faults(browser)
+
+
 @pytest.mark.skipif(bool(AXE.missing), reason=AXE.missing)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("page", ["", "agents/", "batches/", "certificates/", "embedding/"])
-@pytest.mark.long(but=("-light", "certificates/-dark"))
+@pytest.mark.parametrize("page", ADDRESSES)
+@pytest.mark.long
 def test_axe_finds_no_fault(shown: tuple[Browser, str], page: str, scheme: str) -> None:
-    """Code, tables, generated names."""
-    browser, url = shown
-    for size in (DESKTOP, PHONE):
-        browser.resize(*size)
-        browser.prefer(scheme)
-        browser.open("about:blank")
-        # The theme keeps the scheme of the first visit.
-        stored = {"origin": url.rstrip("/"), "storageTypes": "local_storage"}
-        browser.driver.execute_cdp_cmd("Storage.clearDataForOrigin", stored)
-        browser.open(url + page)
-        assert browser.run("return document.body.dataset.mdColorScheme") == SCHEMES[scheme]
-        assert faults(browser) == []
+    """All pages, in some three minutes."""
+    assert [show(shown, page, scheme, size) for size in AXE_SIZES] == [[], []]
 
 
-@pytest.mark.parametrize("typed", ["gguf", "ollama", "slow", "out of memory", "which model"])
-@pytest.mark.long(but=("which model",))
-def test_the_search_shows_what_users_type(shown: tuple[Browser, str], typed: str) -> None:
-    """The theme's own search, in a browser."""
+@pytest.mark.skipif(bool(AXE.missing), reason=AXE.missing)
+def test_axe_finds_no_fault_in_a_few_pages_of_today(shown: tuple[Browser, str]) -> None:
+    """Other ones tomorrow."""
+    looks = [*product(ADDRESSES, SCHEMES, AXE_SIZES)]
+    today = Random(datetime.now(UTC).toordinal()).sample(looks, 4)
+    assert [look for look in today if show(shown, *look)] == []
+
+
+def test_each_page_has_its_address(site: Path) -> None:
+    built = {
+        str(page.relative_to(site)).removesuffix("index.html") for page in site.rglob("*.html")
+    }
+    assert set(ADDRESSES) == built
+
+
+@pytest.mark.parametrize(("typed", "page"), SEARCHED)
+@pytest.mark.long(but=("which model-*",))
+def test_the_search_shows_what_users_type(
+    shown: tuple[Browser, str], typed: str, page: str
+) -> None:
+    """The theme's own search, in a browser, has that page among its results."""
     browser, url = shown
     browser.resize(*DESKTOP)
     browser.open(f"{url}?q={quote(typed)}")
@@ -142,3 +178,6 @@ def test_the_search_shows_what_users_type(shown: tuple[Browser, str], typed: str
         lambda driver: driver.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
     )
     assert any(link.text for link in links)
+    wanted, _, section = page.partition("#")
+    found = [urlsplit(str(link.get_attribute("href"))) for link in links]
+    assert [one for one in found if one.path == f"/{wanted}" and one.fragment in ("", section)]

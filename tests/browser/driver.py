@@ -39,6 +39,8 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
 DESKTOP, PHONE = (1280, 800), (390, 844)
+SIZES = ((1440, 780), (1280, 900), PHONE)
+"""Two laptops and a phone: what a newcomer sees first is looked at on all of them."""
 ENDS_S = 5.0
 """After being told to quit: longer, and a process of it is killed."""
 

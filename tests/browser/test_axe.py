@@ -1,5 +1,5 @@
-"""Faults that axe sees in the pages: none, on a laptop in light and on a phone in dark; in the long
-version in both themes on both."""
+"""Faults that axe sees in the pages: none, in neither theme, on two laptops and a phone; the short
+version has each size once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import pytest
 import trio
 
 from tests.browser.axe import faults
-from tests.browser.driver import PHONE, Browser
+from tests.browser.driver import PHONE, SIZES, Browser
 from tests.browser.npm_packages import AXE
 from tests.browser.page import Page, says, shown, streams
 
 pytestmark = pytest.mark.skipif(bool(AXE.missing), reason=AXE.missing)
-LAPTOP = (1440, 780)
 ANSWER = """# Title
 
 Some *text* with [a link](https://example.org/) and `code`.
@@ -34,8 +33,8 @@ async def violations(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [LAPTOP, PHONE])
-@pytest.mark.long(but=("size0-light", "size1-dark"))
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.long(but=("size0-light", "size1-dark", "size2-dark"))
 async def test_axe_finds_no_fault_in_any_view(
     browser: Browser, scheme: str, size: tuple[int, int]
 ) -> None:
@@ -77,8 +76,12 @@ async def test_axe_finds_no_fault_in_a_busy_server_nor_where_a_key_is_needed(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.long(but=("light",))
-async def test_axe_finds_no_fault_in_docs(browser: Browser, scheme: str) -> None:
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.long(but=("size0-dark", "size1-light", "size2-light"))
+async def test_axe_finds_no_fault_in_docs(
+    browser: Browser, scheme: str, size: tuple[int, int]
+) -> None:
+    browser.resize(*size)
     browser.prefer(scheme)
     async with shown(browser, at="docs") as (page, _):
         await page.until("document.querySelector('details .path')")

@@ -7,7 +7,7 @@ from base64 import b64encode
 import pytest
 import trio
 
-from tests.browser.driver import Browser
+from tests.browser.driver import SIZES, Browser
 from tests.browser.page import PATIENCE_S, Page, says, shown
 from tests.browser.test_markdown import answered
 from tests.browser.test_modules import computed
@@ -16,7 +16,6 @@ from tests.fake_images import png_file
 from tests.fakes import ints
 
 ANSWER = "The capital of France is Paris."
-SIZES = ((1440, 780), (1280, 900), (390, 844))
 IN_SIGHT = """
 const inside = (selector) => {
   const { top, bottom, left, right, height } = document.querySelector(selector).getBoundingClientRect();
