@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.fakes import FakeEngine, deadly
+from tests.fakes import FakeEngine, Ranking, deadly
 from tests.web.serving import (
     PATIENCE_S,
     STREAM,
@@ -101,6 +101,44 @@ async def test_chat_and_what_is_streamed(log: Log) -> None:
     }
     assert len(log["request"]) == 2
     assert SECRET not in log.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": [SECRET] * 40}),
+        ("/rerank", {"query": SECRET, "documents": [SECRET] * 40}),
+        ("/score", {"text_1": SECRET, "text_2": [SECRET] * 40}),
+    ],
+)
+async def test_prompts_of_one_request_share_a_line(
+    log: Log, path: str, body: dict[str, Any]
+) -> None:
+    async with serving(FakeEngine(tokenizer=Ranking())) as served:
+        status, answer = await ask(served, body, path, ID)
+        assert status == 200
+        await eventually(lambda: bool(log["request"]))
+    [line] = log["request"]
+    assert line["request_id"] == "mine-1"
+    assert line["endpoint"] == ("/v1" + path).replace("/v1/v1", "/v1")
+    assert (line["prompts"], line["prompt_tokens"]) == (40, answer["usage"]["prompt_tokens"])
+    assert line["whole_s"] > 0
+    assert SECRET not in log.text
+
+
+async def test_a_prompt_that_fails_has_a_line_of_its_own(log: Log) -> None:
+    async with serving() as served:
+        body = {"input": [SECRET] * 20 + ["x" * 5000]}
+        assert (await ask(served, body, "/v1/embeddings", ID))[0] == 400
+        await eventually(lambda: len(log["request"]) == 2)
+    failed, shared = log["request"]
+    assert (failed["request_id"], failed["reason"], failed["code"]) == (
+        "mine-1-20",
+        "refused",
+        "context_length_exceeded",
+    )
+    assert (shared["request_id"], shared["reason"]) == ("mine-1", "abort")
+    assert shared["prompts"] <= 20
 
 
 async def test_who_left_is_a_line(log: Log) -> None:

@@ -12,6 +12,7 @@ import trio
 
 from tests.fakes import FakeEngine, Ranking
 from tests.web.serving import Served, ask, eventually, serving
+from trouper.web.openai import rerank
 from trouper.web.openai.rerank import (
     INSTRUCTION,
     SYSTEM,
@@ -20,6 +21,8 @@ from trouper.web.openai.rerank import (
     equal_parts,
     pairs_to_generate,
 )
+from trouper.web.serving.service import Service
+from trouper.web.streaming.response_streams import collect_all
 
 ASKED: dict[str, Any] = {
     "query": "barks?",
@@ -102,6 +105,34 @@ class TestRerank:
             ]
             await eventually(lambda: served.busy == 0)
 
+    async def test_pairs_are_computed_while_the_next_are_queued(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        submit, events = Service.submit, list[str]()
+
+        async def queue(self: Service, served: Any, generates: Any, priority: Any) -> Any:
+            answers = await submit(self, served, generates, priority)
+            events.append(f"queued {len(answers)}")
+            return answers
+
+        async def read(answers: Any, hold: Any) -> Any:
+            events.append(f"read {len(answers)}")
+            return await collect_all(answers, hold)
+
+        monkeypatch.setattr(Service, "submit", queue)
+        monkeypatch.setattr(rerank, "collect_all", read)
+        async with serving(ranking(), settings={"completion_batch_size": 4}) as served:
+            await scores(served, ["a dog"] * 6)
+        assert events == [
+            "queued 2",
+            "read 0",
+            "queued 2",
+            "read 2",
+            "queued 2",
+            "read 2",
+            "read 2",
+        ]
+
     async def test_pairs_of_like_length_are_prefilled_together(self) -> None:
         engine = ranking()
         documents = ["x" * (1 + 13 * place % 70) for place in range(70)]
@@ -117,7 +148,7 @@ class TestRerank:
         )
 
     async def test_coheres_clients(self) -> None:
-        def rerank(url: str) -> tuple[Any, Any]:
+        def ask_client(url: str) -> tuple[Any, Any]:
             asked: Any = {
                 "model": "fake",
                 "query": "barks?",
@@ -131,7 +162,7 @@ class TestRerank:
         async with serving(ranking()) as served:
             _, said = await ask(served, {**ASKED, "documents": ["a dog", "a spoon"]}, "/v1/rerank")
             for answer in await trio.to_thread.run_sync(
-                partial(rerank, served.base_url.removesuffix("/v1"))
+                partial(ask_client, served.base_url.removesuffix("/v1"))
             ):
                 [best] = answer.results
                 assert (best.index, best.relevance_score) == tuple(said["results"][0].values())[:2]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
+
+import attrs
 
 from trouper.protocol.logs import FIELDS, REQUEST_ID
 from trouper.protocol.record import RequestRecord
@@ -11,10 +14,19 @@ from trouper.protocol.record import RequestRecord
 log = logging.getLogger("trouper.requests")
 LONGEST_METHOD, LONGEST_PATH = 20, 200
 """Bounds of a client's text, in characters."""
+OF_MANY_PROMPTS = frozenset({"/v1/embeddings", "/v1/rerank", "/v1/score"})
+"""Endpoints whose prompts share a line, unless one fails: a document has hundreds."""
+
+OF_ONE_PROMPT = frozenset(
+    {"disk_tokens", "generated_tokens", "queue_s", "prefill_s", "decode_s", "first_token_s"}
+)
+"""Fields of a line that is not shared."""
 
 
 def log_record(record: RequestRecord) -> None:
     """Log the end of a request that was submitted to a model."""
+    if _shares_line(record):
+        return
     level = logging.WARNING if record.reason == "error" else logging.INFO
     if log.isEnabledFor(level):
         log.log(
@@ -22,18 +34,50 @@ def log_record(record: RequestRecord) -> None:
         )
 
 
-def _summary(record: RequestRecord) -> str:
+def _shares_line(record: RequestRecord) -> bool:
+    return record.endpoint in OF_MANY_PROMPTS and record.reason in ("stop", "length", "abort")
+
+
+def log_prompts(request_id: str, records: Sequence[RequestRecord]) -> None:
+    """Log at the end of a request, in one line, its prompts that `log_record` left out."""
+    records = [record for record in records if _shares_line(record)]
+    if not records or not log.isEnabledFor(logging.INFO):
+        return
+    answered = [record for record in records if record.reason != "abort"]
+    total = attrs.evolve(
+        # The request has the reason of a prompt that was aborted, if there is one.
+        min(records, key=lambda record: record.reason),
+        prompt_tokens=sum(record.prompt_tokens for record in answered),
+        cached_tokens=sum(record.cached_tokens for record in answered),
+        ended_at=max(record.ended_at for record in records),
+    )
+    fields = _fields(total)
+    for name in OF_ONE_PROMPT & fields.keys():
+        del fields[name]
+    fields["prompts"] = len(answered)
+    summary = f"{_outcome(total)}: {len(answered)} prompts of {_prompt_tokens(total)} tokens"
+    log.info(summary, extra={REQUEST_ID: request_id, FIELDS: fields})
+
+
+def _outcome(record: RequestRecord) -> str:
     how = f"{record.reason} ({record.code})" if record.code else record.reason
     by = f" by {record.key}" if record.key else ""
-    summary = f"{record.endpoint}{by} {how} after {record.total_s:.2f} s"
-    if record.reason == "refused":
-        return summary
+    return f"{record.endpoint}{by} {how} after {record.total_s:.2f} s"
+
+
+def _prompt_tokens(record: RequestRecord) -> str:
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
+    return f"{record.prompt_tokens}{cached}"
+
+
+def _summary(record: RequestRecord) -> str:
+    if record.reason == "refused":
+        return _outcome(record)
     waited = (
         "" if record.first_token_s is None else f", the first after {record.first_token_s:.2f} s"
     )
     return (
-        f"{summary}: prompt {record.prompt_tokens}{cached}, answer {record.generated_tokens} "
+        f"{_outcome(record)}: prompt {_prompt_tokens(record)}, answer {record.generated_tokens} "
         f"tokens{waited}"
     )
 

@@ -368,8 +368,8 @@ class Reranking:
     async def _scores(
         self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
     ) -> list[PairScore]:
-        """As many pairs at a time as decode together; pairs of like length are prefilled
-        together."""
+        """As many pairs at a time as decode together, half of which are computed while the others
+        are queued; pairs of like length are prefilled together."""
         card, request_id = served.runtime.model, self._service.request_id
         check_reranker(card, request)
         tokens = None if card.scores else answer_tokens(served.runtime.tokenizer)
@@ -383,13 +383,16 @@ class Reranking:
         )
         generates = await self._service.run_off_loop(make)
         order = sorted(range(len(pairs)), key=lambda index: pairs[index].length)
-        scores: dict[int, PairScore] = {}
-        for part in equal_parts(order, served.runtime.settings.rows):
+        scores, ahead = list[PairScore](), list[Answer]()
+        for part in equal_parts(order, max(served.runtime.settings.rows // 2, 1)):
             with called({"messages": param, "prompt": param}):
                 some = [generates[index] for index in part]
-                answers = await self._service.submit(served, some, request.priority)
-            scores |= zip(part, await self._collect(answers, served.runtime.model), strict=True)
-        return [scores[index] for index in range(len(pairs))]
+                queued = await self._service.submit(served, some, request.priority)
+            scores += await self._collect(ahead, card)
+            ahead = queued
+        scores += await self._collect(ahead, card)
+        in_order = dict(zip(order, scores, strict=True))
+        return [in_order[index] for index in range(len(pairs))]
 
     async def _collect(self, answers: Sequence[Answer], card: ModelCard) -> list[PairScore]:
         if not card.scores:

@@ -77,6 +77,8 @@ class RunningRequest:
     history: History
     """Before the request has an answer."""
     answers: list[Answer] = attrs.field(factory=list)
+    records: list[RequestRecord] = attrs.field(factory=list)
+    """Of the answers that have ended."""
 
 
 class RunningRequests:

@@ -37,6 +37,7 @@ from trouper.web.http.image_source import ImageParts, RemoteImage, UploadedImage
 from trouper.web.http.json_response import formatted
 from trouper.web.http.media_fetch import MediaFetcher
 from trouper.web.http.socket_writer import SocketWriter
+from trouper.web.observability.access_log import log_prompts
 from trouper.web.observability.exchange import Exchange
 from trouper.web.observability.request_log import MalformedCalls, RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
@@ -158,6 +159,7 @@ class Service(CurrentRequest):
     def _open_running(self, origin: RequestOrigin) -> RunningRequest:
         self.scope.running = running = self.running.open(self.key_identity, self.request_id, origin)
         self.at_end(self.running.close, running)
+        self.at_end(log_prompts, self.request_id, running.records)
         return running
 
     def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
@@ -185,10 +187,11 @@ class Service(CurrentRequest):
 
     def _note_end(
         self, origin: RequestOrigin, record: RequestRecord, exchange: Exchange | None
-    ) -> None:
+    ) -> RequestRecord:
         complete = self.request_log.note(origin, record)
         if exchange is not None:
             exchange.records.append(complete)
+        return complete
 
     def note_response_id(self, response_id: str) -> None:
         if self.scope.running is not None:
@@ -344,6 +347,8 @@ class Service(CurrentRequest):
         self.scope.submitted = True
         reservation, holding = self.reserve(served.name), self.holding
         exchange = self.scope.exchange
+        # A program's own model was not leased by `served`.
+        running = self.scope.running or self._open_running(served.origin)
 
         def admit(prompt_tokens: int, max_tokens: int, named: bool) -> int:
             scores = -1 if generate.prompt_logprobs is None else generate.prompt_logprobs
@@ -352,11 +357,9 @@ class Service(CurrentRequest):
 
         def ended(record: RequestRecord) -> None:
             reservation.end(record)
-            self._note_end(served.origin, record, exchange)
+            running.records.append(self._note_end(served.origin, record, exchange))
 
         answer = await served.runtime.send(generate, ended, admit)
-        # A program's own model was not leased by `served`.
-        running = self.scope.running or self._open_running(served.origin)
         running.answers.append(answer)
         # After the lease: answers are closed before their model may go.
         self.at_end(answer.close)
