@@ -416,7 +416,7 @@ async def test_a_process_ended_between_two_images_costs_no_request() -> None:
     async with decoding() as bench:
         await bench.pixels(good)
         os.kill(bench.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, bench.pid, os.WEXITED | os.WNOWAIT)
+        await trio.to_thread.run_sync(os.waitid, os.P_PID, bench.pid, os.WEXITED | os.WNOWAIT)
         assert (await bench.pixels(good)).shape == (30, 40, 3)
 
 
