@@ -157,16 +157,16 @@ CHUNK = st.sampled_from((1, MIN_LONE_TOKENS, CHUNK_STEP))
 
 
 @given(REMAINING, st.integers(0, 4096), st.integers(-1, 12), CHUNK)
-def test_few_rows_take_a_step(wanted: list[int], budget: int, last: int, chunk: int) -> None:
-    """Each chosen row gets a chunk of a useful size, all that it wants, or half of the budget; one
+def test_few_rows_take_a_step(lengths: list[int], budget: int, last: int, chunk: int) -> None:
+    """Each chosen row gets a chunk of a useful size, all of its prompt, or half of the budget; one
     row always gets on."""
-    rows = [(RowId(n), tokens) for n, tokens in enumerate(wanted)]
+    rows = [(RowId(n), tokens) for n, tokens in enumerate(lengths)]
     chosen = take_turns(rows, budget, RowId(last), chunk)
     chunks = share_chunks(chosen, budget, max_tokens=4096)
     assert chunks
     for given_chunk in chunks:
-        assert given_chunk.tokens >= min(wanted[given_chunk.row], chunk, budget // 2)
-    assert len(chunks) == len(wanted) or 2 * sum(one.tokens for one in chunks) >= budget
+        assert given_chunk.tokens >= min(lengths[given_chunk.row], chunk, budget // 2)
+    assert len(chunks) == len(lengths) or 2 * sum(one.tokens for one in chunks) >= budget
 
 
 @given(REMAINING, st.integers(0, 1000), CHUNK)
