@@ -43,6 +43,7 @@ from trouper.protocol.plans import (
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
 from trouper.protocol.replies import TokenLogprobs
+from trouper.protocol.requests import PairTokens
 
 EOS = 256
 SLACK = 2 * 16
@@ -64,6 +65,12 @@ class ByteTokenizer:
 
     def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
         return (*first.encode(), *second.encode()), len(first.encode())
+
+    def encode_batch(self, texts: Sequence[str | tuple[str, str]]) -> list[PairTokens]:
+        return [
+            (self.encode(text), 0) if isinstance(text, str) else self.encode_pair(*text)
+            for text in texts
+        ]
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]

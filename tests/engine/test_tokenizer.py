@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from tests.encoder_tokenizers import save_unigram, save_wordpiece
 from tests.families import save_tokenizer, write_json
 from trouper.engine.loading.token_bytes import BYTE_OF, byte_level, sentencepiece
 from trouper.engine.loading.tokenizer import HubTokenizer, eos_ids, load
@@ -296,6 +299,20 @@ def test_a_text_has_the_tokens_that_its_wrapper_would_give(
             wanted = tuple(tokenizer._wrapped.encode(text, add_special_tokens=special))
             assert tokenizer.encode(text, special=special) == wanted
             assert len(wanted) >= len(text) // 2
+
+
+@pytest.mark.parametrize("save", [save_wordpiece, save_unigram])
+def test_a_batch_has_the_tokens_of_each_text_and_pair(
+    save: Callable[[Path, int], Path], tmp_path: Path
+) -> None:
+    save(tmp_path, 300)
+    for tokenizer in (opened := load(tmp_path), attrs.evolve(opened, lowers=True)):
+        pair, text = ("What barks?", "A DOG"), "the capital of france"
+        empty = tokenizer.encode_pair("a", "")
+        tokens = [tokenizer.encode_pair(*pair), (tokenizer.encode(text), 0), empty]
+        assert tokenizer.encode_batch([pair, text, ("a", "")]) == tokens
+        assert len(empty[0]) > len(tokenizer.encode("a"))
+        assert (tokens[0][1] > 0) == (save is save_wordpiece), "BERT tells both texts apart"
 
 
 def test_a_tokenizer_that_cuts_or_pads_is_left_to_its_wrapper(tmp_path: Path) -> None:

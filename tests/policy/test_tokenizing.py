@@ -17,8 +17,10 @@ from trouper.actors.runtime.prompt_tokenizing import (
     check_length,
     is_short,
     max_prompt_tokens_of,
+    tokenize_together,
     tokens_of,
 )
+from trouper.protocol.requests import PairPrompt
 
 
 class Words(ByteTokenizer):
@@ -45,6 +47,18 @@ def refusal(text: str, most: int, tokenizer: ByteTokenizer) -> RequestFailed:
     assert refused.value.problem.param == "messages"
     assert refused.value.problem.code == "context_length_exceeded"
     return refused.value
+
+
+@pytest.mark.parametrize("bad", ["x" * 5000, "\ud83d", "broken"])
+def test_texts_of_which_one_is_to_be_refused_are_not_tokenized_together(bad: str) -> None:
+    class Breaking(ByteTokenizer):
+        def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+            assert text != "broken"
+            return super().encode(text)
+
+    good: list[TextPrompt | PairPrompt] = [TextPrompt("a"), PairPrompt("b", "c")]
+    assert tokenize_together(good, Breaking(), 100) == [((97,), 0), ((98, 99), 1)]
+    assert tokenize_together([*good, TextPrompt(bad)], Breaking(), 100) == []
 
 
 def test_what_so_many_tokens_cannot_stand_for_is_not_tokenized_at_all() -> None:

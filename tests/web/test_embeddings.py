@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import attrs
@@ -11,9 +13,12 @@ import openai
 import pytest
 import trio
 
-from tests.fakes import DIMENSIONS, FakeEngine, card
+from tests.fakes import DIMENSIONS, ByteTokenizer, FakeEngine, card
 from tests.web.serving import Served, ask, eventually, serving
+from trouper.actors.runtime import runtime
 from trouper.protocol.model import LoadedModel
+from trouper.protocol.requests import PairTokens
+from trouper.web.openai import embeddings
 
 
 def create(url: str, **body: Any) -> Any:
@@ -62,6 +67,27 @@ async def test_more_inputs_than_the_queue_takes() -> None:
         await eventually(lambda: served.busy == 0)
 
 
+async def test_texts_are_tokenized_together_on_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches, threads = list[int](), set[int]()
+
+    class Noting(ByteTokenizer):
+        def encode_batch(self, texts: Sequence[str | tuple[str, str]]) -> list[PairTokens]:
+            batches.append(len(texts))
+            threads.add(get_ident())
+            return super().encode_batch(texts)
+
+    monkeypatch.setattr(runtime, "LONG_LANE", 500)
+    async with serving(FakeEngine(tokenizer=Noting())) as served:
+        texts = [f"text {n}" for n in range(2 * embeddings.AT_A_TIME + 2)]
+        await embed(served, input=texts)
+        await embed(served, input="one")
+        await embed(served, input=["x" * 51] * 10)
+    assert batches == [embeddings.AT_A_TIME, embeddings.AT_A_TIME, 2], "not one, nor long ones"
+    assert get_ident() not in threads
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -70,6 +96,8 @@ async def test_more_inputs_than_the_queue_takes() -> None:
         ({"input": [1, "a"]}, "input.0"),
         ({"input": ""}, "input"),
         ({"input": [999]}, "input"),
+        ({"input": ["a", ""]}, "input"),
+        ({"input": ["a", "a" * 5000]}, "input"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "dimensions": 5}, "dimensions"),
         ({"input": "a", "dimensions": 0}, "dimensions"),

@@ -189,7 +189,9 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     check_model(request, model)
     check_images(request.prompt, model.card, _text_only_output(request))
     longest, second_at = max_prompt_tokens_of(model.card, settings), 0
-    if isinstance(request.prompt, PairPrompt):
+    if submission.prompt:
+        prompt, second_at = submission.prompt, submission.second_at
+    elif isinstance(request.prompt, PairPrompt):
         prompt, second_at = pair_tokens_of(request.prompt, tokenizer, longest)
     else:
         prompt = tokens_of(request.prompt, tokenizer, longest)

@@ -17,6 +17,7 @@ from trouper.protocol.names import Kind
 from trouper.protocol.plan_channel import PlanReceiver
 from trouper.protocol.plans import Breakers, Pooling, Stepped
 from trouper.protocol.ranks import Joined
+from trouper.protocol.requests import PairTokens
 
 # Default of `no_mtp`.
 NO_HEAD = "its checkpoint has none"
@@ -62,6 +63,9 @@ class Tokenizer(Protocol):
     def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
         """Tokens of a query and a document for a cross-encoder, with special tokens, and the index
         of the second text if the model tells both apart, else 0."""
+
+    def encode_batch(self, texts: Sequence[str | tuple[str, str]]) -> list[PairTokens]:
+        """Tokens of texts and pairs, in one call. Raises any exception, for any of them."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """Tokens of the chat template, once (F1). Raises `RequestFailed` (400) if the template

@@ -65,6 +65,8 @@ class PairPrompt:
     document: str
 
 
+PairTokens = tuple[tuple[int, ...], int]
+"""As `Tokenizer.encode_pair` returns them; of a single text with 0."""
 Prompt = TextPrompt | TokenPrompt | ChatPrompt | InfillPrompt | PairPrompt
 
 

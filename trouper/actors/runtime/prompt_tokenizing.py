@@ -3,7 +3,7 @@ thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from trouper.actors.runtime.worker_threads import Lane
@@ -13,6 +13,7 @@ from trouper.protocol.requests import (
     ChatPrompt,
     InfillPrompt,
     PairPrompt,
+    PairTokens,
     Prompt,
     TextPrompt,
     TokenPrompt,
@@ -191,6 +192,23 @@ def pair_tokens_of(
     for text in (prompt.query, prompt.document):
         check_length(text, tokenizer, max_tokens, "prompt")
     return tokenizer.encode_pair(prompt.query, prompt.document)
+
+
+def tokenize_together(
+    prompts: Sequence[TextPrompt | PairPrompt], tokenizer: Tokenizer, max_tokens: int
+) -> list[PairTokens]:
+    """Tokenize prompts in one batch; none if one of them is to be refused, which it is alone."""
+    texts = [
+        prompt.text if isinstance(prompt, TextPrompt) else (prompt.query, prompt.document)
+        for prompt in prompts
+    ]
+    try:
+        for text in _leaves(texts):
+            check_text(text, "prompt")
+            check_length(str(text), tokenizer, max_tokens, "prompt")
+        return tokenizer.encode_batch(texts)
+    except Exception:  # noqa: BLE001 - as `RequestIntake` catches them, of one request.
+        return []
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -15,9 +15,13 @@ from trouper.actors.runtime.answer import Answer, Ended, TimeLimits, default_tim
 from trouper.actors.runtime.channels import Channels, Health, Leaving, Watches
 from trouper.actors.runtime.image_prompts import check_images, insert_images
 from trouper.actors.runtime.prompt_tokenizing import (
+    LONG_LANE,
+    characters_of,
     check_characters,
     is_short,
     lane_of_text,
+    max_prompt_tokens_of,
+    tokenize_together,
     tokens_of,
 )
 from trouper.actors.runtime.submission import Admit, Submission, open_submission
@@ -36,7 +40,14 @@ from trouper.protocol.problems import (
 )
 from trouper.protocol.replies import Accepted
 from trouper.protocol.request_bounds import check_bounds
-from trouper.protocol.requests import Generate, Prompt, TokenPrompt
+from trouper.protocol.requests import (
+    Generate,
+    PairPrompt,
+    PairTokens,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
 from trouper.protocol.settings import Settings
 
 MakeRoom = Callable[[int], Awaitable[None]]
@@ -89,10 +100,14 @@ class Runtime:
         return answer
 
     async def send(
-        self, request: Generate, ended: Ended | None = None, admit: Admit | None = None
+        self,
+        request: Generate,
+        ended: Ended | None = None,
+        admit: Admit | None = None,
+        tokens: PairTokens = ((), 0),
     ) -> Answer:
         """Send a request as `submit` does, without waiting for the queue
-        (`Answer.wait_accepted`)."""
+        (`Answer.wait_accepted`). `tokens`: of the prompt, if `tokenize_together` returned them."""
         # For requests that belong together: a busy engine fills the queue once a step.
         invalid = None
         try:
@@ -104,7 +119,9 @@ class Runtime:
             request = attrs.evolve(
                 request, cache_scope=attrs.evolve(request.cache_scope, adapter=adapter.fingerprint)
             )
-        submission, replies = open_submission(request, self.settings, admit, trio.current_time)
+        submission, replies = open_submission(
+            request, self.settings, admit, trio.current_time, tokens
+        )
         # Not when the answer ends: a plan may admit the row of a client that has left.
         if adapter is not None:
             submission.arrivals.when_let_go = partial(self._adapters.end, adapter.name)
@@ -177,6 +194,24 @@ class Runtime:
             return self._tokens_of(prompt)
         async with self._lanes[lane_of_text(prompt)].turn(tenant):
             return await self._lanes.run(self._tokens_of, prompt)
+
+    async def tokenize_together(
+        self, prompts: Sequence[Prompt], tenant: str = ""
+    ) -> dict[int, PairTokens]:
+        """Tokenize texts and pairs of one client in one batch, on a thread. Returns their tokens
+        by the `id` of the prompt; none if they are few, long or to be refused. Raises
+        `RequestFailed` (429)."""
+        texts = [
+            prompt
+            for prompt in {id(prompt): prompt for prompt in prompts}.values()
+            if isinstance(prompt, PairPrompt) or (isinstance(prompt, TextPrompt) and prompt.special)
+        ]
+        if len(texts) < 2 or sum(map(characters_of, texts)) > LONG_LANE:
+            return {}
+        longest = max_prompt_tokens_of(self.model, self.settings)
+        async with self._lanes["quick"].turn(tenant):
+            tokens = await self._lanes.run(tokenize_together, texts, self.tokenizer, longest)
+        return dict(zip(map(id, texts), tokens, strict=False))
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         card, tokenizer = self.model, self.tokenizer

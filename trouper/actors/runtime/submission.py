@@ -14,7 +14,7 @@ from trouper.protocol.media import PromptImage
 from trouper.protocol.plans import Breakers, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Delta, Failed, Progress, Reply
-from trouper.protocol.requests import Generate
+from trouper.protocol.requests import Generate, PairTokens
 from trouper.protocol.settings import Settings
 from trouper.protocol.waits import History, RequestState, WaitReason
 from trouper.protocol.watch import Watch
@@ -126,9 +126,10 @@ def open_submission(
     settings: Settings,
     admit: Admit | None = None,
     clock: Callable[[], float] = time.monotonic,
+    tokens: PairTokens = ((), 0),
 ) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
     # The capacity is a contract: at most one Delta a token, and the other replies.
     max_tokens = request.max_tokens or settings.max_kv_size or 2**31
     replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
     history = History(request.request_id, clock)
-    return Submission(request, replies, admit=admit, history=history), answer
+    return Submission(request, replies, *tokens, admit=admit, history=history), answer

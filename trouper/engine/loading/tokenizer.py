@@ -38,6 +38,7 @@ from trouper.protocol.output_formats import AUTO
 from trouper.protocol.paths import exists
 from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import ModelUnusable, bad_request
+from trouper.protocol.requests import PairTokens
 from trouper.storage.checkpoint_files import read_json
 from trouper.storage.foreign_files import require_content
 from trouper.system import heap
@@ -64,7 +65,9 @@ TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
 
 
 class Fast(Protocol):
-    def __call__(self, texts: list[str], *, add_special_tokens: bool) -> Sequence[Any]: ...
+    def __call__(
+        self, texts: Sequence[str | tuple[str, str]], *, add_special_tokens: bool
+    ) -> Sequence[Any]: ...
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -130,9 +133,22 @@ class HubTokenizer:
         if self.lowers:
             first, second = first.lower(), second.lower()
         with _panics_refused():
-            encoded = inner_tokenizer(self._wrapped)(first, second, return_token_type_ids=True)
-        types = encoded["token_type_ids"]
-        return tuple(encoded["input_ids"]), types.index(1) if 1 in types else 0
+            # As lists: a single pair with an empty second text would be encoded as one text.
+            encoded = inner_tokenizer(self._wrapped)([first], [second], return_token_type_ids=True)
+        return tuple(encoded["input_ids"][0]), _second_at(encoded["token_type_ids"][0])
+
+    def encode_batch(self, texts: Sequence[str | tuple[str, str]]) -> list[PairTokens]:
+        if self._fast is None or self.lowers or any(BREAK in text for text in texts):
+            return [
+                (self.encode(text), 0) if isinstance(text, str) else self.encode_pair(*text)
+                for text in texts
+            ]
+        with _panics_refused():
+            encoded = self._fast(texts, add_special_tokens=True)
+        return [
+            (tuple(one.ids), 0 if isinstance(text, str) else _second_at(one.type_ids))
+            for text, one in zip(texts, encoded, strict=True)
+        ]
 
     def _encode_parts(self, text: str, controls: ControlTokens) -> tuple[int, ...]:
         """Encode what lies between two of the template's control tokens without any, if a break
@@ -272,6 +288,10 @@ class HubTokenizer:
         return attrs.evolve(
             self, grammars=Grammars(vocabulary, logits, eos), grammar_end=None if known else eos[0]
         )
+
+
+def _second_at(types: list[int]) -> int:
+    return types.index(1) if 1 in types else 0
 
 
 @contextmanager

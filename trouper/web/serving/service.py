@@ -28,6 +28,7 @@ from trouper.protocol.requests import (
     CacheScope,
     ChatPrompt,
     Generate,
+    PairTokens,
     Prompt,
     Timeouts,
     ignored_parts,
@@ -312,11 +313,13 @@ class Service(CurrentRequest):
         if self.scope.exchange is not None:
             self.scope.exchange.note_submission(generates)
         await self.begin_line()
+        prompts = [generate.prompt for generate in generates]
+        tokens = await served.runtime.tokenize_together(prompts, self.tenant)
         at_once, answers = served.runtime.settings.rows, list[Answer]()
         # More would fill the queue, which is all clients'.
         for start in range(0, len(generates), at_once):
             sent = [
-                await self._send(served, generate)
+                await self._send(served, generate, tokens.get(id(generate.prompt), ((), 0)))
                 for generate in generates[start : start + at_once]
             ]
             for answer in sent:
@@ -343,7 +346,7 @@ class Service(CurrentRequest):
             return generate.grammar
         return attrs.evolve(generate.grammar, strict=True)
 
-    async def _send(self, served: Served, generate: Generate) -> Answer:
+    async def _send(self, served: Served, generate: Generate, tokens: PairTokens) -> Answer:
         self.scope.submitted = True
         reservation, holding = self.reserve(served.name), self.holding
         exchange = self.scope.exchange
@@ -359,7 +362,7 @@ class Service(CurrentRequest):
             reservation.end(record)
             running.records.append(self._note_end(served.origin, record, exchange))
 
-        answer = await served.runtime.send(generate, ended, admit)
+        answer = await served.runtime.send(generate, ended, admit, tokens)
         running.answers.append(answer)
         # After the lease: answers are closed before their model may go.
         self.at_end(answer.close)
