@@ -55,30 +55,3 @@ def test_chunks_grow_while_each_step_prepares_kernels() -> None:
     for _ in range(4):
         chunks_of(driven, longest)
     assert chunks_of(driven, longest) == [longest]
-
-
-def test_a_burst_is_computed_prompt_by_prompt() -> None:
-    """31 prompts in equal shares took shapes that no step before had, each 40 ms on an H200."""
-    driven = DrivenCore(chunk_step=CHUNK_STEP)
-    for seed in range(31):
-        driven.arrive(330, max_tokens=1, seed=seed + 1)
-    while driven.core.waiting or driven.core._batch.rows:
-        driven.step()
-    chunks = [chunk.tokens for plan in driven.plans for chunk in plan.prefill]
-    assert chunks == [330] * 31
-    assert max(len(plan.prefill) for plan in driven.plans) == 9, "2,048 tokens, and half as much"
-
-
-def test_a_long_prompt_and_short_ones_both_get_on() -> None:
-    """While short prompts never stop coming, a long one has its share of each step, and a short one
-    is computed in the step behind its arrival."""
-    driven = DrivenCore(chunk_step=CHUNK_STEP, prefill_step_size=1024)
-    driven.arrive(8000, max_tokens=1)
-    for seed in range(20):
-        driven.arrive(300, max_tokens=1, seed=seed + 1)
-        driven.step()
-        driven.step()
-    chunks = [chunk for plan in driven.plans for chunk in plan.prefill]
-    long = chunks[0].row
-    assert sum(chunk.tokens for chunk in chunks if chunk.row == long) == 8000
-    assert [chunk.tokens for chunk in chunks if chunk.row != long] == [300] * 20

@@ -34,12 +34,7 @@ from trouper.actors.scheduling.image_identity import cached_tokens
 from trouper.actors.scheduling.image_items import ImageItems
 from trouper.actors.scheduling.kv_memory import KvMemory, MemoryBudget
 from trouper.actors.scheduling.preemption import Preemption, RowReclaiming
-from trouper.actors.scheduling.prefill_budget import (
-    MIN_LONE_TOKENS,
-    PrefillBudget,
-    round_chunk,
-    take_turns,
-)
+from trouper.actors.scheduling.prefill_budget import PrefillBudget, round_chunk, take_turns
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.prepared_request import PreparedRequest, failing_client
 from trouper.actors.scheduling.result_commit import ResultCommit
@@ -95,8 +90,8 @@ class Core:
         self._proving = False
         # Blocks read from disk, for the next plan.
         self._loads: list[Load] = []
-        # The last row that prefilled, where rows take turns.
-        self._last_turn: RowId = NO_ROW
+        # The last row that prefilled in a pass of its own, where rows cannot prefill together.
+        self._last_lone: RowId = NO_ROW
         self._make_policies(model, namespace, disk)
         self._images = ImageItems.of(
             model.card.images, settings, order_image, self._recovery.image_ids, self._counters
@@ -423,13 +418,10 @@ class Core:
         requested = sum(tokens for _, tokens in remaining)
         context = max(sequence.num_computed_tokens for sequence in of_this_work)
         budget = self._prefill_budget.budget(requested, busy=busy, work=work, context=context)
-        # A few rows take the step, in turns, where each takes a pass of its own, and where the
-        # device prepares each shape: equal shares of many prompts would have new lengths each time.
-        together = work == "text" and self._prefill_together
-        chunk = self._chunk_step if together else MIN_LONE_TOKENS
-        if chunk > 1:
-            remaining = take_turns(remaining, budget, self._last_turn, chunk)
-            self._last_turn = remaining[-1][0]
+        if work != "text" or not self._prefill_together:
+            # Each row takes a pass of its own, so a few rows take the step, in turns.
+            remaining = take_turns(remaining, budget, self._last_lone)
+            self._last_lone = remaining[-1][0]
         max_tokens = self._settings.prefill_step_size
         chunks = self._shares.share_prefill(remaining, self._batch.rows, budget, max_tokens)
         if self._chunk_step > 1:

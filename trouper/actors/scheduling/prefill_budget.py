@@ -131,19 +131,18 @@ class ChunkSizer:
 
 
 def take_turns(
-    remaining: Sequence[tuple[RowId, int]], budget: int, last: RowId, chunk: int
+    remaining: Sequence[tuple[RowId, int]], budget: int, last: RowId
 ) -> list[tuple[RowId, int]]:
-    """Choose as many rows as get `chunk` tokens each, or what is left of their prompts; one more if
-    these need less than half of the budget. Arguments and result as in `share_chunks`."""
+    """Choose rows for separate passes, few in number. Arguments and result as in `share_chunks`."""
     # Round robin in the order of row ids, which grow, from behind `last`, the last row of the step
     # before: each row waits for every other row once at most.
     chosen, tokens = list[tuple[RowId, int]](), 0
     for row, requested in sorted(remaining, key=lambda pair: (pair[0] <= last, pair[0])):
-        own = min(requested, chunk)
-        if tokens + own > budget and 2 * tokens >= budget and chosen:
+        if not chosen or tokens + min(requested, MIN_LONE_TOKENS) <= budget:
+            chosen.append((row, requested))
+            tokens += min(requested, MIN_LONE_TOKENS)
+        else:
             break
-        chosen.append((row, requested))
-        tokens += own
     return chosen
 
 
