@@ -3,7 +3,7 @@ itself."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from math import inf
@@ -18,7 +18,7 @@ from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
 from trouper.actors.graph import CHANNELS
 from trouper.actors.graph import _answer_undelivered as answer_undelivered
 from trouper.actors.runtime.channels import Channels
-from trouper.actors.runtime.submission import Admit, Submission, open_submission
+from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduler import SchedulerEdges, schedule
 from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
@@ -51,14 +51,8 @@ class Opened:
         self.by_test.append(submission)
         return submission, replies
 
-    def by_runtime(
-        self,
-        request: Generate,
-        settings: Settings,
-        admit: Admit | None,
-        clock: Callable[[], float],
-    ) -> tuple[Submission, Replies]:
-        submission, replies = open_submission(request, settings, admit, clock)
+    def by_runtime(self, *arguments: Any) -> tuple[Submission, Replies]:
+        submission, replies = open_submission(*arguments)
         self.in_runtime.append(submission)
         return submission, replies
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import attrs
@@ -160,10 +160,10 @@ class RequestCounts:
     """Counts of all models, which survive unloading a model."""
 
     def __init__(self) -> None:
-        self._of: dict[str, ModelRequestCounts] = {}
+        self._of: defaultdict[str, ModelRequestCounts] = defaultdict(ModelRequestCounts)
 
     def observe(self, record: RequestRecord) -> None:
         self.of(record.model).add(record)
 
     def of(self, model: str) -> ModelRequestCounts:
-        return self._of.setdefault(model, ModelRequestCounts())
+        return self._of[model]
