@@ -6,7 +6,8 @@ from math import inf
 
 import trio
 
-from trouper.protocol.api_keys import FILE_FLAG, Keys
+from trouper.actors.runtime.worker_threads import run_on_thread
+from trouper.protocol.api_keys import FILE_FLAG, Keys, Reread
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
@@ -31,19 +32,22 @@ class KeyFile:
         ):
             return
         self._checked_at = now
-        with trio.move_on_after(self._answer_s):
-            reread = await trio.to_thread.run_sync(
-                self._keys.read_again,
-                abandon_on_cancel=True,
-                limiter=self._thread,
-                thread_name="file of keys",
-            )
-            if reread is not None:
-                self._keys.take(reread)
-            elif self._keys.stale == self._silence:
-                self._keys.stale = ""
+        try:
+            with trio.move_on_after(self._answer_s):
+                reread = await run_on_thread(
+                    self._keys.read_again, self._thread, thread_name="file of keys"
+                )
+                self._note(reread)
+                return
+        except OSError:  # No thread starts for the look: the keys stay until the next one.
             return
         self._keys.stay(self._silence)
+
+    def _note(self, reread: Reread | None) -> None:
+        if reread is not None:
+            self._keys.take(reread)
+        elif self._keys.stale == self._silence:
+            self._keys.stale = ""
 
     @property
     def _silence(self) -> str:

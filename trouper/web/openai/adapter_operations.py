@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, ClassVar
 
-import trio
 from msgspec import Meta
 from quart import Response
 
 from trouper.actors.runtime.served_models import ModelEntry
+from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.paths import within
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable, Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
@@ -107,7 +107,9 @@ class AdapterOperations:
     async def _directory(self, path: str) -> str:
         """Raises `RequestFailed` (403) for any path outside of the directories, even one that does
         not exist."""
-        directory = await trio.to_thread.run_sync(within, path, self._directories)
+        directory = await run_on_thread(
+            partial(within, path, self._directories), abandon_on_cancel=False
+        )
         if directory is None:
             message = (
                 "lora_path is in no directory from which adapters may be loaded: those that "
