@@ -54,17 +54,18 @@ class KeyFile:
         return f"{FILE_FLAG} {self._keys.file} does not answer"
 
 
-async def require_keys(settings: ServerSettings, answer_s: float = ANSWER_S) -> None:
+async def require_keys(settings: ServerSettings) -> None:
+    """Raises `SettingsInvalid`, also for a file that does not answer."""
     if settings.api_key_file is None:
         Keys.of(settings)
         return
-    with trio.move_on_after(answer_s):
+    with trio.move_on_after(ANSWER_S):
         await trio.to_thread.run_sync(
             Keys.of, settings, abandon_on_cancel=True, thread_name="file of keys"
         )
         return
     message = (
-        f"{FILE_FLAG} {settings.api_key_file} does not answer within {answer_s:g} s; give a file "
+        f"{FILE_FLAG} {settings.api_key_file} does not answer within {ANSWER_S:g} s; give a file "
         "with one key a line"
     )
     raise SettingsInvalid(message, FILE_FLAG)
