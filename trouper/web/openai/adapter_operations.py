@@ -113,9 +113,8 @@ class AdapterOperations:
         if directory is None:
             message = (
                 "lora_path is in no directory from which adapters may be loaded: those that "
-                "--adapter names, and those of "
-                "--adapters-from DIR; start the server with --adapters-from and the directory of "
-                "this adapter"
+                "--adapter names, and those of --adapters-from DIR; start the server with "
+                "--adapters-from and the directory of this adapter"
             )
             raise RequestFailed(
                 Problem(403, message, "permission_error", "lora_path", "adapter_path_not_allowed")
