@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -192,9 +193,11 @@ class TestFilesOfSentenceTransformers:
         files = read_sentence_files(tmp_path)
         assert files.prompts == (("query", "q: "), ("document", ""))
         assert files.default_prompt == "query"
-        file.write_text(json.dumps(content | {"default_prompt_name": "passage"}))
-        with pytest.raises(ModelUnusable, match="'passage'"):
-            read_sentence_files(tmp_path)
+        names: tuple[Any, ...] = ("passage", ["query"])
+        for name in names:
+            file.write_text(json.dumps(content | {"default_prompt_name": name}))
+            with pytest.raises(ModelUnusable, match=re.escape(repr(name))):
+                read_sentence_files(tmp_path)
 
     def test_prompts_that_the_pooling_leaves_out_are_refused(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"), "mean")

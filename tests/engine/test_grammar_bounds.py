@@ -237,6 +237,29 @@ def test_a_process_that_starts_too_slowly_is_started_again(monkeypatch: pytest.M
     assert trials.fault('start: "a"', None, 5.0) == ""
 
 
+def test_a_process_that_reads_nothing_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped, for example: a vocabulary is larger than a pipe."""
+    script = tmp_path / "script.py"
+    script.write_text("import signal; signal.pause()")
+    monkeypatch.setattr(trial_process, "SCRIPT", script)
+    monkeypatch.setattr(trial_process, "START_S", 0.2)
+    trials = trial_process.TrialPool(lambda: VOCABULARY | {"tokens": ["abcdefgh"] * 50_000})
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            trials.fault("start: A", None, 5.0)
+        except trial_process.TrialUnavailableError as error:
+            errors.append(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert "did not start within" in str(errors)
+
+
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
 def test_a_moment_without_processes_or_descriptors_is_no_fault_of_a_grammar(
     number: int, monkeypatch: pytest.MonkeyPatch

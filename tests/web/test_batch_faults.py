@@ -9,6 +9,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -425,3 +426,23 @@ async def test_a_database_that_cannot_be_opened_for_the_moment_is_opened_later(
             seen = await trio.to_thread.run_sync(ended, client, batch)
             found = await trio.to_thread.run_sync(output, client, seen.output_file_id)
     assert found.keys() == {"a"}
+
+
+@pytest.mark.parametrize("row", ["of a later version", "damaged"])
+async def test_a_row_that_cannot_be_read_refuses_files_and_ends_no_server(
+    tmp_path: Path, row: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is removed: an upgrade may read it again."""
+    async with serving(batch_dir=tmp_path) as served:
+        assert (await exchange(served, post("/v1/files", UPLOAD + b"x\r\n" + END, FORM)))[0] == 200
+    with closing(sqlite3.connect(tmp_path / NAME)) as connection, connection:
+        change = "replace(file, 'batch', 'later')" if row == "of a later version" else "x'00'"
+        connection.execute(f"UPDATE files SET file = {change}")
+    monkeypatch.setattr(batch_storage, "RETRY_S", 0.005)
+    async with serving(batch_dir=tmp_path) as served:
+        status, _, answer = await exchange(served, get("/v1/files"))
+        said = await problem(served, waits=True)
+        assert (await ask(served, {"prompt": "x", "max_tokens": 2}))[0] == 200
+    assert (status, json.loads(answer)["error"]["code"]) == (503, "batches_unavailable")
+    assert said.startswith(f"{tmp_path} cannot be used: a row of {NAME} cannot be read")
+    assert len([*(tmp_path / "files").iterdir()]) == 1

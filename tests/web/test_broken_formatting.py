@@ -3,6 +3,7 @@ dialect, and the others go on."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from typing import Any
@@ -87,3 +88,15 @@ async def test_first_events_are_there_if_the_first_text_fails(
             if line.startswith("data: ")
         ]
         assert (types[0], types[-1]) == ("response.created", "response.failed")
+
+
+async def test_a_stream_that_lacks_a_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def lacks(*_: object) -> bytes:
+        raise OSError(errno.EAGAIN, "the system starts no further thread")
+
+    monkeypatch.setattr(response_streams.EventStream, "_next_write", lacks)
+    async with serving(FakeEngine(before_step=pace)) as served:
+        body = STREAMS["/v1/completions"] | {"stream": True}
+        status, _, received = await exchange(served, post("/v1/completions", body))
+    assert status == 200
+    assert b'"code":"system_shortage"' in received

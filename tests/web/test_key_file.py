@@ -13,6 +13,7 @@ import trio
 
 from tests.web.serving import eventually, exchange, get, serving
 from tests.web.test_key_rights import bearer, key_file, known
+from tests.web.test_memory import without_threads
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.api_keys import Keys
 from trouper.web.keys.key_file import ANSWER_S, KeyFile, require_keys
@@ -70,6 +71,21 @@ async def test_a_file_that_answers_again_is_read(tmp_path: Path) -> None:
     await eventually(lambda: looking._thread.available_tokens == 1)
     await looking.look(1)
     assert (known(keys, "sk-one", "sk-two"), keys.stale) == ([False, True], "")
+
+
+async def test_without_threads_the_keys_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = key_file(tmp_path, TEXT)
+    keys = Keys.of(ServerSettings(api_key_file=file))
+    looking = KeyFile(keys)
+    file.write_text("sk-two\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.to_thread, "run_sync", without_threads)
+        await looking.look(0.0)
+    assert known(keys, "sk-one", "sk-two") == [True, False]
+    await looking.look(10.0)
+    assert known(keys, "sk-one", "sk-two") == [False, True]
 
 
 async def test_a_start_is_refused_by_name(tmp_path: Path, autojump_clock: object) -> None:

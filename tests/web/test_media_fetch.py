@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import trio
@@ -339,6 +340,17 @@ async def test_certificates_are_checked(monkeypatch: pytest.MonkeyPatch) -> None
         problem = await refusal(unknown, f"https://images.test:{at.tls_port}")
         assert "SSLCertVerificationError" in problem.message
     assert at.heads == []
+
+
+async def test_without_authorities_nothing_is_dialled_and_the_error_names_the_cause(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with elsewhere(monkeypatch, {"/": sends(answer(PNG))}, NAMES) as at:
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "gone.pem"))
+        site = f"https://images.test:{at.tls_port}"
+        problem = await refusal(MediaFetcher([site.removeprefix("https://")]), site)
+    assert "FileNotFoundError" in problem.message
+    assert not at.dialled
 
 
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,14 @@ import trio
 
 from tests.fakes import FakeEngine
 from tests.web.serving import Served, ask, eventually, exchange, post, serving
+from trouper.protocol.problems import is_shortage
+from trouper.protocol.replies import Finished
 from trouper.system import heap
 from trouper.web.app import AppRequest
+from trouper.web.http.json_response import formatted
 from trouper.web.http.paced_body import PacedBody
+from trouper.web.serving import current_request
+from trouper.web.streaming.response_streams import AnswerEvent, shielded
 
 MB = 2**20
 HUGE = "x" * (12 * MB)
@@ -80,6 +85,39 @@ async def test_what_has_come_of_a_refused_body_is_freed_and_given_back(
         await eventually(lambda: bool(trims))
     [noted] = bodies
     assert not noted._data
+
+
+async def without_threads(*_: object, **__: object) -> None:
+    """As `trio.to_thread.run_sync` where the system starts no thread."""
+    await trio.lowlevel.checkpoint()
+    raise RuntimeError("can't start new thread")
+
+
+async def test_without_threads_memory_stays_and_no_request_fails(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    """An error in a task of Trio's own would end the server."""
+    memory = current_request.Heap()
+    with monkeypatch.context() as patch:
+        patch.setattr(trio.to_thread, "run_sync", without_threads)
+        memory.give_back_soon()
+        await trio.sleep(2 * current_request.GIVE_BACK_AFTER_S)
+        await current_request.give_back()
+    trims: list[None] = []
+    monkeypatch.setattr(heap, "give_back", lambda: trims.append(None))
+    memory.give_back_soon()
+    await eventually(lambda: bool(trims))
+
+
+async def test_without_threads_a_long_answer_is_refused_for_the_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trio.to_thread, "run_sync", without_threads)
+    piece = AnswerEvent(0, Finished("stop", 1))
+    for work in (formatted(dict, is_long=True), shielded(lambda _: b"", piece)):
+        with pytest.raises(OSError, match="no further thread") as failed:
+            await work
+        assert is_shortage(failed.value)
 
 
 def held_texts() -> list[object]:

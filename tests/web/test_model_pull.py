@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -92,6 +93,30 @@ async def test_two_who_want_it_wait_for_one_download() -> None:
         hub.may_end.set()
         await operation.done.wait()
         assert (operation.problem, hub.names) == (None, [NAME])
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (OSError(errno.EAGAIN, "no process is left"), 503, "no process is left"),
+        (OSError(errno.EIO, "Input/output error"), 500, "OSError: [Errno 5] Input/output error"),
+        (ExceptionGroup("", [KeyError("x")]), 500, "KeyError: 'x'"),
+    ],
+)
+async def test_an_unforeseen_error_is_the_answer_and_ends_no_model(
+    error: Exception, status: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a process that cannot be started, or a directory that cannot be read."""
+
+    async def fails(_hub: Hub, _name: str, _report: Report) -> None:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    monkeypatch.setattr(Hub, "fetch", fails)
+    async with hub_behind_a_server() as (hub, port):
+        answered, body = answer_of(await pull(port))
+        assert (answered, message in str(body["error"])) == (status, True), body
+        assert hub.manager.models[0].runtime is not None
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ from trouper.storage.stored_blocks import (
 
 log = logging.getLogger("trouper.ssd_writer")
 T = TypeVar("T")
-# About 3 % of one core.
-# Rest between two writes while rows decode, as a multiple of the last write's duration.
+# Rest between two writes while rows decode, as a multiple of the last write's duration: writes
+# then take 3 % of one core.
 REST = 30.0
 BLOCKS_A_MESSAGE = 1000
 MAX_IN_A_ROW = 2  # Number of consecutive files that are set aside before the disk counts as faulty.

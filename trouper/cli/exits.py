@@ -75,7 +75,7 @@ def _to_nowhere(descriptor: int) -> None:
     os.close(nowhere)
 
 
-def echo_if_possible(text: str, *, err: bool = False) -> None:
+def echo_if_possible(text: str, *, err: bool) -> None:
     try:
         click.echo(text, err=err)
     except BrokenPipeError:

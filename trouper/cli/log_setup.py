@@ -118,7 +118,7 @@ FORMATS = ("auto", "human", "json")
 Format = Literal["auto", "human", "json"]
 
 
-def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
+def configure_logging(level: str, console: Console, form: Format) -> None:
     """Log in colours on a terminal, elsewhere as JSON lines, unless plain lines are requested."""
     unbuffer_stderr()
     write: Write

@@ -82,9 +82,8 @@ def _require_shortage(error: Exception) -> None:
     if not lacks_memory(error):
         raise error
     log.warning(
-        "the device has too little memory for the longest passes (%s): does another process "
-        "use it? "
-        "What was not prepared is when a request needs it",
+        "the device has too little memory for the longest passes (%s): does another process use "
+        "it? What was not prepared is when a request needs it",
         first_line_of(error),
     )
 

@@ -38,12 +38,12 @@ def bank_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
     return lowest_level(-(-16 * tokens // 15), first_bank)
 
 
-def longest_of(level: int, first_bank: int = FIRST_BANK) -> int:
+def longest_of(level: int, first_bank: int) -> int:
     """Maximum tokens of a row that belongs to the level."""
     return 15 * (first_bank << level) // 16
 
 
-def lowest_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
+def lowest_level(tokens: int, first_bank: int) -> int:
     """Lowest level that may still hold such a row, which moves some steps late."""
     return (max(tokens - 1, 0) // first_bank).bit_length()
 

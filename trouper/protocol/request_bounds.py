@@ -102,7 +102,7 @@ TUPLES: Mapping[str, type] = {
 
 def check_bounds(request: Generate) -> None:
     """Raises `RequestFailed` (400) that names the first invalid field."""
-    _check_types(request, TYPES)
+    _check_types(request)
     _check_token_ids(request.prompt)
     _check_numbers(request, OF_REQUEST)
     _check_numbers(request.sampling, OF_SAMPLING)
@@ -122,9 +122,9 @@ def check_bounds(request: Generate) -> None:
         _check_numbers(request.timeouts, {field.name: SECONDS for field in attrs.fields(Timeouts)})
 
 
-def _check_types(holder: object, types: Mapping[str, tuple[type, ...]]) -> None:
-    for name, kinds in types.items():
-        if not isinstance(value := getattr(holder, name), kinds):
+def _check_types(request: Generate) -> None:
+    for name, kinds in TYPES.items():
+        if not isinstance(value := getattr(request, name), kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
             raise bad_request(f"{name} must be {names}, not {_shown(value)}", name, "invalid_type")
 

@@ -51,8 +51,7 @@ class Settings:
     draft_model: str | None = setting(
         None,
         "Directory or hub id of what drafts: a smaller model with the same vocabulary, or an "
-        "EAGLE-3, DFlash or DSpark drafter; "
-        "MODEL=DIR-OR-ID for one of several models.",
+        "EAGLE-3, DFlash or DSpark drafter; MODEL=DIR-OR-ID for one of several models.",
         each=True,
         directory=True,
     )
@@ -316,8 +315,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = entries(
         host_pattern,
         "Names, parted by commas, that the server answers to beside those of loopback: NAME, "
-        ".DOMAIN for it and all below "
-        "it, * for any.",
+        ".DOMAIN for it and all below it, * for any.",
     )
     cors_origins: tuple[str, ...] = entries(
         origin_pattern,
@@ -395,8 +393,7 @@ class ServerSettings:
     strict: bool = setting(
         False,
         "Refuse every parameter and path that the API does not have, and lengths beyond the "
-        "context. Default: what an answer "
-        "is right without is read past and named in a header.",
+        "context. Default: what an answer is right without is read past and named in a header.",
     )
     drain_timeout_s: float = setting(10.0, "On SIGTERM, how long running requests may finish.", 0)
     heartbeat_s: float = setting(4.0, "A silent stream gets a heartbeat this often.", 0.05)
@@ -448,8 +445,7 @@ class ServerSettings:
         if not (is_loopback(self.host) or has_keys or self.allow_no_key):
             raise SettingsInvalid(
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, "
-                "--api-key-file), "
-                "or --allow-no-key if anybody may use the model"
+                "--api-key-file), or --allow-no-key if anybody may use the model"
             )
         require_sources(self.models_from)
         require_directories(self.adapters_from)

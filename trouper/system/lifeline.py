@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
@@ -26,11 +26,9 @@ def lifeline() -> Iterator[int]:
         os.close(write)
 
 
-def watch_launcher(
-    ended: Callable[[], None], environment: MutableMapping[str, str] = os.environ
-) -> None:
+def watch_launcher(ended: Callable[[], None]) -> None:
     """Call `ended` on a thread when the launcher ends. Children do not inherit the descriptor."""
-    if launcher := environment.pop(LAUNCHER, ""):
+    if launcher := os.environ.pop(LAUNCHER, ""):
         Thread(target=_watch, args=(int(launcher), ended), name="launcher", daemon=True).start()
 
 

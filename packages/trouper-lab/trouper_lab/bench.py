@@ -256,10 +256,9 @@ def seconds(value: float | None) -> str:
 def prefix_line(prefix: PrefixFigures) -> str:
     return (
         f"a prompt of {prefix.prompt_tokens} tokens, to its first token: {seconds(prefix.cold_s)} "
-        f"new, {seconds(prefix.again_s)} "
-        f"again ({prefix.cached_tokens} tokens cached), {seconds(prefix.extended_s)} with another "
-        "question behind it; "
-        f"{seconds(prefix.short_s)} for a prompt of a few tokens"
+        f"new, {seconds(prefix.again_s)} again ({prefix.cached_tokens} tokens cached), "
+        f"{seconds(prefix.extended_s)} with another question behind it; {seconds(prefix.short_s)} "
+        "for a prompt of a few tokens"
     )
 
 

@@ -101,10 +101,9 @@ class AdapterRoom:
             limit = int(memory.limit_bytes * fraction)
             raise insufficient(
                 f"the adapter {name!r} needs {_mb(plan.loading_bytes)} while it is loaded, "
-                f"{_mb(plan.added_bytes)} of it for good, and "
-                f"{_mb(free)} of {_mb(limit)} (--memory-fraction) are left beside the weights and "
-                "one step: unload another adapter or "
-                "model, or give one of a lower rank"
+                f"{_mb(plan.added_bytes)} of it for good, and {_mb(free)} of {_mb(limit)} "
+                "(--memory-fraction) are left beside the weights and one step: unload another "
+                "adapter or model, or give one of a lower rank"
             )
 
     @contextmanager

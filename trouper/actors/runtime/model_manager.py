@@ -410,7 +410,14 @@ class ManagerControl:
         def report(done: int, total: int) -> None:
             operation.progress = Loading(operation.name, "downloading", done, total)
 
-        await fetch(operation.name, report)
+        try:
+            await fetch(operation.name, report)
+        except ModelUnusable:
+            raise
+        except Exception as error:
+            # No process may be left for it, or a directory be unreadable: the models go on.
+            log.exception("%s cannot be downloaded", operation.name)
+            raise unforeseen(error) from innermost(error)
         if all(operation.name not in model.names for model in self._manager.models):
             raise RequestFailed(not_servable(operation.name))
 

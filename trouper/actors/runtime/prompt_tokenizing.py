@@ -33,8 +33,7 @@ def infill_of(prompt: InfillPrompt, tokenizer: Tokenizer) -> tuple[int, ...]:
     if marks is None:
         message = (
             "this model's vocabulary has no tokens to fill in the middle: serve a model that was "
-            "trained for it, "
-            "such as Qwen2.5-Coder, or leave suffix out"
+            "trained for it, such as Qwen2.5-Coder, or leave suffix out"
         )
         raise bad_request(message, "suffix", "infill_not_supported")
     prefix = (

@@ -22,13 +22,13 @@ LAST_WORK_S = 2.0
 
 async def run_on_thread(
     work: Callable[[], T],
-    limiter: trio.CapacityLimiter,
+    limiter: trio.CapacityLimiter | None = None,
     *,
     abandon_on_cancel: bool = True,
     thread_name: str | None = None,
 ) -> T:
-    """Run `work` as `trio.to_thread.run_sync` does. Raises what `work` raises, and `OSError`
-    (EAGAIN) if no thread can be started."""
+    """Run `work` as `trio.to_thread.run_sync` does. `limiter` None: Trio's own. Raises what `work`
+    raises, and `OSError` (EAGAIN) if no thread can be started."""
     begun = False
 
     def begin() -> T:

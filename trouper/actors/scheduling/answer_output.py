@@ -65,7 +65,7 @@ class TextStream:
         return text[:keep]
 
 
-def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, str] | None:
+def first_stop(text: str, stops: tuple[str, ...], seen: int) -> tuple[int, str] | None:
     """The (start, stop) of the stop string that completes first, beyond `seen` characters."""
     found = [
         (start + len(stop), start, stop)

@@ -269,6 +269,5 @@ class Watching:
             )
         return (
             f"the key has no right to observability, which `trouper top` needs at {self._url}; "
-            "whoever runs the server gives it by "
-            "observability=true in --api-key-file"
+            "whoever runs the server gives it by observability=true in --api-key-file"
         )

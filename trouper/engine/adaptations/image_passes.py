@@ -119,10 +119,10 @@ class MropeSections:
 
 def adapt_to_images(
     model: nn.Module,
-    sections: MropeSections | None = None,
-    deepstack: int = 0,
+    sections: MropeSections | None,
+    deepstack: int,
     *,
-    reach_in_full_layers: bool = True,
+    reach_in_full_layers: bool,
 ) -> None:
     """Let the model's passes take images. `sections`: of M-RoPE, if the model has it. `deepstack`:
     number of layers that get vectors. `reach_in_full_layers`: see `Adapted`. Raises `ValueError`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import selectors
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
 from threading import Semaphore
-from typing import Any
+from typing import IO, Any
 
 from trouper.engine.grammars.trial_script import LENGTH
 from trouper.protocol.problems import is_shortage
@@ -164,7 +165,7 @@ class TrialProcess:
 def _start() -> subprocess.Popen[bytes]:
     if not sys.executable:
         raise OSError("this program has no Python of its own")
-    return subprocess.Popen(  # noqa: S603 - our own script
+    process = subprocess.Popen(  # noqa: S603 - our own script
         [sys.executable, "-P", str(SCRIPT)],
         bufsize=0,
         stdin=subprocess.PIPE,
@@ -172,6 +173,9 @@ def _start() -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C goes to the server, which ends this process.
     )
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)  # One that is stopped reads nothing.
+    return process
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -180,29 +184,39 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout_s: float) -> Any:
-    assert process.stdin is not None
     data = json.dumps(message).encode()
-    remaining = memoryview(LENGTH.pack(len(data)) + data)
-    while remaining:
-        remaining = remaining[process.stdin.write(remaining) :]
     clock = WakingTime()
     end = clock.now() + timeout_s
+    _write(process, LENGTH.pack(len(data)) + data, clock, end)
     [length] = LENGTH.unpack(_read(process, LENGTH.size, clock, end))
     return json.loads(_read(process, length, clock, end))
+
+
+def _write(process: subprocess.Popen[bytes], data: bytes, clock: WakingTime, end: float) -> None:
+    assert process.stdin is not None
+    remaining = memoryview(data)
+    while remaining:
+        # A full pipe takes nothing: None.
+        remaining = remaining[process.stdin.write(remaining) or 0 :]
+        if remaining:
+            _wait(process.stdin, selectors.EVENT_WRITE, clock, end)
 
 
 def _read(process: subprocess.Popen[bytes], length: int, clock: WakingTime, end: float) -> bytes:
     assert process.stdout is not None
     data = b""
-    with selectors.PollSelector() as selector:  # Needs no further descriptor.
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while len(data) < length:
-            if not selector.select(min(max(end - clock.now(), 0), LOOK_S)):
-                if clock.now() >= end:
-                    raise TimeoutError
-                continue
-            part = process.stdout.read(length - len(data))
-            if not part:
-                raise EOFError
-            data += part
+    while len(data) < length:
+        _wait(process.stdout, selectors.EVENT_READ, clock, end)
+        part = process.stdout.read(length - len(data))
+        if not part:
+            raise EOFError
+        data += part
     return data
+
+
+def _wait(pipe: IO[bytes], event: int, clock: WakingTime, end: float) -> None:
+    with selectors.PollSelector() as selector:  # Needs no further descriptor.
+        selector.register(pipe, event)
+        while not selector.select(min(max(end - clock.now(), 0), LOOK_S)):
+            if clock.now() >= end:
+                raise TimeoutError

@@ -142,8 +142,7 @@ def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubToke
         first = apart[0]
         raise ModelUnusable(
             f"{DRAFT_FLAG} {name} has other tokens than {target} ({len(apart)} differ, the first "
-            f"is {first}: {mine[first]!r} and "
-            f"{theirs[first]!r}): {remedy}"
+            f"is {first}: {mine[first]!r} and {theirs[first]!r}): {remedy}"
         )
     unknown = len(mine.keys() ^ theirs.keys())
     if unknown > MAX_UNKNOWN * max(len(mine), len(theirs)):
@@ -180,8 +179,7 @@ def open_draft(found: FoundDraft, target: Path, capabilities: Capabilities) -> n
     if reason := unsuitable(model, capabilities):
         raise ModelUnusable(
             f"{DRAFT_FLAG} {found.name} cannot draft in the batch: {reason}; give a model with "
-            "full attention in all layers, or "
-            f"leave {DRAFT_FLAG} out"
+            f"full attention in all layers, or leave {DRAFT_FLAG} out"
         )
     return model
 

@@ -176,8 +176,7 @@ class Check:
         if self._any_rank(None if subject.reference.consistent else Failure("")) is not None:
             raise WrongAloneError(
                 "its own code gives other logits for a prompt in chunks than for the whole prompt "
-                "(they differ by "
-                f"{subject.reference.noise:.2g} of their spread)"
+                f"(they differ by {subject.reference.noise:.2g} of their spread)"
             )
         return subject
 

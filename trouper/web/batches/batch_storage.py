@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import attrs
+import msgspec
 import trio
 
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches.batch_table import Batch, BatchSpec, BatchTable
 from trouper.web.batches.stored_files import FileStore, Upload
-from trouper.web.serving.state_database import StateDatabase
+from trouper.web.serving.state_database import NAME, StateDatabase
 
 log = logging.getLogger("trouper.batches")
 NO_ROOM = (
@@ -52,6 +53,13 @@ class KeyShares:
 
 def too_large(message: str, code: str, param: str) -> RequestFailed:
     return RequestFailed(Problem(413, message, param=param, code=code))
+
+
+def _reason_of(error: OSError | msgspec.MsgspecError) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # Of a later version, or damaged.
+    return f"a row of {NAME} cannot be read ({error})"
 
 
 def _unavailable(message: str) -> RequestFailed:
@@ -211,8 +219,8 @@ class BatchStorage:
                 try:
                     if await self._database.open(create=create):
                         await self._load()
-                except OSError as error:
-                    reason = error.strerror or str(error)
+                except (OSError, msgspec.MsgspecError) as error:
+                    reason = _reason_of(error)
                     self.problem = self._database.problem or (
                         f"{self.directory} cannot be used: {reason}; see --batch-dir"
                     )

@@ -18,6 +18,7 @@ import msgspec
 import trio
 
 from trouper.actors.runtime.supervision import innermost
+from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches.batch_storage import RETRY_S, BatchImages, BatchStorage
 from trouper.web.batches.batch_table import Attempts, Batch, BatchState, LineAnswer
@@ -163,7 +164,7 @@ class BatchWorker:
         path = self._storage.files.path(batch.spec.input_file_id)
         check = partial(validated, path, batch.spec.endpoint, self._max_line_bytes)
         try:
-            lines = await trio.to_thread.run_sync(check, limiter=self._validating)
+            lines = await run_on_thread(check, self._validating, abandon_on_cancel=False)
         except FileNotFoundError:
             message = f"the file {batch.spec.input_file_id} is no longer there"
             raise LinesInvalid(

@@ -59,16 +59,14 @@ class ByteBudget:
         if 2 * (before + amount) > self.total:
             message = (
                 f"{need}, and one may hold half of the server's {self.total} ({FLAG}): send less "
-                "at a time, "
-                f"or start the server with a larger {FLAG}"
+                f"at a time, or start the server with a larger {FLAG}"
             )
             return Problem(413, message, code="request_memory_too_small")
         mine = self._clients[client] - before
         if amount <= self.total - self.held and mine:
             message = (
                 f"{need}, beside the {mine} of your other requests, and so much is not your share "
-                "of the "
-                f"server's {self.total} ({FLAG}): try again when one of them has ended"
+                f"of the server's {self.total} ({FLAG}): try again when one of them has ended"
             )
             return Problem(
                 429,

@@ -9,6 +9,7 @@ import msgspec
 import trio
 from quart import Response
 
+from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.problems import Problem
 
 # Long answers are formatted one at a time: the event loop and the engine's thread wait for Python's
@@ -40,8 +41,12 @@ def as_json(body: Any, status: int = 200) -> Response:
 async def formatted(body: Callable[[], Any], *, is_long: bool) -> Response:
     if not is_long:
         return as_json(body())
-    data = await trio.to_thread.run_sync(lambda: msgspec.json.encode(body()), limiter=LONG_ANSWERS)
-    return encoded(data)
+    return encoded(await long_work(lambda: msgspec.json.encode(body())))
+
+
+async def long_work(work: Callable[[], bytes]) -> bytes:
+    """Format on a thread. Raises `OSError` if no thread starts."""
+    return await run_on_thread(work, LONG_ANSWERS, abandon_on_cancel=False)
 
 
 def encoded(data: bytes, status: int = 200) -> Response:

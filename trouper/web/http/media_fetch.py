@@ -223,13 +223,15 @@ class MediaFetcher:
                 "%s has an address that is not public: it is not fetched from", address.host
             )
             raise NotAllowed("this server fetches no images from there")
+        # Before a stream is open: SSL_CERT_FILE may name no file.
+        context = self._context() if address.scheme == "https" else None
         for ip in resolved[:MAX_ADDRESSES]:
             with suppress(OSError), trio.move_on_after(CONNECT_S):
                 stream = await trio.open_tcp_stream(ip, address.port)
-                if address.scheme == "http":
+                if context is None:
                     return stream
                 return trio.SSLStream(
-                    stream, self._context(), server_hostname=address.host, https_compatible=True
+                    stream, context, server_hostname=address.host, https_compatible=True
                 )
         raise Unreachable("the other server cannot be reached")
 

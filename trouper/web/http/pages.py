@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import files
 
 import attrs
-import trio
 from quart import Response, request
 
 from trouper.actors.runtime.served_models import ModelEntry
+from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.version import VERSION
 from trouper.web.http.endpoints import ERROR, REPORT, Endpoint, endpoints_of
@@ -64,9 +65,8 @@ class Pages:
     async def openapi(self) -> Response:
         components = {"Error": ERROR, **self._components}
         # The schemas of all requests take 0.1 s the first time.
-        return as_json(
-            await trio.to_thread.run_sync(document, self.endpoints, components, self._context())
-        )
+        work = partial(document, self.endpoints, components, self._context())
+        return as_json(await run_on_thread(work, abandon_on_cancel=False))
 
     def _context(self) -> DocumentContext:
         """Names and bounds for the document: names only for a known key, bounds if all models are

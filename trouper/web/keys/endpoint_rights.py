@@ -96,9 +96,8 @@ def missing_right(path: str, key: ApiKey) -> Problem | None:
     if access in ("key", "open") or access in key.rights:
         return None
     message = (
-        f"the API key {key.label!r} has no right to {access}, which {path} needs; whoever runs the "
-        "server gives it by "
-        f"{access}=true in --api-key-file"
+        f"the API key {key.label!r} has no right to {access}, which {path} needs; whoever runs "
+        f"the server gives it by {access}=true in --api-key-file"
     )
     return Problem(403, message, "permission_error", None, "missing_right")
 

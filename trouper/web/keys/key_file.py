@@ -6,7 +6,8 @@ from math import inf
 
 import trio
 
-from trouper.protocol.api_keys import FILE_FLAG, Keys
+from trouper.actors.runtime.worker_threads import run_on_thread
+from trouper.protocol.api_keys import FILE_FLAG, Keys, Reread
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
@@ -31,36 +32,40 @@ class KeyFile:
         ):
             return
         self._checked_at = now
-        with trio.move_on_after(self._answer_s):
-            reread = await trio.to_thread.run_sync(
-                self._keys.read_again,
-                abandon_on_cancel=True,
-                limiter=self._thread,
-                thread_name="file of keys",
-            )
-            if reread is not None:
-                self._keys.take(reread)
-            elif self._keys.stale == self._silence:
-                self._keys.stale = ""
+        try:
+            with trio.move_on_after(self._answer_s):
+                reread = await run_on_thread(
+                    self._keys.read_again, self._thread, thread_name="file of keys"
+                )
+                self._note(reread)
+                return
+        except OSError:  # No thread starts for the look: the keys stay until the next one.
             return
         self._keys.stay(self._silence)
+
+    def _note(self, reread: Reread | None) -> None:
+        if reread is not None:
+            self._keys.take(reread)
+        elif self._keys.stale == self._silence:
+            self._keys.stale = ""
 
     @property
     def _silence(self) -> str:
         return f"{FILE_FLAG} {self._keys.file} does not answer"
 
 
-async def require_keys(settings: ServerSettings, answer_s: float = ANSWER_S) -> None:
+async def require_keys(settings: ServerSettings) -> None:
+    """Raises `SettingsInvalid`, also for a file that does not answer."""
     if settings.api_key_file is None:
         Keys.of(settings)
         return
-    with trio.move_on_after(answer_s):
+    with trio.move_on_after(ANSWER_S):
         await trio.to_thread.run_sync(
             Keys.of, settings, abandon_on_cancel=True, thread_name="file of keys"
         )
         return
     message = (
-        f"{FILE_FLAG} {settings.api_key_file} does not answer within {answer_s:g} s; give a file "
+        f"{FILE_FLAG} {settings.api_key_file} does not answer within {ANSWER_S:g} s; give a file "
         "with one key a line"
     )
     raise SettingsInvalid(message, FILE_FLAG)

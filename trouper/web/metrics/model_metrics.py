@@ -308,8 +308,7 @@ MODEL_METRICS: tuple[MetricFamily[ModelScrape], ...] = (
         "gauge",
         "vllm:kv_cache_usage_perc",
         "KV of running requests, as a part of the KV memory (--kv-memory); of the rows, if no "
-        "limit is known. 1: requests wait or are "
-        "preempted. What is only cached does not count.",
+        "limit is known. 1: requests wait or are preempted. What is only cached does not count.",
         _kv_used,
     ),
     MetricFamily(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated, ClassVar
 
-import trio
 from msgspec import Meta
 from quart import Response
 
 from trouper.actors.runtime.served_models import ModelEntry
+from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.paths import within
 from trouper.protocol.problems import AdapterFilesMissing, ModelUnusable, Problem, RequestFailed
 from trouper.web.http.endpoints import Endpoint
@@ -107,13 +107,14 @@ class AdapterOperations:
     async def _directory(self, path: str) -> str:
         """Raises `RequestFailed` (403) for any path outside of the directories, even one that does
         not exist."""
-        directory = await trio.to_thread.run_sync(within, path, self._directories)
+        directory = await run_on_thread(
+            partial(within, path, self._directories), abandon_on_cancel=False
+        )
         if directory is None:
             message = (
                 "lora_path is in no directory from which adapters may be loaded: those that "
-                "--adapter names, and those of "
-                "--adapters-from DIR; start the server with --adapters-from and the directory of "
-                "this adapter"
+                "--adapter names, and those of --adapters-from DIR; start the server with "
+                "--adapters-from and the directory of this adapter"
             )
             raise RequestFailed(
                 Problem(403, message, "permission_error", "lora_path", "adapter_path_not_allowed")

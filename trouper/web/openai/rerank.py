@@ -49,8 +49,7 @@ CHARACTER_BYTES = 4
 MAX_DOCUMENTS = 2048
 SYSTEM = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
-    "provided. "
-    'Note that the answer can only be "yes" or "no".'
+    'provided. Note that the answer can only be "yes" or "no".'
 )
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """Qwen3-Reranker's wording."""

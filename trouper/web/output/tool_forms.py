@@ -6,7 +6,6 @@ get the client's names and items back.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -102,7 +101,3 @@ def model_names(forms: Sequence[ToolForm]) -> list[str]:
             name = f"{base}_{number}"
         names[name] = None
     return [*names]
-
-
-def input_as_arguments(text: str) -> str:
-    return json.dumps({INPUT: text}, ensure_ascii=False)

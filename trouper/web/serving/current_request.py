@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from math import inf
@@ -159,7 +159,14 @@ class Heap:
     async def _give_back(self) -> None:
         await trio.sleep(GIVE_BACK_AFTER_S)
         self._due, self._held_bytes = False, 0
-        await trio.to_thread.run_sync(heap.give_back)
+        await give_back()
+
+
+async def give_back() -> None:
+    """Return memory to the system, if a thread starts for that."""
+    # An error in a task of Trio's own would end the server.
+    with suppress(OSError):
+        await run_on_thread(heap.give_back, abandon_on_cancel=False)
 
 
 def priority_with(key: ApiKey, given: int | None) -> int:
@@ -291,7 +298,7 @@ class CurrentRequest:
         finally:
             if len(data) > HUGE_BODY:
                 del data
-                await trio.to_thread.run_sync(heap.give_back)
+                await give_back()
 
     async def _received(self) -> bytes:
         body, size = cast("PacedBody", request.body), request.content_length

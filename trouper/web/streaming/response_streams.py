@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -13,9 +14,9 @@ import trio
 from quart.wrappers.response import ResponseBody
 
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.problems import INTERNAL, RequestFailed
+from trouper.protocol.problems import INTERNAL, SYSTEM_SHORTAGE, RequestFailed, is_shortage
 from trouper.protocol.replies import Delta, Finished
-from trouper.web.http.json_response import LONG_ANSWERS
+from trouper.web.http.json_response import long_work
 from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.output.dialect import COMMENT, Choice, Dialect, usage_of
 from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDelivery
@@ -116,7 +117,7 @@ async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> 
     the result must not be lost."""
     made: list[bytes] = []
     with trio.CancelScope(shield=True):
-        made.append(await trio.to_thread.run_sync(make, piece, limiter=LONG_ANSWERS))
+        made.append(await long_work(partial(make, piece)))
     return made[0]
 
 
@@ -204,10 +205,11 @@ class EventStream(ResponseBody):
         except RequestFailed as failed:
             self._over = True
             written = self._opening + self._dialect.failure(failed.problem)
-        except Exception:
+        except Exception as error:
             log.exception("a stream failed; the others go on")
             self._over = True
-            written = self._opening + self._dialect.failure(INTERNAL)
+            problem = SYSTEM_SHORTAGE if is_shortage(error) else INTERNAL
+            written = self._opening + self._dialect.failure(problem)
         if self._over:
             await self._before_end()
         for answer in self._answers:

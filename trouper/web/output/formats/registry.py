@@ -31,7 +31,7 @@ from trouper.web.output.formats.marked_answer import NO_CALLS, CallFormat, Marke
 from trouper.web.output.formats.tagged_calls import TagLayout, tagged_section
 from trouper.web.output.formats.text_source import END, Steps, TextSource
 from trouper.web.output.tool_calls import Tools
-from trouper.web.output.tool_forms import input_as_arguments
+from trouper.web.output.tool_forms import INPUT
 
 NEVER = re.compile("(?!)")
 FENCE = "```"
@@ -274,11 +274,11 @@ def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
 def _freeform(source: TextSource, sink: CallSink, name: str) -> Steps[None]:
     sink.kind = "call"
     sink.start(name)
-    sink.arguments(input_as_arguments("")[:-2])
+    sink.arguments(f'{{"{INPUT}": "')
     while (yield from source.peek()) != END:
         sink.arguments(json.dumps(source.run(NEVER), ensure_ascii=False)[1:-1])
         source.keep()
-    sink.arguments(input_as_arguments("")[-2:])
+    sink.arguments('"}')
     sink.end()
 
 
