@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from PIL import Image
 
 from tests import flags_page
 from trouper.cli.flag_groups import GROUPS, OLDER
@@ -55,6 +56,13 @@ def test_the_tables_are_those_of_the_help() -> None:
 
 def test_the_readme_is_read_in_three_minutes() -> None:
     assert len(README.split()) <= MAX_WORDS
+
+
+def test_the_picture_of_the_readme_moves_and_comes_to_rest() -> None:
+    [picture] = re.findall(r"\]\((docs/[^)]*\.gif)\)", README)
+    with Image.open(ROOT / picture) as moving:
+        assert moving.n_frames > 20  # type: ignore[attr-defined]
+        assert moving.info["loop"]
 
 
 def test_the_two_commands_stand_in_the_readme() -> None:

@@ -3,7 +3,9 @@ model nor a server."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,28 @@ def test_each_recipe_that_is_named_is_there() -> None:
     }
     assert "serve" in named & recipes
     assert named <= recipes
+
+
+def test_packages_are_installed_with_progress_at_a_terminal(tmp_path: Path) -> None:
+    """The first command of the README took minutes without a word."""
+    recipe = re.search(
+        r"^_setup .*\n((?:    .*\n)+)", (ROOT / "justfile").read_text(), re.MULTILINE
+    )
+    assert recipe
+    script = re.sub(r"^    @|\{\{.*?\}\}", "", recipe[1], flags=re.MULTILINE)
+    (uv := tmp_path / "uv").write_text(f"#!/bin/sh\necho $* >> {tmp_path}/called\n")
+    uv.chmod(0o755)
+    variables = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    terminal, theirs = os.openpty()
+    try:
+        for errors in (theirs, subprocess.DEVNULL):
+            command = ["sh", "-ec", script]
+            subprocess.run(command, check=True, cwd=tmp_path, env=variables, stderr=errors)
+    finally:
+        os.close(terminal)
+        os.close(theirs)
+    called = (tmp_path / "called").read_text().splitlines()
+    assert ["--quiet" in line for line in called] == [False, True]
 
 
 def test_what_metrics_cost_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
 """`just screenshots`: the page of a real server at work, into docs/: its chat, and its view of the
-server, dark and light, on a desktop and on a phone."""
+server, dark and light, on a desktop and on a phone; and a chat as it is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.request
 from http.client import HTTPException
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from random import Random
 
@@ -24,6 +24,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 NAME = "SmolLM2-135M-Instruct"
 SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 CHATS = (("dark", "desktop"), ("light", "phone"))
+QUESTION = "Write a Python function that says whether a number is even."
+COLORS, LAST_MS = 192, 5000
 CLIENTS, WORK_S = 7, 100.0
 SYSTEM = (
     "You are a patient teacher. Explain each thing by a small example from everyday life, in plain words. "
@@ -72,12 +74,40 @@ def client(port: int, seed: int, over: threading.Event) -> None:
 
 
 def chat(browser: Browser) -> None:
+    """Ask, and record what is seen until it is answered."""
     browser.run("document.querySelector('#temperature').value = 0")
-    browser.driver.find_element("css selector", "#prompt").send_keys(
-        "Write a Python function that reverses the words of a sentence.\n"
-    )
+    box = browser.driver.find_element("css selector", "#prompt")
+    seen = [(time.monotonic(), screenshot(browser))]
+    for word in QUESTION.split():
+        box.send_keys(f"{word} ")
+        seen.append((time.monotonic(), screenshot(browser)))
+    box.send_keys("\n")
     while "token" not in browser.text("#messages .told"):
-        time.sleep(0.2)
+        seen.append((time.monotonic(), screenshot(browser)))
+    seen.append((time.monotonic(), screenshot(browser)))
+    record(seen)
+
+
+def record(seen: list[tuple[float, bytes]]) -> None:
+    """An animation of screenshots and their times, as fast as it was; it plays three times, and
+    rests at the end."""
+    palette = image_of(seen[-1][1]).quantize(COLORS, dither=Image.Dither.NONE)
+    first, *others = (
+        image_of(png).quantize(palette=palette, dither=Image.Dither.NONE) for _, png in seen
+    )
+    path = DOCS / "chat.gif"
+    milliseconds = [round(1000 * (after - at)) for (at, _), (after, _) in pairwise(seen)]
+    durations = [*milliseconds, LAST_MS]
+    first.save(path, save_all=True, append_images=others, duration=durations, loop=2, optimize=True)
+    sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
+
+
+def screenshot(browser: Browser) -> bytes:
+    return browser.driver.get_screenshot_as_png()
+
+
+def image_of(png: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(png)).convert("RGB")
 
 
 def take(browser: Browser, view: str, scheme: str, device: str) -> None:
@@ -88,9 +118,10 @@ def take(browser: Browser, view: str, scheme: str, device: str) -> None:
     time.sleep(1.5)
     browser.resize(SIZES[device][0], browser.run("return document.documentElement.scrollHeight"))
     time.sleep(1.5)
-    shot = Image.open(io.BytesIO(browser.driver.get_screenshot_as_png())).convert("RGB")
     path = DOCS / f"{view}-{scheme}-{device}.png"
-    shot.quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
+    image_of(screenshot(browser)).quantize(COLORS, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
     sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
 
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.actors.test_model_manager import manager_of, states
-from tests.browser.driver import Browser
+from tests.browser.driver import SIZES, Browser
 from tests.browser.page import Page
 from tests.web.serving import post, serving_manager
 from tests.web.test_model_pull import NAME, Hub
@@ -168,15 +168,23 @@ async def test_without_the_right_there_are_no_buttons(browser: Browser, tmp_path
         await state(page, "large", "ready")
 
 
-async def test_a_long_name_takes_no_room_from_what_is_beside_it(browser: Browser) -> None:
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_long_name_takes_no_room_from_what_is_beside_it(
+    browser: Browser, size: tuple[int, int]
+) -> None:
     """Buttons were outside of the table, and the chat's title had three lines."""
+    browser.resize(*size)
     long = "an-organisation-with-a-long-name/a-model-whose-name-does-not-end-Instruct-2507-4bit-DWQ-and-so-on"
     name = "for (const one of document.querySelectorAll('#models tbody th, #chat-model')) one.textContent = arguments[0];"
     async with shown(browser) as (page, _):
         await offers(page, "large", "Load Pin")
         await page.run(name, long)
-        fits = "const table = document.querySelector('#models .scrolls'); return table.scrollWidth <= table.clientWidth"
-        assert await page.run(fits)
+        seen = """
+          const table = document.querySelector('#models .scrolls').getBoundingClientRect();
+          return [...document.querySelectorAll('#models tbody button')].map(one => one.getBoundingClientRect())
+            .map(one => one.width > 20 && one.left >= table.left && one.right <= table.right);
+        """
+        assert await page.run(seen) == [True] * 8
         await page.view("chat")
         line = """
           const [first, ...others] = [...document.querySelectorAll('#chat > header > *')].filter(one => one.offsetParent)

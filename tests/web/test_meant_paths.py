@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import openai
 import pytest
@@ -10,7 +11,7 @@ import trio
 
 from tests.fakes import FakeEngine
 from tests.web.serving import ask, exchange, get, post, serving
-from trouper.web.http.meant_paths import ENDPOINTS, meant_path
+from trouper.web.http.meant_paths import ENDPOINTS, OTHERS, meant_path
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -77,6 +78,11 @@ def test_a_path_that_stays(path: str) -> None:
 
 def test_the_endpoints_are_named() -> None:
     assert "chat/completions" in ENDPOINTS
+
+
+def test_a_page_names_each_path_of_other_servers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text("utf-8")
+    assert [path for path in OTHERS if f"`{path}`" not in page] == ["/v2/rerank"], "in /docs"
 
 
 async def test_it_is_answered_and_strict_does_not() -> None:

@@ -1,14 +1,16 @@
-"""A group whose commands are imported when they are called or described:
+"""A group whose commands are imported when they are called:
 https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.exceptions import NoSuchCommand
+from click.shell_completion import CompletionItem
 
 from trouper.cli.exits import refuse
 from trouper.cli.foreign_flags import NameOfAnother
@@ -22,6 +24,7 @@ class LazyGroup(OneLineErrors):
     """A group with three sources of commands; an earlier source wins over a later one.
 
     `lazy_commands`: the module of each command, in which the command has its own name.
+    `short_helps`: the lines of commands in lists; a command without one is imported for it.
     `entry_points`: the group of entry points by which installed packages add commands.
     `installed_by`: for commands of packages that may be absent, how to install each.
     `foreign_commands`: commands of other programs, and what to do instead.
@@ -31,6 +34,7 @@ class LazyGroup(OneLineErrors):
         self,
         *args: Any,
         lazy_commands: Mapping[str, str],
+        short_helps: Mapping[str, str] | None = None,
         entry_points: str = "",
         installed_by: Mapping[str, str] | None = None,
         foreign_commands: Mapping[str, str] | None = None,
@@ -38,6 +42,7 @@ class LazyGroup(OneLineErrors):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._modules = dict(lazy_commands)
+        self._short_helps = dict(short_helps or {})
         self._entry_points = entry_points
         self._installed_by = dict(installed_by or {})
         self._foreign_commands = dict(foreign_commands or {})
@@ -61,6 +66,39 @@ class LazyGroup(OneLineErrors):
             remedy = self._installed_by[cmd_name]
             return UnusableCommand(cmd_name, f"{cmd_name} is not installed here: {remedy}", remedy)
         return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands, as click does."""
+        listed = self._list_described(ctx)
+        limit = formatter.width - 6 - max(len(name) for name, _ in listed)
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(limit)) for name, command in listed]
+            )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names of commands, and flags, as click does."""
+        names = [
+            CompletionItem(name, help=command.get_short_help_str())
+            for name, command in self._list_described(ctx)
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
+
+    def _list_described(self, ctx: click.Context) -> list[tuple[str, click.Command]]:
+        """Return the names of commands, and of each a command with its short help."""
+        entries = Counter(entry.name for entry in self._read_entry_points())
+        listed = []
+        for name in self.list_commands(ctx):
+            is_ours = name in self._modules or entries[name] == 1
+            command: click.Command | None
+            if is_ours and name in self._short_helps and name not in self.commands:
+                command = click.Command(name, short_help=self._short_helps[name])
+            else:
+                command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                listed.append((name, command))
+        return listed
 
     def _read_entry_points(self) -> Sequence[EntryPoint]:
         if not self._entry_points:

@@ -32,6 +32,8 @@ class Passed(msgspec.Struct, frozen=True):
 # change without its version, and models that need one are opened each time.
 def with_problems(models: Sequence[ModelFiles]) -> list[ModelFiles]:
     """The models with `problem` as `serve` would say it."""
+    if not models:
+        return []  # The lookup is slow to import.
     from trouper.engine.architectures.architecture_lookup import descriptions, registered
 
     versions = [installed_version(name, "") for name in PACKAGES]

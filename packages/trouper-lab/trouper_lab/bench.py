@@ -55,7 +55,7 @@ class CountList(click.ParamType[tuple[int, ...]]):
         return counts
 
 
-@click.command(short_help="Measure a server, or a model on this machine.")
+@click.command
 @client_of
 @click.option(
     "--model",

@@ -70,7 +70,7 @@ class AgentName(click.Choice[str]):
         return f"{value!r} is not one of the agents that are known here; {remedy}"
 
 
-@click.command(short_help="Set up a coding agent to use this server.")
+@click.command
 @client_of
 @click.option(
     "--write", is_flag=True, help="Merge it into the client's own files; what else they hold stays."

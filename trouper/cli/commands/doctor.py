@@ -29,7 +29,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FAILED = 1  # A finding would keep a server from running.
 
 
-@click.command(cls=CommandWithFlagsOfServe, short_help="Check this machine and the settings.")
+@click.command(cls=CommandWithFlagsOfServe)
 @MODELS
 @configured
 @click.option(

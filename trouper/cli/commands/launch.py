@@ -20,10 +20,7 @@ HOST = re.compile(r"[\w][\w.:%@-]*", re.ASCII)  # An option of ssh would begin w
 ON_THIS_MACHINE = ("ring", "nccl")  # Backends whose ranks on one machine need only variables
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": False},
-    short_help="Start ranks that serve one model together.",
-)
+@click.command(context_settings={"ignore_unknown_options": False})
 @click.option(
     "-n",
     "ranks",

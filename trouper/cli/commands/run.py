@@ -35,7 +35,6 @@ run = click.Command(
     "run",
     callback=chat.callback,
     params=[*_parameters()],
-    short_help="Chat with a model: serve and chat in one.",
     help="""Chat with MODEL, a directory or a hub id, on a server of its own that ends with the
     chat. With a QUESTION, or one in stdin, print its answer and end. The same as `trouper chat
     --model MODEL`.""",

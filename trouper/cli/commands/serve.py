@@ -32,11 +32,7 @@ logger = logging.getLogger("trouper")
 NO_VARIABLE = "%s is no variable of trouper and has no effect; %s is one"
 
 
-@click.command(
-    cls=GroupedCommand,
-    context_settings={"max_content_width": HELP_WIDTH},
-    short_help="Serve models over HTTP.",
-)
+@click.command(cls=GroupedCommand, context_settings={"max_content_width": HELP_WIDTH})
 @MODELS
 @partial(configured, works_here=True)
 @click.option(

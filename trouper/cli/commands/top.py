@@ -196,7 +196,7 @@ def sparkline(values: deque[float], max_values: int = KEPT) -> str:
 LONGEST_S = 86400
 
 
-@click.command(short_help="Watch a running server.")
+@click.command
 @client_of
 @click.option(
     "--interval-s",

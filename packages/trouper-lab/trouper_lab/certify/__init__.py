@@ -55,7 +55,7 @@ class SectionList(click.ParamType[tuple[str, ...]]):
         return tuple(name for name in SECTIONS if name in names)
 
 
-@click.command(short_help="Run the certificate: check every promise here.")
+@click.command
 @click.option(
     "--model", metavar="DIR-OR-HUB-ID", help="Default: the embedded SmolLM2-135M-Instruct."
 )
