@@ -145,7 +145,7 @@ def show(shown: tuple[Browser, str], page: str, scheme: str, size: tuple[int, in
 @pytest.mark.parametrize("page", ADDRESSES)
 @pytest.mark.long
 def test_axe_finds_no_fault(shown: tuple[Browser, str], page: str, scheme: str) -> None:
-    """All pages, in some three minutes."""
+    """All pages; five minutes on two cores that other work shares."""
     assert [show(shown, page, scheme, size) for size in AXE_SIZES] == [[], []]
 
 
