@@ -26,7 +26,7 @@ from tests.web.test_key_rights import bearer, key_file
 from trouper.protocol.private_files import make_private
 from trouper.web import app
 from trouper.web.batches import batch_table
-from trouper.web.batches.batch_table import Batch, BatchSpec, BatchState, LineAnswer
+from trouper.web.batches.batch_table import Batch, BatchSpec, BatchState, BatchTable, LineAnswer
 from trouper.web.serving import state_database
 from trouper.web.serving.state_database import FORMAT, NAME, StateDatabase, StateRefused
 
@@ -107,6 +107,32 @@ async def test_a_database_that_is_closed_while_it_is_opened_leaves_the_directory
     await database.close()
     again = await opened(tmp_path)
     await again.close()
+
+
+async def test_one_that_waits_for_the_opening_of_a_closed_database_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what it runs next would wait for a thread that has ended."""
+    goes_on, seen = threading.Event(), list[bool]()
+
+    def waits(directory: Path) -> None:
+        assert goes_on.wait(PATIENCE_S)
+        make_private(directory)
+
+    async def look() -> None:
+        seen.append(await database.open(create=True))
+
+    monkeypatch.setattr(state_database, "make_private", waits)
+    database = StateDatabase(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(database.close)
+        await wait_all_tasks_blocked()
+        goes_on.set()
+    assert seen == [False]
+    with pytest.raises(OSError, match="closed"):
+        await database.run(names)
 
 
 async def test_all_files_are_private(tmp_path: Path) -> None:
@@ -289,6 +315,31 @@ async def test_a_cancelled_batch_stays_so_whatever_it_enters_after_that() -> Non
 
     state = await database.run(use)
     assert (state.status, {*state.times}) == ("cancelling", {"in_progress", "cancelling"})
+    await database.close()
+
+
+async def test_a_cancel_that_is_answered_late_does_not_undo_the_end() -> None:
+    """Commits that are made together wake their tasks in any order."""
+    answered_late, run = trio.Event(), StateDatabase.run
+
+    class Late(StateDatabase):
+        async def run(self, work: Any, **options: Any) -> Any:
+            result = await run(self, work, **options)
+            if getattr(work, "func", None) is batch_table.enter_status:
+                await answered_late.wait()
+            return result
+
+    database = Late(None)
+    await database.open(create=True)
+    table, batch = BatchTable(database), Batch(SPEC)
+    await table.create(batch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(table.enter, batch, "cancelling", 1)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(table.finish, batch, BatchState(status="failed"), [])
+        await wait_all_tasks_blocked()
+        answered_late.set()
+    assert batch.status == "failed"
     await database.close()
 
 

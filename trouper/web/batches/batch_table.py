@@ -192,8 +192,10 @@ class BatchTable:
     async def finish(self, batch: Batch, state: BatchState, files: Sequence[StoredFile]) -> None:
         """Write the end together with the output files."""
         work = partial(_finish, batch_id=batch.spec.id, state=state, files=files)
-        await self._write(batch, work, truncates=True)
-        batch.state = state
+        with trio.CancelScope(shield=True):
+            async with batch.entering:  # A status that was written before is noted before, too.
+                await self._write(batch, work, truncates=True)
+                batch.state = state
 
     async def interrupted(self, batch: Batch) -> list[int]:
         """Return started lines without an answer, by number of attempts."""

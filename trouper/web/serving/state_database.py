@@ -159,6 +159,7 @@ class StateDatabase:
     async def _start(self) -> None:
         if self._first is None:
             self._first = self._start_thread()
+        opened = self.opened  # `close` has another one.
         try:
             await self._first.wait()
         except StateRefused as error:
@@ -170,7 +171,7 @@ class StateDatabase:
             self._first = None
             raise
         self.problem = ""
-        self.opened.set()
+        opened.set()
 
     def _start_thread(self) -> _Job[None]:
         self._jobs, self._ended = SimpleQueue(), trio.Event()
