@@ -67,12 +67,12 @@ def test_of_pictures_of_which_one_is_refused_none_is_attached(folder: Path) -> N
         is_count = request.url.path == "/tokenize"
         return httpx2.Response(200, json={"count": 9} if is_count else {})
 
-    conversation, lines = Conversation(model="a-model"), list[str]()
+    conversation, shown_lines = Conversation(model="a-model"), list[str]()
     with httpx2.Client(transport=httpx2.MockTransport(answer), base_url="http://x") as client:
         with pytest.raises(CommandRefused, match=r"no\.png: "):
-            chat.with_pictures(client, conversation, "a.png no.png what?", lines.append)
+            chat.with_pictures(client, conversation, "a.png no.png what?", shown_lines.append)
         assert not conversation.attached
-        chat.with_pictures(client, conversation, "a.png what?", lines.append)
+        chat.with_pictures(client, conversation, "a.png what?", shown_lines.append)
     assert len(conversation.attached) == 1
 
 

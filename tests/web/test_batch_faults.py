@@ -441,8 +441,8 @@ async def test_a_row_that_cannot_be_read_refuses_files_and_ends_no_server(
     monkeypatch.setattr(batch_storage, "RETRY_S", 0.005)
     async with serving(batch_dir=tmp_path) as served:
         status, _, answer = await exchange(served, get("/v1/files"))
-        said = await problem(served, waits=True)
+        fault = await problem(served, waits=True)
         assert (await ask(served, {"prompt": "x", "max_tokens": 2}))[0] == 200
     assert (status, json.loads(answer)["error"]["code"]) == (503, "batches_unavailable")
-    assert said.startswith(f"{tmp_path} cannot be used: a row of {NAME} cannot be read")
+    assert fault.startswith(f"{tmp_path} cannot be used: a row of {NAME} cannot be read")
     assert len([*(tmp_path / "files").iterdir()]) == 1
