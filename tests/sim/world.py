@@ -175,13 +175,8 @@ def _watched(submissions: list[Submission]) -> Iterator[None]:
     """Remember every reply channel that is opened; keep the crashes that we cause out of the
     log."""
 
-    def remember(
-        request: Generate,
-        settings: Settings,
-        admit: Admit | None,
-        clock: Callable[[], float],
-    ) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
-        submission, replies = open_submission(request, settings, admit, clock)
+    def remember(*arguments: Any) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
+        submission, replies = open_submission(*arguments)
         submissions.append(submission)
         return submission, replies
 
