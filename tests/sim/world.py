@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from random import Random
@@ -19,12 +19,12 @@ from tests.sim.clients import Client
 from tests.sim.pictures import SimDecoder
 from tests.sim.seeded import run_seeded
 from tests.sim.weather import ImageWeather, SimEngine, Weather
-from trouper import Answer, Generate, Runtime, Settings, TokenPrompt
+from trouper import Answer, Runtime, TokenPrompt
 from trouper.actors import graph
 from trouper.actors.graph import run_graph
 from trouper.actors.image_decoder import decode_images
 from trouper.actors.runtime import runtime as runtime_module
-from trouper.actors.runtime.submission import Admit, Submission, open_submission
+from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Allowed, Drafter, Speculation
 from trouper.protocol.health import SpeculationStats
@@ -175,13 +175,8 @@ def _watched(submissions: list[Submission]) -> Iterator[None]:
     """Remember every reply channel that is opened; keep the crashes that we cause out of the
     log."""
 
-    def remember(
-        request: Generate,
-        settings: Settings,
-        admit: Admit | None,
-        clock: Callable[[], float],
-    ) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
-        submission, replies = open_submission(request, settings, admit, clock)
+    def remember(*arguments: Any) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
+        submission, replies = open_submission(*arguments)
         submissions.append(submission)
         return submission, replies
 
