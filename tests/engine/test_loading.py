@@ -418,3 +418,17 @@ def test_every_quantizable_layer_has_its_plain_form() -> None:
     assert {kind.__name__ for kind in precision.PLAIN} >= {"QuantizedLinear", "QuantizedEmbedding"}
     for quantized, plain in precision.PLAIN.items():
         assert type(plain()).__name__ == quantized.__name__.removeprefix("Quantized")
+
+
+@pytest.mark.parametrize("package", ["mlx_lm", "mlx_vlm"])
+def test_packed_experts_of_either_package_become_float32(package: str) -> None:
+    """mlx-vlm has copies of mlx-lm's classes."""
+    layers = pytest.importorskip(f"{package}.models.switch_layers")
+    model = layers.SwitchGLU(64, 128, 4)
+    nn.quantize(model, 64, 4)
+    x, indices = mx.random.normal((1, 9, 64), key=mx.random.key(1)), mx.array([[[1, 3]] * 9])
+    model.eval()
+    expected = model(x, indices)
+    precision.to_float32(model)
+    assert {array.dtype for _, array in tree_flatten(model.parameters())} == {mx.float32}
+    assert mx.allclose(model(x, indices), expected, atol=1e-4)

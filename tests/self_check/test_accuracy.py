@@ -15,6 +15,7 @@ from trouper.engine.self_check.accuracy import (
     TENSOR_FLOAT32,
     arithmetic_of,
     errors,
+    is_routed,
 )
 
 
@@ -71,3 +72,8 @@ def test_routers_that_round_differently_are_allowed_for() -> None:
     assert arithmetic_of(routed, PLAIN).ceiling == ROUTED_CEILING > BFLOAT16.ceiling
     exact = not device.rounds_factors()
     assert (arithmetic_of(build("qwen3_moe"), PLAIN) == FLOAT32) == exact
+
+
+def test_experts_of_mlx_vlm_are_routed_too() -> None:
+    layers = pytest.importorskip("mlx_vlm.models.switch_layers")
+    assert is_routed(layers.SwitchGLU(8, 8, 2))

@@ -60,6 +60,12 @@ def test_models_with_biased_experts_are_changed_and_others_are_not() -> None:
     assert count(plain, RowMajorExperts) == 0
 
 
+def test_mlx_vlms_copy_of_the_layer_is_changed_too() -> None:
+    layers = pytest.importorskip("mlx_vlm.models.switch_layers")
+    assert has_biased_experts(layers.SwitchLinear(8, 8, 2, bias=True))
+    assert not has_biased_experts(layers.SwitchLinear(8, 8, 2, bias=False))
+
+
 @pytest.mark.skipif(not device.runs_cuda_kernels(), reason="the kernel is CUDA's")
 def test_it_is_still_needed() -> None:
     """MLX's product by sorted experts differs where an axis of one row has another stride."""

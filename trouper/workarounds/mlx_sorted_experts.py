@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from trouper import workarounds
+
+LAYERS = ("SwitchLinear", "QuantizedSwitchLinear")
+"""Names of the classes of expert layers, of which mlx-vlm has copies."""
 
 
 class RowMajorExperts(nn.Module):
     """An expert layer with a bias and row-major outputs."""
 
-    def __init__(self, experts: SwitchLinear | QuantizedSwitchLinear) -> None:
+    def __init__(self, experts: nn.Module) -> None:
         super().__init__()
         self.experts = experts
 
@@ -41,5 +43,8 @@ def row_major(x: mx.array) -> mx.array:
 
 
 def has_biased_experts(module: nn.Module) -> bool:
-    is_expert = isinstance(module, SwitchLinear | QuantizedSwitchLinear) and "bias" in module
-    return is_expert and workarounds.is_active(__name__)
+    return is_expert_layer(module) and "bias" in module and workarounds.is_active(__name__)
+
+
+def is_expert_layer(module: nn.Module) -> bool:
+    return type(module).__name__ in LAYERS

@@ -25,6 +25,7 @@ from trouper.engine.adaptations.row_offsets import (
 from trouper.engine.lora.lora_layers import WithAdapters, with_adapters
 from trouper.engine.passes.region import Region
 from trouper.engine.platform import device
+from trouper.workarounds.mlx_large_experts import LargeExperts, has_large_experts
 from trouper.workarounds.mlx_single_groups import must_be_unpacked, unpacked
 from trouper.workarounds.mlx_sorted_experts import RowMajorExperts, has_biased_experts
 
@@ -81,6 +82,7 @@ INNER: dict[type[nn.Module], str] = {
     ChunkedAttention: "attention",
     TemperedProjection: "projection",
     BlockSparseAttention: "attention",
+    LargeExperts: "experts",
     RowMajorExperts: "experts",
     RowByRowRope: "rope",
     RowOffsetRope: "rope",
@@ -222,6 +224,12 @@ def _biased_experts(model: nn.Module, found: Adapted) -> bool:
     )
 
 
+def _large_experts(model: nn.Module, found: Adapted) -> bool:
+    return device.runs_cuda_kernels() and _replace(
+        model, has_large_experts, lambda child, _: LargeExperts(child), found.current
+    )
+
+
 def _single_groups(model: nn.Module, found: Adapted) -> bool:
     architecture = device.architecture()
 
@@ -285,6 +293,7 @@ REGISTRY = [
     Adaptation("masks reach one token beyond the window that is kept", _wider_masks),
     Adaptation("an indexer writes into its cache's buffers", _written_buffers),
     Adaptation("outputs of experts with biases are laid out row by row", _biased_experts),
+    Adaptation("experts of 2 GiB or more are multiplied range by range", _large_experts),
     Adaptation("packed layers with one group a row are unpacked", _single_groups),
     Adaptation("the last tokens of a row are kept as state", _token_history),
     Adaptation("attention within chunks has masks of each row's own", _chunked_attention),

@@ -14,6 +14,8 @@ from mlx.utils import tree_unflatten
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+PACKAGES = ("mlx", "mlx_lm", "mlx_vlm")
+"""mlx-vlm has copies of mlx-lm's classes."""
 PLAIN: dict[type[nn.Module], Callable[[], nn.Module]] = {
     nn.QuantizedLinear: lambda: nn.Linear(1, 1, bias=False),
     nn.QuantizedEmbedding: lambda: nn.Embedding(1, 1),
@@ -24,10 +26,12 @@ PLAIN: dict[type[nn.Module], Callable[[], nn.Module]] = {
 
 def to_float32(model: nn.Module) -> None:
     """Convert in place and lazily."""
+    by_name = {kind.__name__: make for kind, make in PLAIN.items()}
     plain = [
-        (name, _plain(module, PLAIN[type(module)]()))
+        (name, _plain(module, by_name[kind.__name__]()))
         for name, module in model.named_modules()
-        if type(module) in PLAIN
+        if (kind := type(module)).__name__ in by_name
+        and kind.__module__.partition(".")[0] in PACKAGES
     ]
     if plain:
         model.update_modules(tree_unflatten(plain))

@@ -12,11 +12,11 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.passes.seams import exchanging
 from trouper.engine.platform import device
+from trouper.workarounds.mlx_sorted_experts import is_expert_layer
 
 # This error does not depend on the scale of a model's logits, and one outlier among 100,000 tokens
 # does not dominate it.
@@ -85,10 +85,7 @@ def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
 
 
 def is_routed(model: nn.Module) -> bool:
-    return any(
-        isinstance(module, SwitchLinear | QuantizedSwitchLinear)
-        for _, module in model.named_modules()
-    )
+    return any(is_expert_layer(module) for _, module in model.named_modules())
 
 
 def errors(logits: mx.array, reference: mx.array) -> mx.array:
