@@ -291,3 +291,19 @@ def test_a_key_that_is_wanted_from_now_on_and_no_longer(home: Path) -> None:
             "env_key" in read(home / ".codex/config.toml")["model_providers"]["trouper"]
         ) == named
     assert lines == ["model_providers.trouper.env_key removed"]
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (TOML, f"a = {'1' * 5000}"),
+        (YAML, f"a: {'1' * 5000}"),
+        (YAML, "a: 2024-13-45"),
+        (YAML, "a: !!bool maybe"),
+    ],
+)
+def test_a_value_that_no_reader_takes_is_named(form: Any, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    with pytest.raises(ConfigInvalid, match=f"it is not {form.name}"):
+        change_of(ConfigFile(path, form, {"b": 1}))

@@ -158,6 +158,14 @@ async def test_nobody_there() -> None:
     assert f"no server answers at {url}: start one by `trouper serve`" in outcome.stderr
 
 
+@pytest.mark.parametrize("command", [("chat", "hm?"), ("top", "--once"), ("connect", "codex")])
+@pytest.mark.parametrize("host", ["a..b", ".", f"{'a' * 64}.com"])
+def test_a_name_that_no_host_can_have(command: tuple[str, ...], host: str) -> None:
+    outcome = CliRunner().invoke(cli.main, [*command, "--url", f"http://{host}:80"])
+    assert outcome.exit_code == USAGE_ERROR
+    assert outcome.stderr.splitlines()[-1].endswith(f"{host}:80: no host has such a name")
+
+
 async def test_nothing_was_asked() -> None:
     outcome = await invoke("--url", "http://127.0.0.1:9")
     assert (outcome.exit_code, "there is no question" in outcome.stderr) == (USAGE_ERROR, True)

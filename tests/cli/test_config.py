@@ -123,6 +123,7 @@ def test_a_file_of_windows() -> None:
         ("config = 'x'", "there is no key config"),
         ("[serve]\nport = 81", "there is no key serve"),
         ("port = 81\nport = 82", "is not TOML"),
+        (f"port = {'1' * 5000}", "is not TOML"),
         ("heartbeat-s = 1\nheartbeat_s = 2", "heartbeat-s is there twice"),
         ("port = 8000.5", "port: '8000.5' is not a valid integer"),
         ("port = true", "port: must be a text or a number, not True"),

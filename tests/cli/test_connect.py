@@ -72,6 +72,13 @@ async def test_each_client_gets_address_model_and_context(agent: str, home: Path
     assert files_in(home) == {}, "nothing is written unless asked for"
 
 
+@pytest.mark.parametrize("name", ["a b#c", "a?b", "a%20b"])
+async def test_a_name_that_an_address_must_escape(name: str, home: Path) -> None:
+    async with serving(served_model_name=(name,)) as served:
+        shown = stdout_of(await connect("codex", "--name", name, url=served.base_url))
+    assert f"{name} at " in shown
+
+
 async def test_the_context_is_what_one_row_may_have(home: Path) -> None:
     async with serving(settings={"max_kv_size": 2048}) as served:
         shown = stdout_of(await connect("codex", url=served.base_url))

@@ -103,7 +103,7 @@ def test_the_oldest_go(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(files(state)) == 2
 
 
-@pytest.mark.parametrize("number", ["0", "2", "x", "-1", "²"])
+@pytest.mark.parametrize("number", ["0", "2", "x", "-1", "²", "9" * 5000])
 def test_a_number_that_is_not_listed_changes_nothing(number: str, state: Path) -> None:
     say(begun(), "one?", "1")
     conversation = begun()
@@ -121,6 +121,27 @@ def test_a_damaged_file_is_named_and_the_others_are_there(state: Path) -> None:
     with pytest.raises(CommandRefused, match="holds no conversation"):
         follow(conversation, "/resume 1")
     assert follow(conversation, "/resume 2").endswith("2 messages")
+
+
+def test_a_time_that_no_calendar_has_is_shown() -> None:
+    assert kept_chats._shown_time(10**12) == "at an unknown time"
+
+
+def test_a_file_that_another_session_removes_meanwhile_ends_no_chat(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(begun(), "one?", "1")
+    [path], stat = files(state), Path.stat
+
+    def seen_then_removed(seen: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        status = stat(seen, follow_symlinks=follow_symlinks)
+        if seen == path:
+            path.unlink()
+        return status
+
+    conversation = begun()
+    monkeypatch.setattr(Path, "stat", seen_then_removed)
+    assert "No such file" in follow(conversation, "/resume")
 
 
 def test_nothing_is_kept_yet_or_at_all() -> None:

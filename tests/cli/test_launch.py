@@ -10,12 +10,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 import attrs
 import psutil
 import pytest
+import trio
 from click.testing import CliRunner
+from trio.testing import memory_stream_one_way_pair, wait_all_tasks_blocked
 
 from trouper.cli import main, process_group
 from trouper.cli.exits import USAGE_ERROR
@@ -72,6 +75,19 @@ async def test_a_group_that_ends_well_is_not_started_again(
     assert (said.out, said.err) == ("[0] hello\n", "[1] there\n")
 
 
+async def test_output_without_ends_of_lines_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(process_group, "LONGEST_LINE", 9)
+    group, (written, read) = Scripts([]), memory_stream_one_way_pair()
+    spec = ProcessSpec("0", (), {})
+    nursery.start_soon(Supervisor(group, 0)._relay, process_group.Life(), spec, read, False)
+    await written.send_all(b"x" * 10)
+    await wait_all_tasks_blocked()
+    assert capfd.readouterr().out == "[0] xxxxxxxxxx\n"
+    await written.aclose()
+
+
 def _written_by_nobody(name: str) -> int:
     if name == "pipe":
         read, write = os.pipe()
@@ -119,6 +135,23 @@ async def test_one_that_is_lost_takes_the_others_with_it_and_all_start_again(
     assert await Supervisor(group, None).run() == 0
     assert group.lived == 2
     assert no_children()
+
+
+async def test_a_moment_without_processes_ends_one_life(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start, starts = process_group._start, count()
+
+    async def refused_once(spec: ProcessSpec, end: int) -> trio.Process:
+        if next(starts) == 1:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return await start(spec, end)
+
+    monkeypatch.setattr(process_group, "_start", refused_once)
+    group = Scripts([(SLEEPS, SLEEPS), ("pass",)])
+    assert await Supervisor(group, None).run() == 0
+    assert (group.lived, no_children()) == (2, True)
+    assert "launch: no process can be started: " in capfd.readouterr().err
 
 
 async def test_the_group_ends_where_macos_refuses_signals_to_what_has_ended(

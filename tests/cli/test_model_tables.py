@@ -170,6 +170,7 @@ def test_a_draft_model_of_a_flag_counts_more() -> None:
         ("[models.a]\nkv-bits = 4\nkv_bits = 8", "kv-bits is there twice; leave one out"),
         ("[models.a]\nttl-s = -1", "ttl-s: must be a number of seconds, 0 for never, not -1"),
         ("[models.a]\nttl-s = true", "ttl-s: must be a number of seconds, 0 for never, not True"),
+        (f"[models.a]\nttl-s = 1{'0' * 400}", "ttl-s: must be a number of seconds, 0 for never"),
         ("[models.a]\nttl-s = inf", "ttl-s: must be a number of seconds, 0 for never, not inf"),
         ("[models.a]\npinned = 1", "pinned: must be true or false, not 1"),
         ("[models.a]\naliases = [1]", "aliases: must be a name or a list of names, not [1]"),

@@ -182,6 +182,8 @@ def test_a_damaged_log_is_named(home: Path) -> None:
     for wrong in ("{", '{"a": 1}', '[{"path": 1}]'):
         log.write_text(wrong)
         assert "undo.json is damaged" in undone("claude", 2)
+    log.write_text('{"/a": {"format": "INI", "after": "", "backup": null, "more": 1}}')
+    assert "undo.json: this version of Trouper reads no INI" in undone("claude", 2)
 
 
 def test_undo_is_for_one_client_and_alone(home: Path) -> None:

@@ -23,10 +23,12 @@ from tests.web.batching import strict
 from tests.web.serving import PATIENCE_S, Served, ask, exchange, get, serving
 from tests.web.test_batches import using
 from tests.web.test_key_rights import bearer, key_file
+from trouper import ServerSettings
 from trouper.protocol.private_files import make_private
 from trouper.web import app
 from trouper.web.batches import batch_table
 from trouper.web.batches.batch_table import Batch, BatchSpec, BatchState, BatchTable, LineAnswer
+from trouper.web.responses.response_store import ResponseStore, StoredResponse
 from trouper.web.serving import state_database
 from trouper.web.serving.state_database import FORMAT, NAME, StateDatabase, StateRefused
 
@@ -264,6 +266,21 @@ async def test_another_server_keeps_responses_in_memory(
         async with serving(batch_dir=tmp_path) as second:
             await stored_by(second)
     assert caplog.text.count("responses are kept in memory only: another server uses") == 1
+
+
+async def test_responses_that_wait_for_the_directory_together_share_the_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = await opened(tmp_path)
+    store = ResponseStore(ServerSettings(), StateDatabase(tmp_path), lambda: {""})
+    names = ["resp_1", "resp_2", "resp_3"]
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(store.add, StoredResponse({"id": name, "output": []}, ()))
+    assert [(await store.get(name)).id for name in names] == names
+    assert caplog.text.count("responses are kept in memory only") == 1
+    await store.close()
+    await other.close()
 
 
 async def stored_by(served: Served) -> None:

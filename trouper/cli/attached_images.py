@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
+from urllib.parse import quote as escaped
 from urllib.parse import unquote, urlparse
 
 import attrs
@@ -111,7 +112,7 @@ def content_of(text: str, pictures: list[Part]) -> Content:
 
 def reads_images(client: httpx2.Client, model: str) -> bool:
     """Raises `NotTrouper`, or httpx2's errors."""
-    answer = client.get(f"/v1/models/{model}").raise_for_status()
+    answer = client.get(f"/v1/models/{escaped(model)}").raise_for_status()
     with read_as_trouper(client):
         return "image" in answer.json().get("input_modalities", ("image",))
 

@@ -72,6 +72,7 @@ class Where:
     def opened(self, kind: Callable[..., Client], **options: Any) -> Client:
         """Return a client without proxies for this machine. Raises `ProxyUnusable`, or httpx2's
         errors."""
+        self._require_name()
         try:
             return kind(
                 base_url=self.url,
@@ -92,6 +93,13 @@ class Where:
             raise ProxyUnusable(
                 f"{message.rstrip('.')}; unset it, or name the host in NO_PROXY"
             ) from error
+
+    def _require_name(self) -> None:
+        # The system's look-up raises UnicodeError, which httpx2 lets through.
+        try:
+            httpx2.URL(self.url).raw_host.decode().encode("idna")
+        except UnicodeError as error:
+            raise httpx2.InvalidURL("no host has such a name") from error
 
     def headers(self) -> dict[str, str]:
         return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}

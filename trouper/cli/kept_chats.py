@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import secrets
+import stat
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
+from operator import itemgetter
 from pathlib import Path
 
 import attrs
@@ -49,7 +53,7 @@ class KeptChats:
             return
         if conversation.messages:
             replace(self._file(), content, FILE_MODE)
-            for path in self._newest_first()[MAX_KEPT:]:
+            for path, _ in self._newest_first()[MAX_KEPT:]:
                 path.unlink(missing_ok=True)
         elif self._current is not None:  # All was taken back.
             self._current.unlink(missing_ok=True)
@@ -59,10 +63,11 @@ class KeptChats:
         self._current = None
 
     def listed(self) -> str:
-        self._listed = [path for path in self._newest_first() if path != self._current]
+        earlier = [(path, at) for path, at in self._newest_first() if path != self._current]
+        self._listed = [path for path, _ in earlier]
         lines = [
-            f"{number:>2}  {_when(path)}  {_about(path)}"
-            for number, path in enumerate(self._listed[:MAX_LISTED], 1)
+            f"{number:>2}  {_shown_time(at)}  {_about(path)}"
+            for number, (path, at) in enumerate(earlier[:MAX_LISTED], 1)
         ]
         if not lines:
             return "no earlier conversation is kept"
@@ -72,9 +77,9 @@ class KeptChats:
         """Take up an earlier conversation. Raises `CommandRefused`."""
         if not self._listed:
             self.listed()
-        if not number.isdecimal() or not 1 <= int(number) <= len(self._listed):
-            raise CommandRefused(f"there is no conversation {number}; /resume lists them")
-        path = self._listed[int(number) - 1]
+        path = dict(zip(map(str, count(1)), self._listed, strict=False)).get(number)
+        if path is None:
+            raise CommandRefused(f"there is no conversation {number[:20]}; /resume lists them")
         found = read_chat(path, path.name)
         self._current, self._content, self._listed = path, written(found), ()
         return found
@@ -85,13 +90,22 @@ class KeptChats:
             self._current = self.directory / name
         return self._current
 
-    def _newest_first(self) -> list[Path]:
-        files = [path for path in self.directory.glob("*.json") if path.is_file()]
-        return sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    def _newest_first(self) -> list[tuple[Path, float]]:
+        """Return the files with the times of their last changes, in Unix seconds."""
+        files = list[tuple[Path, float]]()
+        for path in self.directory.glob("*.json"):
+            with suppress(FileNotFoundError):  # Another session has removed it meanwhile.
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    files.append((path, status.st_mtime))
+        return sorted(files, key=itemgetter(1), reverse=True)
 
 
-def _when(path: Path) -> str:
-    return f"{datetime.fromtimestamp(path.stat().st_mtime, UTC).astimezone():%Y-%m-%d %H:%M}"
+def _shown_time(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M}"
+    except (ValueError, OverflowError, OSError):  # A file system may have any time.
+        return "at an unknown time"
 
 
 def _about(path: Path) -> str:

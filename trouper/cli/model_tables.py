@@ -4,7 +4,7 @@ tables more than other keys."""
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ def _own(key: str, value: Any) -> Any:
             return value
         case "pinned", _:
             raise ValueError(f"must be true or false, not {value!r}")
-        case _, int() | float() if not isinstance(value, bool) and 0 <= value < math.inf:
+        case _, int() | float() if not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
             return float(value)
         case _:
             raise ValueError(f"must be a number of seconds, 0 for never, not {value!r}")

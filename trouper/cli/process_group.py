@@ -20,14 +20,17 @@ from typing import Protocol
 import attrs
 import trio
 
+from trouper.actors.runtime.supervision import innermost
 from trouper.cli.exits import USAGE_ERROR, echo_if_possible, insists, leaving_signals
 from trouper.process import NCCL_HOST
+from trouper.protocol.problems import is_shortage
 from trouper.system.lifeline import LAUNCHER, lifeline
 
 GRACE_S = 5.0  # Time for the other processes to end by themselves
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # Doubled each time until a group has lived for a while
 LIVED_S = 60.0
 LAST_LINES_S = 1.0
+LONGEST_LINE = 2**16  # Bytes of output without an end of line that are kept
 
 
 @attrs.define(eq=False)
@@ -75,7 +78,7 @@ class Supervisor:
         pause_s, starts = FIRST_PAUSE_S, 0
         while True:
             began = trio.current_time()
-            codes = await self._live()
+            codes = await self._live_or_start_in_vain()
             # A process that ends by our signal has not failed.
             expected_code = -signal.SIGTERM if self._leaving.is_set() else 0
             failed = [code for code in codes if code not in (0, expected_code)]
@@ -95,6 +98,17 @@ class Supervisor:
                 await self._leaving.wait()
                 return _exit_code(failed)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _live_or_start_in_vain(self) -> list[int]:
+        """A moment without processes or descriptors is the end of a life, as a lost rank is."""
+        codes = [1]
+        try:
+            codes = await self._live()
+        except* OSError as errors:
+            if not is_shortage(error := innermost(errors)):
+                raise
+            echo_if_possible(f"launch: no process can be started: {error}", err=True)
+        return codes
 
     async def _live(self) -> list[int]:
         self._life = life = Life()
@@ -132,6 +146,8 @@ class Supervisor:
         incomplete = b""
         async for data in stream:
             *lines, incomplete = (incomplete + data).split(b"\n")
+            if len(incomplete) > LONGEST_LINE:
+                lines, incomplete = [*lines, incomplete], b""
             for line in lines:
                 text = line.decode(errors="replace")
                 echo_if_possible(prefix + text, err=err)

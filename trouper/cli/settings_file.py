@@ -184,7 +184,7 @@ def _named(path: Path) -> SettingsText:
 def _parsed(file: SettingsText) -> dict[str, Any]:
     try:
         return tomllib.loads(file.content.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # Also of a number of thousands of digits.
         raise FileInvalid(f"{file.path} is not TOML: {error}; {TO_BEGIN_WITH}") from error
 
 

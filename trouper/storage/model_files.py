@@ -24,6 +24,7 @@ from trouper.storage.sentence_files import context_of
 
 LONGEST_WORD = 40
 GGUF = "GGUF"
+YEAR_9999 = 253_370_764_800  # In Unix seconds; Python's dates end with it, in any time zone.
 # Tokenizers' files that Trouper does not read.
 OTHER_TOKENIZERS = {
     "tekken.json": "Mistral's tekken.json",
@@ -223,16 +224,21 @@ def _chats(directory: Path) -> bool:
 def created_at(directory: Path) -> int:
     """Unix time of a model's config; 0 without one."""
     try:
-        return int((directory / "config.json").stat().st_mtime)
+        return int(_dated((directory / "config.json").stat().st_mtime))
     except (OSError, ValueError):
         return 0
 
 
 def _changed_at(directory: Path) -> float:
     try:
-        return max(path.stat().st_mtime for path in directory.glob("*.*"))
+        return _dated(max(path.stat().st_mtime for path in directory.glob("*.*")))
     except (OSError, ValueError):
         return 0.0
+
+
+def _dated(seconds: float) -> float:
+    """Return a file's time, or 0 for one that no calendar has."""
+    return seconds if 0 <= seconds < YEAR_9999 else 0.0
 
 
 def no_tokenizer(directory: Path) -> str:

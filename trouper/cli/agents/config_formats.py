@@ -59,7 +59,7 @@ class Toml:
     def parse(self, text: str) -> Any:
         try:
             return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except ValueError as error:  # Also Python's own, for a number of thousands of digits.
             raise ConfigInvalid(f"it is not {self.name}: {error}") from error
 
     def changed(self, text: str, edits: Sequence[Edit]) -> str:
@@ -85,7 +85,7 @@ class Yaml:
 
         try:
             data = YAML(typ="safe", pure=True).load(text)
-        except YAMLError as error:
+        except (YAMLError, ValueError, LookupError) as error:  # As of a date that is none.
             message = " ".join(str(error).split())
             raise ConfigInvalid(f"it is not {self.name}: {message[:300]}") from error
         return {} if data is None else data

@@ -130,9 +130,13 @@ def _read(agent: str) -> Log:
     """Raises `ConfigInvalid` for a damaged file."""
     path = _log_path(agent)
     try:
-        return cattrs.structure(json.loads(read_text(path) or "{}"), Log)
+        log = cattrs.structure(json.loads(read_text(path) or "{}"), Log)
     except (ValueError, TypeError, AttributeError, cattrs.BaseValidationError) as error:
         raise ConfigInvalid(f"{short(path)} is damaged, and nothing can be undone by it") from error
+    for written in log.values():
+        if written.format not in FORMATS:
+            raise ConfigInvalid(f"{short(path)}: this version of Trouper reads no {written.format}")
+    return log
 
 
 def _store(agent: str, log: Mapping[str, Written]) -> None:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import attrs
 import click
@@ -35,7 +36,7 @@ from trouper.cli.client import (
     refused_in_one_line,
 )
 from trouper.cli.exits import refuse
-from trouper.cli.terminal_text import data_shown, line_shown, text_shown
+from trouper.cli.terminal_text import data_shown, line_shown, text_of, text_shown
 from trouper.protocol.paths import absolute_only
 from trouper.protocol.suggested_models import AGENT_TOKENS, SUGGESTED
 
@@ -335,7 +336,11 @@ def _listed(client: httpx2.Client) -> Listed:
 def _name(value: Any) -> str:
     """Refuse a name that clients read as a flag, a variable or a file ({file:PATH})."""
     name = str(value)
-    if name.startswith("-") or name != line_shown(name) or any(sign in name for sign in SIGNS):
+    if (
+        name.startswith("-")
+        or name != text_of(line_shown(name))
+        or any(sign in name for sign in SIGNS)
+    ):
         rule = f"a name has no {SIGNS}, and begins with no -"
         refuse(f"the server has a model {name!r}, which no client gets: {rule}")
     return name
@@ -348,7 +353,7 @@ def _count(value: Any) -> int | None:
 def _named(client: httpx2.Client, name: str, listed: Listed) -> str:
     if name in listed:
         return name
-    answer = client.get(f"/v1/models/{name}")
+    answer = client.get(f"/v1/models/{quote(name)}")
     if answer.status_code == httpx2.codes.NOT_FOUND:
         refuse(f"--name {name}: this server has {', '.join(listed)}")
     with read_as_trouper(client):
@@ -373,7 +378,7 @@ def _context_of(client: httpx2.Client, model: str, listed: Listed) -> int:
 
 
 def _entry(client: httpx2.Client, model: str) -> Mapping[str, Any]:
-    answer = client.get(f"/v1/models/{model}").raise_for_status()
+    answer = client.get(f"/v1/models/{quote(model)}").raise_for_status()
     with read_as_trouper(client):
         return dict(answer.json())
 

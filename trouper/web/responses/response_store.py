@@ -168,8 +168,10 @@ class ResponseStore:
             except OSError as error:
                 if is_shortage(error):
                     raise
-                log.warning("responses are kept in memory only: %s", self._database.problem)
-                self._in_memory = StateDatabase(None)
+                # Of requests that waited for the directory together, the first makes the database.
+                if self._in_memory is None:
+                    log.warning("responses are kept in memory only: %s", self._database.problem)
+                    self._in_memory = StateDatabase(None)
         await self._in_memory.open(create=True)
         return self._in_memory
 
