@@ -39,6 +39,7 @@ from tests.browser.driver import Browser, chromium
 from tests.fakes import FakeEngine
 from trouper.actors.runtime.served_models import OneModel
 from trouper.web.live.site import TICK_S, Feed
+from trouper.web.serving.running_requests import RunningRequests
 
 Row = dict[str, Any]
 LOADS = 9
@@ -96,7 +97,7 @@ async def snapshot_s(rows: int) -> float:
         for number in range(rows):
             nursery.start_soon(read, number)
         seen = []
-        feed = Feed(OneModel(runtime), ())
+        feed = Feed(OneModel(runtime), (), RunningRequests())
         while len(seen) < 8:
             await trio.sleep(TICK_S)
             began = time.thread_time()
