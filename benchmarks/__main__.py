@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import load, servers
+from trouper_lab.load import Stream
 
 Row = dict[str, Any]
 Open = Callable[[], AbstractContextManager[servers.Server]]
@@ -54,8 +55,8 @@ def rates(server: servers.Server, streams: int, tokens: int, seed: int) -> Row:
 async def long_prompt(port: int, seed: int) -> Row:
     """Four streams decode; a 600-word prompt arrives. The longest pause that one of them sees until
     it has its answer."""
-    running = [load.Stream() for _ in range(4)]
-    late = load.Stream()
+    running = [Stream() for _ in range(4)]
+    late = Stream()
     async with trio.open_nursery() as nursery:
         for k, one in enumerate(running):
             nursery.start_soon(load.stream, port, load.prompt(seed + k, 12), 100, one)
@@ -90,7 +91,7 @@ def growth(server: servers.Server, requests: int = 2000) -> Row:
 
         async def one(k: int) -> None:
             async with limiter:
-                await load.stream(server.port, load.prompt(k, 3), 3, load.Stream())
+                await load.stream(server.port, load.prompt(k, 3), 3, Stream())
 
         async with trio.open_nursery() as nursery:
             for k in range(count):

@@ -23,6 +23,7 @@ import trio
 from rich.console import Console
 
 from benchmarks import load, servers
+from trouper_lab.load import Stream
 
 Row = dict[str, Any]
 BLOCK = 64
@@ -38,7 +39,7 @@ def words(count: int, seed: int) -> str:
 
 
 def ttft(port: int, prompt: str, tokens: int = 2) -> float:
-    one = load.Stream()
+    one = Stream()
     trio.run(partial(load.stream, port, prompt, tokens, one, ignore_eos=True))
     return one.ttft_s
 
@@ -65,7 +66,7 @@ def shared_system_prompt(model: Path, rounds: int) -> Row:
 
 
 async def _six(port: int, system: str) -> list[float]:
-    streams = [load.Stream() for _ in range(6)]
+    streams = [Stream() for _ in range(6)]
 
     async def user(k: int, after_s: float) -> None:
         await trio.sleep(after_s)

@@ -18,6 +18,7 @@ import benchmarks.prepared  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx
+import numpy as np
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer
 
@@ -152,7 +153,7 @@ def save_copying(name: str, directory: Path) -> Path:
     after[1] = TEXT
     # Each token is followed by one: of two the first would always be said.
     after[0], after[WALK - 1] = TEXT + 1, 0
-    assert len(set(after.tolist())) == VOCABULARY, "two tokens would follow the same one"
+    assert len(np.unique(np.array(after))) == VOCABULARY, "two tokens would follow the same one"
     weights[head] = weights[embedding][after] / LOUD
     directory.mkdir(parents=True)
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})

@@ -40,6 +40,7 @@ from tests.fakes import FakeEngine
 from trouper.actors.runtime.served_models import OneModel
 from trouper.web.live.site import TICK_S, Feed
 from trouper.web.serving.running_requests import RunningRequests
+from trouper_lab.load import Stream
 
 Row = dict[str, Any]
 LOADS = 9
@@ -96,7 +97,7 @@ async def snapshot_s(rows: int) -> float:
 
         for number in range(rows):
             nursery.start_soon(read, number)
-        seen = []
+        seen = list[float]()
         feed = Feed(OneModel(runtime), (), RunningRequests())
         while len(seen) < 8:
             await trio.sleep(TICK_S)
@@ -159,13 +160,13 @@ async def toggled(
 ) -> list[Window]:
     """One after another, of tabs in front: empty, page, page, empty, and so on."""
     page, empty = browser.driver.window_handles
-    streams: list[load.Stream] = []
+    streams: list[Stream] = []
     looks: list[float] = []
     """When tabs were exchanged."""
 
     async def keep_asking(place: int) -> None:
         for number in count():
-            streams.append(stream := load.Stream())
+            streams.append(stream := Stream())
             prompt = load.prompt(1000 * number + place, 12)
             await load.stream(server.port, prompt, options.tokens, stream, ignore_eos=True)
 
@@ -203,7 +204,7 @@ def fours(windows: list[Window]) -> list[float]:
     return [((b * c) / (a * d)) ** 0.5 for a, b, c, d in together if a and b and c and d]
 
 
-def steps(streams: list[load.Stream]) -> list[float]:
+def steps(streams: list[Stream]) -> list[float]:
     """When each step was heard of, by whichever stream had text of it: not every token is text."""
     moments: list[float] = []
     for moment in sorted(moment for stream in streams for moment in stream.times):
@@ -275,13 +276,15 @@ def cpu_report(options: argparse.Namespace) -> Row:
         finally:
             process.kill()
     mean = {
-        (name, who): statistics.fmean(one[who] for one in seen if one[0] == name)
+        (name, place): statistics.fmean(
+            (browser_s, server_s)[place] for tab, browser_s, server_s in seen if tab == name
+        )
         for name in ("closed", "page")
-        for who in (1, 2)
+        for place in (0, 1)
     }
     more = {
         who: mean["page", place] - mean["closed", place]
-        for who, place in (("browser", 1), ("server", 2))
+        for who, place in (("browser", 0), ("server", 1))
     }
     print(
         f"{options.streams} rows, page beyond an empty tab: browser {more['browser']:.2f} s, server {more['server']:.2f} s a minute"

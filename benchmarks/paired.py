@@ -47,4 +47,4 @@ def quantile(p: float, freedom: int) -> float:
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return sum(term / freedom**k for k, term in enumerate(terms))  # type: ignore[no-any-return]
+    return sum(term / freedom**k for k, term in enumerate(terms))

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ import trio
 
 from benchmarks import load, servers
 from benchmarks.starting import run_ranks
+from trouper_lab.load import Stream
 
 Rates = dict[int, float]
 KINDS = ("bare, equal", "bare", "engine", "server")
@@ -131,13 +133,11 @@ def with_server(model: Path, options: argparse.Namespace) -> dict[str, float]:
 
 
 async def streaming(port: int, streams: int, tokens: int, seed: int) -> float:
-    some = [load.Stream() for _ in range(streams)]
+    some = [Stream() for _ in range(streams)]
     async with trio.open_nursery() as nursery:
         for k, one in enumerate(some):
             text = load.prompt(seed + k, WORDS)
-            nursery.start_soon(
-                lambda text=text, one=one: load.stream(port, text, tokens, one, ignore_eos=True)
-            )
+            nursery.start_soon(partial(load.stream, port, text, tokens, one, ignore_eos=True))
     return load.decode_rate(some)
 
 

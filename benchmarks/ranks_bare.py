@@ -104,7 +104,9 @@ def engine(loaded: EvaluatedModel, group: RankGroup, load: Load) -> float:
             launched = own.launch(Plan(step, decode=rows))
             if pending is not None:
                 own.collect(pending)
-            pending = launched if ahead else own.collect(launched) and None
+            pending = launched if ahead else None
+            if pending is None:
+                own.collect(launched)
         if pending is not None:
             own.collect(pending)
 

@@ -27,6 +27,7 @@ import trio
 from benchmarks import load, servers
 from benchmarks.ranks import WORDS
 from benchmarks.slow_link import ADDRESSES, inside, slow_link
+from trouper_lab.load import Stream
 
 KINDS: dict[str, tuple[int, Sequence[str]]] = {
     "one rank": (1, []),
@@ -97,7 +98,7 @@ def measured(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 async def streaming(streams: int, tokens: int) -> float:
-    some = [load.Stream() for _ in range(streams)]
+    some = [Stream() for _ in range(streams)]
     async with trio.open_nursery() as nursery:
         for number, stream in enumerate(some):
             text = load.prompt(100 * streams + number, WORDS)
@@ -106,7 +107,7 @@ async def streaming(streams: int, tokens: int) -> float:
 
 
 async def first_token(words: int) -> float:
-    stream = load.Stream()
+    stream = Stream()
     await load.stream(PORT, load.prompt(0, words), 2, stream, ignore_eos=True)
     return stream.times[0] - stream.sent
 

@@ -77,7 +77,7 @@ def direct(
             0, -1
         ].astype(mx.float32)
         margin = (body[yes] - body[no]).item()
-        scores.append(1 / (1 + math.exp(-margin)))  # type: ignore[operator]
+        scores.append(1 / (1 + math.exp(-margin)))
     return time.perf_counter() - began, scores
 
 

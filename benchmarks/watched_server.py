@@ -24,7 +24,7 @@ def watch(report: Path) -> None:
             report.write_text(json.dumps(seen))
         return stepped
 
-    StepEngine.collect = collected  # type: ignore[method-assign]
+    StepEngine.collect = collected  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":
