@@ -26,6 +26,7 @@ from tests.web.batching import (
 )
 from tests.web.serving import Served, ask, eventually, exchange, get, post, serving
 from trouper.web.batches import batch_routes
+from trouper.web.batches.input_lines import MAX_ERRORS
 
 
 async def using(
@@ -149,6 +150,17 @@ async def test_a_wrong_line_fails_the_batch_and_is_named(tmp_path: Path) -> None
             assert [error.code for error in errors.data] == [code]
 
     async with serving(batch_dir=tmp_path, max_body_bytes=2000, model_alias=("off",)) as served:
+        await using(served, use)
+
+
+async def test_a_file_of_unknown_models_has_as_many_errors_as_any_other(tmp_path: Path) -> None:
+    def use(client: openai.OpenAI) -> None:
+        unknown = [request(str(number), {"model": f"m{number}"}) for number in range(150)]
+        errors = ended(client, started(client, unknown)).errors
+        assert errors is not None and errors.data is not None
+        assert [error.line for error in errors.data] == [*range(1, MAX_ERRORS + 1)]
+
+    async with serving(batch_dir=tmp_path, model_alias=("off",)) as served:
         await using(served, use)
 
 

@@ -95,6 +95,16 @@ async def test_two_who_want_it_wait_for_one_download() -> None:
         assert (operation.problem, hub.names) == (None, [NAME])
 
 
+async def test_ended_downloads_are_forgotten() -> None:
+    async with hub_behind_a_server() as (hub, _):
+        hub.serves_it = False
+        hub.may_end.set()
+        for name in ("owner/one", "owner/two"):
+            operation = hub.manager.control.pull(name)
+            await operation.done.wait()
+        assert [*hub.manager.control._pulls] == ["owner/two"]
+
+
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [

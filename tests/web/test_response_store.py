@@ -320,3 +320,13 @@ async def test_a_database_of_an_earlier_version_gets_images(tmp_path: Path) -> N
     await store.add(with_image("a", "A"))
     assert await images_of(store) > 0
     await again.close()
+
+
+async def test_a_response_that_comes_again_is_stored_once(
+    database: StateDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, stored = Store(database), StoredResponse({"id": "resp_1", "output": []}, ())
+    for _ in range(2):
+        await store.add(stored)
+    assert await store.has("resp_1")
+    assert "is not stored" not in caplog.text

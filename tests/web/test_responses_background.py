@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 import trio
+import trio.testing
 from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.fakes import FakeEngine, FakeRow
@@ -18,6 +19,7 @@ from tests.web.serving import Served, ask, eventually, exchange, get, pace, post
 from trouper import Runtime, ServerSettings, Settings, run_runtime
 from trouper.actors.runtime.served_models import Lease, OneModel
 from trouper.web.server import serve_http
+from trouper.web.serving.state_database import StateDatabase
 
 
 async def state(served: Served, response_id: str) -> Any:
@@ -303,3 +305,30 @@ async def test_an_engine_that_crashes(background: bool) -> None:
         if not background:
             await eventually(lambda: served.runtime.health().ready)
             assert (await ask(served, LONG, "/v1/responses"))[0] == 422
+
+
+async def test_a_client_that_vanishes_during_the_storing_loses_no_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The disk is slow, and the client that cancelled a response waits no longer."""
+    opens, waits, may_open = StateDatabase.open, trio.Event(), trio.Event()
+
+    async def opens_late(database: StateDatabase, *, create: bool) -> bool:
+        waits.set()
+        await may_open.wait()
+        return await opens(database, create=create)
+
+    async with serving(FakeEngine(before_step=pace)) as served:
+        _, made = await ask(served, LONG | {"background": True}, "/v1/responses")
+        await until(served, made["id"], "in_progress")
+        monkeypatch.setattr(StateDatabase, "open", opens_late)
+        with trio.move_on_after(20) as gone:
+            async with trio.open_nursery() as nursery:
+                cancel = post(f"/v1/responses/{made['id']}/cancel", {})
+                nursery.start_soon(exchange, served, cancel)
+                await waits.wait()
+                gone.cancel()
+        await eventually(lambda: served.busy == 0)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        may_open.set()
+        assert (await until(served, made["id"], "cancelled"))["error"] is None

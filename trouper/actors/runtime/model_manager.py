@@ -400,8 +400,8 @@ class ManagerControl:
     def pull(self, name: str) -> Operation:
         if self.fetch is None:
             raise RequestFailed(PULLS_NOTHING)
-        running = self._pulls.get(name)
-        if running is not None and not running.done.is_set():
+        self._pulls = {name: pull for name, pull in self._pulls.items() if not pull.done.is_set()}
+        if (running := self._pulls.get(name)) is not None:
             return running
         operation = self._pulls[name] = Operation(name)
         return self._begin(operation, partial(self._pull, operation, self.fetch))

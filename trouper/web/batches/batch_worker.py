@@ -22,7 +22,14 @@ from trouper.actors.runtime.worker_threads import run_on_thread
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.batches.batch_storage import RETRY_S, BatchImages, BatchStorage
 from trouper.web.batches.batch_table import Attempts, Batch, BatchState, LineAnswer
-from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, RunLine, validated
+from trouper.web.batches.input_lines import (
+    MAX_ERRORS,
+    InputLines,
+    LineError,
+    LinesInvalid,
+    RunLine,
+    validated,
+)
 from trouper.web.batches.line_runner import (
     LineResponse,
     LineRunner,
@@ -170,8 +177,11 @@ class BatchWorker:
             raise LinesInvalid(
                 [LineError("input_file_missing", message, param="input_file_id")]
             ) from None
-        errors = []
+        errors = list[LineError]()
         for model, line in lines.models.items() if batch.status == "validating" else ():
+            if len(errors) == MAX_ERRORS:
+                break
+            await trio.lowlevel.checkpoint()  # Each line may name another.
             try:
                 self._check_model(model, batch.spec.owner)
             except RequestFailed as failed:

@@ -182,6 +182,8 @@ class ResponseStore:
 def _insert(
     connection: Connection, stored: StoredResponse, earlier: Sequence[Json], used: float
 ) -> None:
+    if _exists(connection, stored.id):
+        return  # The work of a cancelled task is done, too.
     if earlier and not _exists(connection, stored.previous):
         insert_row = "INSERT INTO responses (id, owner, size, inputs) VALUES (?, ?, ?, ?)"
         size = _insert_items(connection, str(stored.previous), stored.owner, earlier)

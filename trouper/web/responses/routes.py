@@ -327,11 +327,10 @@ class Responses:
         async with live.settling:
             if live.id not in self._live or not live.dialect.over:
                 return
-            try:
-                if live.stored:
-                    await self.store.add(live.ended(), live.earlier)
-            finally:
-                self._forget(live.id)
+            # Cancelled with its client, this leaves the response to whoever comes next.
+            if live.stored:
+                await self.store.add(live.ended(), live.earlier)
+            self._forget(live.id)
 
     def _forget(self, response_id: str) -> None:
         self._live.pop(response_id, None)
