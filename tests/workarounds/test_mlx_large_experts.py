@@ -13,8 +13,9 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from tests.families import build
 from trouper.engine.adaptations.adaptation_registry import adapted, original_paths
 from trouper.engine.platform import device
+from trouper.engine.self_check.tiny import signatures
 from trouper.workarounds import mlx_large_experts
-from trouper.workarounds.mlx_large_experts import LargeExperts, has_large_experts
+from trouper.workarounds.mlx_large_experts import LargeSwitchLinear, has_large_experts
 
 ROWS, EXPERTS, INPUTS, OUTPUTS = 126, 8, 32, 64
 EXPERT_BYTES = 4 * INPUTS * OUTPUTS
@@ -50,7 +51,7 @@ def test_each_row_is_multiplied_by_its_expert(
     indices = mx.sort(mx.random.randint(0, EXPERTS, (ROWS,)).astype(mx.uint32))
     expected = experts(x, indices)
     for is_sorted in (False, True):
-        got = LargeExperts(experts)(x, indices, sorted_indices=is_sorted)
+        got = LargeSwitchLinear(experts)(x, indices, sorted_indices=is_sorted)
         assert mx.allclose(got, expected, atol=1e-5)
 
 
@@ -69,17 +70,20 @@ def test_step_3_7_is_affected_and_smaller_experts_are_not() -> None:
 def test_models_with_large_experts_are_changed_on_cuda_and_others_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mlx_large_experts, "LIMIT", 1024)
-    monkeypatch.setattr(device, "runs_cuda_kernels", lambda: True)
-    large, biased = build("qwen3_moe"), build("gpt_oss")
-    for model in (large, biased):
+    for name in ("qwen3_moe", "gpt_oss"):
+        model = build(name)
         paths = {path for path, _ in model.named_modules()}
-        expected = model(mx.arange(40)[None])
+        kinds, expected = signatures(build(name)), model(mx.arange(40)[None])
+        monkeypatch.setattr(mlx_large_experts, "LIMIT", 1024)
+        monkeypatch.setattr(device, "runs_cuda_kernels", lambda: True)
         for _ in range(2):
             adapted(model)
             assert count(model) == 3 * len(model.layers)
         assert original_paths(model).keys() == paths
+        assert signatures(model) == kinds, "a tiny model without such experts has its kinds"
         assert mx.allclose(model(mx.arange(40)[None]), expected, atol=1e-4)
+        monkeypatch.undo()
+    monkeypatch.setattr(mlx_large_experts, "LIMIT", 1024)
     monkeypatch.setattr(device, "runs_cuda_kernels", lambda: False)
     other = build("qwen3_moe")
     adapted(other)
@@ -107,4 +111,4 @@ def test_it_is_still_needed() -> None:
 
 
 def count(model: nn.Module) -> int:
-    return sum(isinstance(module, LargeExperts) for _, module in model.named_modules())
+    return sum(isinstance(module, LargeSwitchLinear) for _, module in model.named_modules())

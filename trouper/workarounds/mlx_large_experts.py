@@ -24,7 +24,7 @@ NAME = "SwitchLinear"
 """Of mlx-lm's class, and of mlx-vlm's copy."""
 
 
-class LargeExperts(nn.Module):
+class LargeSwitchLinear(nn.Module):
     """An expert layer whose weights (experts, outputs, inputs) are multiplied range by range."""
 
     def __init__(self, experts: nn.Module) -> None:

@@ -25,7 +25,7 @@ from trouper.engine.adaptations.row_offsets import (
 from trouper.engine.lora.lora_layers import WithAdapters, with_adapters
 from trouper.engine.passes.region import Region
 from trouper.engine.platform import device
-from trouper.workarounds.mlx_large_experts import LargeExperts, has_large_experts
+from trouper.workarounds.mlx_large_experts import LargeSwitchLinear, has_large_experts
 from trouper.workarounds.mlx_single_groups import must_be_unpacked, unpacked
 from trouper.workarounds.mlx_sorted_experts import RowMajorExperts, has_biased_experts
 
@@ -82,7 +82,7 @@ INNER: dict[type[nn.Module], str] = {
     ChunkedAttention: "attention",
     TemperedProjection: "projection",
     BlockSparseAttention: "attention",
-    LargeExperts: "experts",
+    LargeSwitchLinear: "experts",
     RowMajorExperts: "experts",
     RowByRowRope: "rope",
     RowOffsetRope: "rope",
@@ -226,7 +226,7 @@ def _biased_experts(model: nn.Module, found: Adapted) -> bool:
 
 def _large_experts(model: nn.Module, found: Adapted) -> bool:
     return device.runs_cuda_kernels() and _replace(
-        model, has_large_experts, lambda child, _: LargeExperts(child), found.current
+        model, has_large_experts, lambda child, _: LargeSwitchLinear(child), found.current
     )
 
 
