@@ -27,8 +27,9 @@ def serving(*flags: str) -> Iterator[str]:
     command = [sys.executable, "-P", "-m", "trouper", "serve", *address, *flags]
     with lifeline() as end, _started(command, end) as process, _signals_end(process):
         assert process.stdout is not None
-        ready = process.stdout.readline()
-        if READY not in ready:
+        # Libraries and plugins may print lines of their own before.
+        ready = next((line for line in process.stdout if READY in line), "")
+        if not ready:
             process.wait()
             refuse(f"the server ended with {process.returncode}; it said why above")
         yield ready.rsplit(READY, 1)[1].strip().removesuffix("/v1")
