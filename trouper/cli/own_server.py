@@ -16,6 +16,7 @@ from trouper.cli.exits import refuse
 from trouper.system.lifeline import LAUNCHER, lifeline
 
 GOODBYE_S = 15.0
+KILLED_S = 1.0
 READY = " is ready at "
 
 
@@ -60,7 +61,9 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait(GOODBYE_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        # A signal's handler cannot wait for a process that the main program waits for already.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED_S)
 
 
 @contextmanager
