@@ -41,6 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (r"two\ words.png what?", "what?", ["two words.png"]),
         (r"it\'s.PNG", "", ["it's.PNG"]),
         ("file://{folder}/two%20words.png", "", ["two words.png"]),
+        ("what is file://[::1/a.png?", None, []),
         ("rename missing.png to notes.txt, don't ask", None, []),
         ("", None, []),
     ],

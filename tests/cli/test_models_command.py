@@ -21,6 +21,7 @@ from tests.cli.fake_hub import TORN, hub_of
 from tests.families import save
 from tests.web.serving import serving
 from trouper import cli
+from trouper.cli.commands import models
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.terminal_text import print_listing
 from trouper.engine.loading import bundled_model
@@ -399,3 +400,10 @@ def test_ls_says_which_models_read_images(shelf: Path) -> None:
     assert [body["images"] for body in listed(shelf).values()] == [False, True, False]
     change(shelf / "plain" / "config.json", model_type="mllama")
     assert not listed(shelf)["plain"]["images"]
+
+
+def test_a_file_that_a_download_renames_meanwhile_counts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("a")
+    sizes = [models._size_of(tmp_path / name) for name in ("a", "link", "gone", "")]
+    assert sizes == [5, 0, 0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,3 +64,17 @@ def test_gguf_is_refused_with_what_to_take(tmp_path: Path, path: str) -> None:
     assert outcome.exit_code == USAGE_ERROR
     assert "GGUF" in outcome.stderr and "is not read here" in outcome.stderr
     assert "`trouper models pull mlx-community/NAME`" in outcome.stderr
+
+
+def test_lines_before_a_server_of_ones_own_is_ready_are_read_past(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a plugin or a library prints them."""
+    server = tmp_path / "server"
+    server.write_text(
+        "#!/bin/sh\necho hello\necho tiny is ready at http://a:1/v1\nexec sleep 600\n"
+    )
+    server.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(server))
+    with own_server.serving() as url:
+        assert url == "http://a:1"

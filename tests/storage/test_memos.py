@@ -1,6 +1,11 @@
+import fcntl
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from trouper.storage import memos
 from trouper.storage.memos import add_to_memo, read_memo
 
 
@@ -19,6 +24,19 @@ def test_writers_at_the_same_moment_keep_each_others_values(tmp_path: Path) -> N
         for number in range(100):
             writers.submit(add_to_memo, memo, int, {str(number): number}, 200)
     assert sorted(read_memo(memo, int).values()) == [*range(100)]
+
+
+def test_a_lock_that_another_holds_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memos, "LOCK_PATIENCE_S", 0.01)
+    memo, held = tmp_path / "memo.json", os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        add_to_memo(memo, int, {"1": 1}, 9)
+    finally:
+        os.close(held)
+    assert read_memo(memo, int) == {"1": 1}
 
 
 def test_a_file_that_cannot_be_written_only_loses_values() -> None:

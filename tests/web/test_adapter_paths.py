@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.fakes import FakeEngine
 from tests.web.serving import Served, exchange, post, serving
 from trouper import Runtime, ServerSettings, SettingsInvalid
+from trouper.actors.runtime.managed_model import load_problem
 from trouper.protocol.paths import within
+from trouper.protocol.problems import SYSTEM_SHORTAGE
 
 
 @pytest.fixture
@@ -134,3 +137,17 @@ def test_what_is_no_directory_is_refused_at_the_start(directory: str, tmp_path: 
     given = str(tmp_path / directory) if directory.strip() else directory
     with pytest.raises(SettingsInvalid, match=r"--adapters-from .* is no directory; give one"):
         ServerSettings(adapters_from=(given,))
+
+
+async def test_without_a_thread_an_adapter_is_refused_for_the_moment(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lacks_a_thread(*_: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Runtime, "load_adapter", lacks_a_thread)
+    async with serving(FakeEngine(), adapters_from=(str(root / "named"),)) as served:
+        status, body = await load(served, f"{root}/named/sql")
+    assert (status, json.loads(body)["error"]["code"]) == (503, SYSTEM_SHORTAGE.code)
+    assert load_problem(RuntimeError("can't start new thread")).status == 503

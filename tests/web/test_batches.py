@@ -153,6 +153,19 @@ async def test_a_wrong_line_fails_the_batch_and_is_named(tmp_path: Path) -> None
         await using(served, use)
 
 
+async def test_a_directory_of_others_among_the_files_harms_none(tmp_path: Path) -> None:
+    (tmp_path / "files" / "lost+found").mkdir(parents=True)
+    (tmp_path / "files" / "link").symlink_to("nowhere")
+
+    def use(client: openai.OpenAI) -> None:
+        file = client.files.create(file=("in.jsonl", lines([request("a")])), purpose="batch")
+        assert [each.id for each in client.files.list()] == [file.id]
+
+    async with serving(batch_dir=tmp_path) as served:
+        await using(served, use)
+    assert (tmp_path / "files" / "lost+found").is_dir()
+
+
 async def test_a_file_of_unknown_models_has_as_many_errors_as_any_other(tmp_path: Path) -> None:
     def use(client: openai.OpenAI) -> None:
         unknown = [request(str(number), {"model": f"m{number}"}) for number in range(150)]

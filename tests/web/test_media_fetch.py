@@ -4,9 +4,12 @@ is ever dialled."""
 from __future__ import annotations
 
 import gzip
+import ssl
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx2
 import pytest
 import trio
 
@@ -52,6 +55,22 @@ async def fetch(fetcher: MediaFetcher, url: str, held: list[int] | None = None) 
 
 
 # -- what is fetched -----------------------------------------------------------------------------
+
+
+async def test_authorities_are_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read them takes 0.1 s, in which no other stream could go on."""
+    threads, create = list[threading.Thread](), httpx2.create_ssl_context
+
+    def noted() -> ssl.SSLContext:
+        threads.append(threading.current_thread())
+        return create()
+
+    monkeypatch.setattr(httpx2, "create_ssl_context", noted)
+    async with elsewhere(monkeypatch, {"/a.png": sends(answer(PNG))}, NAMES) as at:
+        fetcher = MediaFetcher([f"images.test:{at.tls_port}"])
+        await fetch(fetcher, f"https://images.test:{at.tls_port}/a.png")
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
 
 
 async def test_a_file_is_fetched_by_https(monkeypatch: pytest.MonkeyPatch) -> None:

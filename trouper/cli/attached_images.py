@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from urllib.parse import quote as escaped
@@ -63,7 +64,8 @@ def _names(line: str) -> Iterator[tuple[int, int, str]]:
         typed = word[0] if word[0][0] in "'\"" else word[0].rstrip(PUNCTUATION)
         name = typed[1:-1] if typed[:1] in ("'", '"') else re.sub(r"\\(.)", r"\1", typed)
         if name.lower().startswith("file://"):
-            name = unquote(urlparse(name).path)
+            with suppress(ValueError):  # Such as half of an IPv6 address, which names no file.
+                name = unquote(urlparse(name).path)
         yield word.start(), word.start() + len(typed), name
 
 

@@ -16,6 +16,7 @@ from trouper.cli.exits import refuse
 from trouper.system.lifeline import LAUNCHER, lifeline
 
 GOODBYE_S = 15.0
+KILLED_S = 1.0
 READY = " is ready at "
 
 
@@ -27,8 +28,9 @@ def serving(*flags: str) -> Iterator[str]:
     command = [sys.executable, "-P", "-m", "trouper", "serve", *address, *flags]
     with lifeline() as end, _started(command, end) as process, _signals_end(process):
         assert process.stdout is not None
-        ready = process.stdout.readline()
-        if READY not in ready:
+        # Libraries and plugins may print lines of their own before.
+        ready = next((line for line in process.stdout if READY in line), "")
+        if not ready:
             process.wait()
             refuse(f"the server ended with {process.returncode}; it said why above")
         yield ready.rsplit(READY, 1)[1].strip().removesuffix("/v1")
@@ -59,7 +61,9 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait(GOODBYE_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        # A signal's handler cannot wait for a process that the main program waits for already.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED_S)
 
 
 @contextmanager

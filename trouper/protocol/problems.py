@@ -172,10 +172,18 @@ class SettingsInvalid(ValueError):
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS})
 
 
+NO_THREAD = "can't start new thread"
+"""Text of Python's `RuntimeError` where the system starts no further thread."""
+
+
 def is_shortage(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or (
-        isinstance(error, OSError) and error.errno in SHORTAGES
-    )
+    match error:
+        case MemoryError():
+            return True
+        case OSError(errno=number):
+            return number in SHORTAGES
+        case _:
+            return isinstance(error, RuntimeError) and str(error) == NO_THREAD
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestFailed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,9 @@ from trouper.protocol.private_files import make_private, owner_or_writers
 from trouper.storage.cache_directory import write_temporary
 
 T = TypeVar("T")
+LOCK_PATIENCE_S = 5.0
+"""A write under the lock takes milliseconds."""
+LOCK_POLL_S = 0.005
 
 
 def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
@@ -48,7 +52,21 @@ def _locked(directory: Path) -> Iterator[None]:
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # Some network file systems have no locks.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _acquire(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _acquire(descriptor: int) -> None:
+    """Lock, or give up after `LOCK_PATIENCE_S`: a stopped process may hold the lock. Raises
+    `OSError`."""
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(LOCK_POLL_S)

@@ -110,10 +110,10 @@ def load_problem(error: Exception) -> Problem:
 
 
 def lacked_resources(error: BaseException | None) -> bool:
-    """Whether loading lacked file descriptors or processes, which passes. Too large a model is
-    another matter."""
+    """Whether loading lacked file descriptors, processes or threads, which passes. Too large a
+    model is another matter."""
     while error is not None:
-        if isinstance(error, OSError) and is_shortage(error):
+        if not isinstance(error, MemoryError) and is_shortage(error):
             return True
         error = error.__cause__ or error.__context__
     return False

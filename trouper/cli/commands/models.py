@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -179,11 +180,7 @@ def remove_model(model: str, yes: bool) -> None:
     repository = directory_of(HUB_CACHE) / f"models--{model.replace('/', '--')}"
     if "--" in model or model.startswith(".") or not is_directory(repository):
         _not_there(model, (HUB_CACHE,))
-    size = sum(
-        path.stat().st_size
-        for path in repository.rglob("*")
-        if path.is_file() and not path.is_symlink()
-    )
+    size = sum(map(_size_of, repository.rglob("*")))
     if not yes:
         click.confirm(f"Remove {model} ({decimal(size)}) from {repository.parent}?", abort=True)
     try:
@@ -191,6 +188,14 @@ def remove_model(model: str, yes: bool) -> None:
     except OSError as error:
         refuse(f"{error.filename or repository}: {error.strerror or error}")
     click.echo(f"removed {model} ({decimal(size)})")
+
+
+def _size_of(path: Path) -> int:
+    """The bytes of a file of its own; 0 for one that a download has renamed meanwhile."""
+    with suppress(OSError):
+        if stat.S_ISREG((found := path.lstat()).st_mode):
+            return found.st_size
+    return 0
 
 
 def _found(model: str, sources: tuple[str, ...]) -> ModelFiles:

@@ -179,10 +179,11 @@ class FileStore:
 
     def _sweep(self, files: Sequence[StoredFile]) -> tuple[list[StoredFile], list[str]]:
         make_private(self._directory)
-        sizes = {path.name: path.stat().st_size for path in self._directory.iterdir()}
+        sizes = {path.name: path.lstat().st_size for path in self._directory.iterdir()}
         complete = [file for file in files if sizes.get(file.id) == file.bytes]
         for name in sizes.keys() - {file.id for file in complete}:
-            (self._directory / name).unlink(missing_ok=True)
+            with suppress(OSError):  # What cannot be removed, as a directory of others, harms none.
+                (self._directory / name).unlink()
         return complete, [file.id for file in files if sizes.get(file.id) != file.bytes]
 
     async def begin(self, owner: str, identifier: str) -> Upload:

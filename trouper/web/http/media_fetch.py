@@ -223,8 +223,9 @@ class MediaFetcher:
                 "%s has an address that is not public: it is not fetched from", address.host
             )
             raise NotAllowed("this server fetches no images from there")
-        # Before a stream is open: SSL_CERT_FILE may name no file.
-        context = self._context() if address.scheme == "https" else None
+        # Before a stream is open: SSL_CERT_FILE may name no file. The first takes 0.2 s.
+        is_tls = address.scheme == "https"
+        context = await run_on_thread(self._context, self._resolving) if is_tls else None
         for ip in resolved[:MAX_ADDRESSES]:
             with suppress(OSError), trio.move_on_after(CONNECT_S):
                 stream = await trio.open_tcp_stream(ip, address.port)
