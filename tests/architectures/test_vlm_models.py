@@ -50,7 +50,7 @@ async def test_rows_of_a_batch_say_what_mlx_vlm_says(name: str, tmp_path: Path) 
     ]
 
 
-async def test_a_row_beside_a_long_one_has_the_rope_of_its_own_length(
+async def test_a_row_has_the_rope_of_its_own_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mlx-vlm chooses a batch's frequencies by its longest row."""
