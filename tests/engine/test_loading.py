@@ -412,6 +412,10 @@ def test_context_lengths() -> None:
     )
     assert context.context_length({"model_type": "lille-130m", "block_size": 9}) == 9
     assert context.context_length({"model_type": "mamba2"}) == context.UNBOUNDED_CONTEXT
+    odd = {"model_type": "llama", "text_config": {"model_type": ["x"]}}
+    assert context.context_length(odd) == context.UNBOUNDED_CONTEXT
+    infinite = {"type": "yarn", "factor": float("inf"), "original_max_position_embeddings": 7}
+    assert context.context_length({"n_positions": 9, "rope_scaling": infinite}) == 9
 
 
 def test_every_quantizable_layer_has_its_plain_form() -> None:
@@ -432,3 +436,10 @@ def test_packed_experts_of_either_package_become_float32(package: str) -> None:
     precision.to_float32(model)
     assert {array.dtype for _, array in tree_flatten(model.parameters())} == {mx.float32}
     assert mx.allclose(model(x, indices), expected, atol=1e-4)
+
+
+def test_a_sliding_window_of_no_tokens_is_refused(tmp_path: Path) -> None:
+    directory = save("gpt_oss", tmp_path / "model")
+    edit_config(directory, sliding_window=0)
+    with pytest.raises(ModelUnusable, match="a sliding window of 0 tokens"):
+        load(Settings(model=str(directory), self_check="off", no_ssd=True), lambda _: None)

@@ -53,6 +53,14 @@ def test_an_unpacked_layer_gives_the_same(bits: int) -> None:
         ), name
 
 
+def test_mlx_vlms_copy_of_the_layer_of_several_heads_is_unpacked_too() -> None:
+    copies = pytest.importorskip("mlx_vlm.models.mla")
+    mx.random.seed(2)
+    layer = copies.MultiLinear(FEW, 96, 3).to_quantized(group_size=64, bits=4)
+    assert is_affected(layer)
+    assert mx.allclose(product(unpacked(layer), 5), product(layer, 5), atol=1e-5, stream=mx.cpu)
+
+
 @pytest.mark.parametrize(
     ("inputs", "how"),
     [

@@ -57,7 +57,7 @@ def _texts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _default(config: Mapping[str, Any]) -> int:
-    kinds = [level.get("model_type") for level in (*_texts(config), config)]
+    kinds = [str(level.get("model_type")) for level in (*_texts(config), config)]
     return next((DEFAULTS[kind] for kind in kinds if kind in DEFAULTS), UNBOUNDED_CONTEXT)
 
 
@@ -67,7 +67,7 @@ def _named(level: Mapping[str, Any]) -> int:
     rope = section(level, "rope_scaling") or section(level, "rope_parameters")
     if rope.get("rope_type", rope.get("type")) in EXTENDING:
         factor, original = rope.get("factor"), _count(rope.get("original_max_position_embeddings"))
-        if isinstance(factor, int | float) and factor >= 1:
+        if isinstance(factor, int | float) and 1 <= factor <= LARGEST_DIMENSION:
             return max(named, _count(int(original * factor)))
     return named
 

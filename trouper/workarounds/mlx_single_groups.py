@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
+from mlx_lm.models.mla import MultiLinear
 
 from trouper import workarounds
 
 WRONG_ON = "sm_90"
 BITS, SHORTEST = (4, 8), 64
+OF_HEADS = "QuantizedMultiLinear"
+"""Of mlx-lm's class, and of mlx-vlm's copy."""
 
 
 def must_be_unpacked(module: nn.Module, architecture: str) -> bool:
@@ -28,7 +30,8 @@ def must_be_unpacked(module: nn.Module, architecture: str) -> bool:
 
 
 def is_affected(module: nn.Module) -> bool:
-    if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedMultiLinear):
+    is_packed = isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding)
+    if not is_packed and type(module).__name__ != OF_HEADS:
         return False
     single_group = module.scales.shape[-1] == 1
     return (
@@ -53,7 +56,7 @@ def unpacked(module: nn.Module) -> nn.Module:
     plain: nn.Module
     if isinstance(module, nn.QuantizedEmbedding):
         plain = nn.Embedding(outputs, inputs)
-    elif isinstance(module, QuantizedMultiLinear):
+    elif type(module).__name__ == OF_HEADS:
         plain = MultiLinear(inputs, outputs, len(weight))
     else:
         plain = nn.Linear(inputs, outputs, bias="bias" in module)

@@ -15,9 +15,11 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from trouper.engine.adaptations.block_sparse_attention import BlockSparseAttention
 from trouper.engine.adaptations.chunked_attention import ChunkedAttention, TemperedProjection
 from trouper.engine.adaptations.row_offsets import (
+    LONG_ROPE,
     USUAL,
     CurrentPass,
     RowByRowRope,
+    RowLongRope,
     RowOffsetRope,
     RowPositions,
     Traits,
@@ -85,6 +87,7 @@ INNER: dict[type[nn.Module], str] = {
     LargeSwitchLinear: "experts",
     RowMajorExperts: "experts",
     RowByRowRope: "rope",
+    RowLongRope: "rope",
     RowOffsetRope: "rope",
     RowPositions: "table",
 }
@@ -111,6 +114,10 @@ def _dynamic_rope(model: nn.Module, found: Adapted) -> bool:
     return _replace(
         model, lambda child: isinstance(child, DynamicNTKScalingRoPE), RowByRowRope, found.current
     )
+
+
+def _long_rope(model: nn.Module, found: Adapted) -> bool:
+    return _replace(model, lambda child: {*LONG_ROPE} <= _names(child), RowLongRope, found.current)
 
 
 def _shared_kv_rope(model: nn.Module, found: Adapted) -> bool:
@@ -284,6 +291,7 @@ def _children(parent: nn.Module) -> Iterator[tuple[str, Any, Any]]:
 
 REGISTRY = [
     Adaptation("a rotary embedding whose base grows with the row", _dynamic_rope),
+    Adaptation("a rotary embedding whose frequencies follow from the row's length", _long_rope),
     Adaptation(
         "layers that share keys and values take their offset from the number of keys",
         _shared_kv_rope,

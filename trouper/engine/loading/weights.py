@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 
+from trouper.engine.kv.model_caches import flatten
 from trouper.engine.loading.head_weights import ModelWithoutHead, classes_without_head
 from trouper.engine.loading.opening import Opening, plain_path
 from trouper.engine.lora.lora_layers import adapter_bytes
@@ -93,7 +94,10 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
 def count_logits(model: nn.Module, directory: Path) -> int:
     """Configs nest or omit the number, or ignore padding. Evaluates nothing."""
     try:
-        return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
+        caches = make_prompt_cache(model)
+        if any(getattr(cache, "max_size", None) == 0 for cache in flatten(caches)):
+            raise ValueError("a sliding window of 0 tokens")
+        return int(model(mx.array([[0]]), cache=caches).shape[-1])
     except Exception as error:
         # An architecture's code may raise any exception.
         raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error
