@@ -43,6 +43,9 @@ COMMON = (
     "0",
     "--cache-memory",
     "40MB",
+    # Small enough to be full in the first part, which is not judged.
+    "--image-cache",
+    "15MB",
     "--ssd-keep-free",
     "100MB",
     "--janitor-interval-s",
