@@ -96,11 +96,13 @@ async def test_one_long_prompt_does_not_wait_for_two_hundred_of_another_client(
 async def test_clients_have_equal_shares(autojump_clock: MockClock, clients: int) -> None:
     world = World(TEXTS)
     async with trio.open_nursery() as nursery:
+        # No two turns end at once: Trio draws whose task runs first.
+        await world.send(nursery, "shifted", 1, 0.5)
         for client in map(str, range(clients)):
             await world.send(nursery, client, 40, 1.0)
-        await trio.sleep(20.5)
+        await trio.sleep(20.75)
         done = [len(world.done[client]) for client in map(str, range(clients))]
-        assert max(done) - min(done) <= 3, "whoever came first had two turns before the others came"
+        assert max(done) - min(done) <= 2, "whoever came first had two turns before the others came"
         assert sum(done) == 40
         nursery.cancel_scope.cancel(reason="the test")
 
