@@ -41,7 +41,7 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
         for name, text in (prompts.items() if isinstance(prompts, dict) else ())
     }
     default, longest = named.get("default_prompt_name"), limits.get("max_seq_length")
-    if default is not None and default not in [*kept]:
+    if default is not None and not (isinstance(default, str) and default in kept):
         raise ModelUnusable(
             f"{directory / PROMPTS_FILE} has no prompt of the name default_prompt_name, {default!r}"
         )

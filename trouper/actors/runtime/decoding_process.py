@@ -62,7 +62,7 @@ class DecodingProcess:
         codes = (FORMATS.index(header.format.upper()), header.orientation, shape.resample)
         head = ORDER.pack(*codes, *stored, *sizes, len(data))
         if self._process is not None and self._process.poll() is not None:
-            await self.stop()  # It was ended from outside, and no image had to do with it.
+            await self.stop()  # Killed from outside while idle: no image is to blame.
         process = self._process or await self._start()
         try:
             with trio.fail_after(self._wait_s):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from trouper.engine.passes.region import Region
 
@@ -17,13 +16,17 @@ class CurrentPass:
     region: Region | None = None
 
 
-class RowByRowRope(nn.Module):
-    """A dynamically scaled rotary embedding: beyond the limit row by row."""
+class RowRope(nn.Module):
+    """A rotary embedding that follows the rows of the current pass."""
 
-    def __init__(self, rope: DynamicNTKScalingRoPE, current: CurrentPass) -> None:
+    def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
         super().__init__()
         self.rope = rope
         self._current = current
+
+
+class RowByRowRope(RowRope):
+    """mlx-lm's `DynamicNTKScalingRoPE`: beyond the limit row by row."""
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         region = self._current.region
@@ -56,13 +59,8 @@ LONG_ROPE = ("_short_freqs", "_long_freqs", "_short_scale", "_long_scale")
 """What mlx-vlm's LongRoPE chooses from, for all rows by the longest one."""
 
 
-class RowLongRope(nn.Module):
+class RowLongRope(RowRope):
     """LongRoPE by each row's own length; drafts as if fed alone."""
-
-    def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
-        super().__init__()
-        self.rope = rope
-        self._current = current
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         region = self._current.region
@@ -88,13 +86,8 @@ class RowLongRope(nn.Module):
         )
 
 
-class RowOffsetRope(nn.Module):
+class RowOffsetRope(RowRope):
     """A rotary embedding at each row's offset."""
-
-    def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
-        super().__init__()
-        self.rope = rope
-        self._current = current
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         region = self._current.region

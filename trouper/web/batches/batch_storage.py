@@ -58,7 +58,7 @@ def too_large(message: str, code: str, param: str) -> RequestFailed:
 def _reason_of(error: OSError | msgspec.MsgspecError) -> str:
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    # Of a later version, or damaged.
+    # A later version of Trouper wrote the row, or the row is damaged.
     return f"a row of {NAME} cannot be read ({error})"
 
 

@@ -78,7 +78,7 @@ class RunningRequest:
     """Before the request has an answer."""
     answers: list[Answer] = attrs.field(factory=list)
     records: list[RequestRecord] = attrs.field(factory=list)
-    """Of the answers that have ended."""
+    """Records of the answers that have ended."""
 
 
 class RunningRequests:
