@@ -30,6 +30,7 @@ from rich.console import Console
 
 from benchmarks import load, servers
 from benchmarks.long_rows import token_bytes_of, tokens
+from trouper.system.ports import free_ports
 from trouper_lab.load import Stream
 
 FLAGS = (
@@ -105,7 +106,7 @@ async def ask_all(
 @contextmanager
 def watched(model: Path, report: Path, disk: Path, *flags: str) -> Iterator[servers.Server]:
     """A server that writes the largest bytes of rows and blocks to `report`."""
-    port = servers.free_port()
+    [port] = free_ports(1)
     command = [
         sys.executable,
         "-m",

@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 
 from benchmarks import servers
+from trouper.system.ports import free_ports
 
 SUFFIXES = {"": "products", "_openblas": "openblas", "_installed": "installed"}
 """Of a subject's name, by its BLAS (see benchmarks.blas)."""
@@ -67,7 +68,7 @@ def serving(subject: str, python: str, model: Path, streams: int) -> Iterator[se
     """`python`: the interpreter of the peer's environment; `streams`: the most that will be
     measured."""
     name, blas = SUBJECTS[subject]
-    peer, port = PEERS[name], servers.free_port()
+    peer, port = PEERS[name], free_ports(1)[0]
     batching = peer.batching if streams > 1 else ()
     command = [python, "-m", "benchmarks.peer_server", blas, peer.entry, "serve", str(model)]
     # They keep caches and state there, which would help the next run.

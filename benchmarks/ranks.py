@@ -29,6 +29,7 @@ import trio
 
 from benchmarks import load, servers
 from benchmarks.starting import run_ranks
+from trouper.system.ports import free_ports
 from trouper_lab.load import Stream
 
 Rates = dict[int, float]
@@ -143,7 +144,7 @@ async def streaming(port: int, streams: int, tokens: int, seed: int) -> float:
 
 @contextmanager
 def serving(model: Path, options: argparse.Namespace) -> Iterator[int]:
-    port = servers.free_port()
+    [port] = free_ports(1)
     launch = [
         sys.executable,
         "-m",

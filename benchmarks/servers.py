@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import attrs
 import psutil
 
 from trouper.protocol.settings import default_cache_dir
+from trouper.system.ports import free_ports
 
 START_S = 300.0
 """Time limit for a server's start. On a machine that has run none yet a GPU's kernels are compiled:
@@ -112,7 +112,7 @@ def trouper(
 ) -> Iterator[Server]:
     """Without `disk` nothing is kept on one: what an earlier run has cached must not help this
     one. `checkout`: another one, with a `.venv`."""
-    port = free_port()
+    [port] = free_ports(1)
     flags = ("--no-ssd", *flags) if disk is None else ("--ssd-cache-dir", str(disk), *flags)
     own = shutil.which("trouper", path=str(Path(sys.executable).parent)) or "trouper"
     command = [
@@ -132,7 +132,7 @@ def mlx_lm(
     model: Path, *flags: str, environment: Mapping[str, str] | None = None, blas: str = "products"
 ) -> Iterator[Server]:
     """`blas`: see benchmarks.blas."""
-    port = free_port()
+    [port] = free_ports(1)
     command = [
         sys.executable,
         "-m",
@@ -200,9 +200,3 @@ def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes], model: s
         else:
             return
     raise RuntimeError("the server does not answer")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -19,7 +19,7 @@ import httpx
 
 from tests.broken_directories import CASES, build
 from tests.families import save
-from tests.test_process import free_port
+from trouper.system.ports import free_ports
 
 COMMAND = (sys.executable, "-c", "from trouper.cli import main; main()")
 PATIENCE_S = 180
@@ -54,7 +54,7 @@ def doctor(directory: Path) -> Verdict:
 
 
 def serve(directory: Path) -> Verdict:
-    port = free_port()
+    [port] = free_ports(1)
     flags = ["--model", str(directory), "--port", str(port), "--no-ssd"]
     process = subprocess.Popen(
         [*COMMAND, "serve", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

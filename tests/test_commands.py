@@ -29,7 +29,7 @@ from tests.commands import (
     Block,
     all_blocks,
 )
-from tests.test_process import free_port
+from trouper.system.ports import free_ports
 
 BLOCKS = all_blocks()
 PATIENCE_S = 300.0
@@ -77,7 +77,7 @@ def environment_of(home: Path) -> dict[str, str]:
         "XDG_CONFIG_HOME": str(home / "config"),
         "UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR") or str(own / "uv"),
         "PYTHONPATH": str(ROOT),
-        "TROUPER_PORT": str(free_port()),
+        "TROUPER_PORT": str(free_ports(1)[0]),
         "PYTHONWARNINGS": "default",
     }
 
@@ -92,7 +92,7 @@ def server_of(shell: psutil.Process) -> psutil.Process:
 @contextmanager
 def serving(block: Block, environment: Mapping[str, str]) -> Iterator[int]:
     """Its port. What the block starts must become ready, and leave with 0 when it is told to."""
-    port = free_port()
+    [port] = free_ports(1)
     with subprocess.Popen(
         ["bash", "-euo", "pipefail", "-c", "exec " + block.text.removeprefix(INSTALLING)],
         env={**environment, "TROUPER_PORT": str(port), "TROUPER_DEFAULT_MAX_TOKENS": str(SHORT)},

@@ -20,9 +20,10 @@ import trio
 
 from tests.families import save
 from tests.real.serving import ask
-from tests.test_process import PATIENCE_S, Client, end, free_port, get, serving, stats, until
+from tests.test_process import PATIENCE_S, Client, end, get, serving, stats, until
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
 from trouper.protocol.setting_fields import ByteSize
+from trouper.system.ports import free_ports
 from trouper.web.batches.batch_table import BatchSpec, BatchState, insert_batch
 from trouper.web.batches.stored_files import StoredFile, insert_file
 from trouper.web.serving.state_database import FORMAT, NAME, SCHEMA
@@ -99,7 +100,7 @@ def read_without_end(fifo: Path) -> Iterator[None]:
 
 @pytest.mark.long
 def test_sigterm_ends_a_server_whose_disk_hangs(model: Path, tmp_path: Path) -> None:
-    port = free_port()
+    [port] = free_ports(1)
     with hung(model, port, tmp_path / "blocks") as process:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=PATIENCE_S)
@@ -108,7 +109,7 @@ def test_sigterm_ends_a_server_whose_disk_hangs(model: Path, tmp_path: Path) -> 
 
 
 def test_a_model_is_unloaded_although_its_disk_hangs(model: Path, tmp_path: Path) -> None:
-    port = free_port()
+    [port] = free_ports(1)
     with hung(model, port, tmp_path / "blocks") as process:
         with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
             body = json.dumps({"force": True})
@@ -143,7 +144,7 @@ def test_sigterm_ends_a_server_whatever_hangs(model: Path, tmp_path: Path) -> No
         insert_file(connection, file)
         connection.commit()
     os.mkfifo(fifo := files / "file-1")
-    port = free_port()
+    [port] = free_ports(1)
     flags = ("--batch-dir", str(tmp_path / "batches"), "--drain-timeout-s", "0.3")
     with serving(model, port, *flags, run=ENDS_SOON) as process, read_without_end(fifo):
         process.send_signal(signal.SIGTERM)
@@ -161,7 +162,7 @@ def test_models_are_loaded_beside_one_whose_files_do_not_answer(
         shutil.copytree(model, directory)
     (fifo := hung / "tokenizer.json").unlink()
     os.mkfifo(fifo)
-    port = free_port()
+    [port] = free_ports(1)
     flags = ("--model", str(hung), "--model", str(other), "--drain-timeout-s", "0.3")
     with serving(model, port, *flags, run=STALLS_SOON) as process, read_without_end(fifo):
         for name in (model, other):

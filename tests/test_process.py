@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 
 from tests.families import save
 from trouper.cli.exits import leaving_signals
+from trouper.system.ports import free_ports
 
 PATIENCE_S = 60.0
 RUN = "from trouper.cli import main; main()"
@@ -31,12 +31,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llama")
     save("llama", directory)
     return directory
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
@@ -133,7 +127,7 @@ def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_pr
 ) -> None:
     """R13, F18. Decoding, prefilling and queued requests, streamed and not; the port is free at
     once."""
-    port = free_port()
+    [port] = free_ports(1)
     flags = ("--completion-batch-size", "3", "--prefill-step-size", "1", "--drain-timeout-s", "0.3")
     with serving(model, port, *flags) as process:
         decoding = [
@@ -176,7 +170,7 @@ def assert_parsers_are_harmony(health: dict[str, Any]) -> None:
 def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(model: Path) -> None:
     """It begins with a terminal that is closed. Kernel and shell both send SIGHUP, and nothing can
     be printed any more."""
-    port = free_port()
+    [port] = free_ports(1)
     reader, writer = pty.openpty()
     try:
         with serving(model, port, "--drain-timeout-s", "60", stderr=writer) as process:
@@ -210,7 +204,7 @@ def test_nohup_is_heeded() -> None:
 def test_a_log_that_nobody_reads_holds_nobody_up(model: Path, terminal: bool) -> None:
     """A paused terminal (Ctrl-S) and a pipe whose reader stands still: some kilobytes, and a write
     waits. The short version is in tests/cli/test_logs.py."""
-    port = free_port()
+    [port] = free_ports(1)
     reader, writer = pty.openpty() if terminal else os.pipe()
     try:
         with serving(model, port, "--log-level", "debug", stderr=writer) as process:

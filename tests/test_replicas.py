@@ -23,10 +23,11 @@ import psutil
 import pytest
 
 from examples.replicas import __file__ as program
-from examples.replicas import free_ports, healthy, ready
+from examples.replicas import healthy, ready
 from tests.families import save
 from tests.replicas.recording_server import needs_haproxy, needs_smg, router_before
 from tests.test_process import get, stats, until
+from trouper.system.ports import free_ports
 
 log = logging.getLogger(__name__)
 ROUTERS = (pytest.param("haproxy", marks=needs_haproxy), pytest.param("smg", marks=needs_smg))

@@ -18,8 +18,9 @@ from tests.abuse.asking import Ask, Heard, ask
 from tests.abuse.listed import Abuse
 from tests.abuse.streams import Streams, streams
 from tests.families import FAMILIES, save
-from tests.test_process import free_port, serving
+from tests.test_process import serving
 from trouper.engine.loading import bundled_model
+from trouper.system.ports import free_ports
 
 QUIET_S = 1.0
 """What is still heard of the stream after the last answer."""
@@ -42,7 +43,7 @@ LIMITS = (
 @contextmanager
 def server(model: Path | None, *flags: str) -> Iterator[tuple[int, psutil.Process]]:
     """Its port and process. No model: the embedded one."""
-    port = free_port()
+    [port] = free_ports(1)
     with serving(model, port, *LIMITS, *flags, stderr=DEVNULL) as process:
         yield port, psutil.Process(_pid(process))
 

@@ -50,24 +50,32 @@ async def test_rows_of_a_batch_say_what_mlx_vlm_says(name: str, tmp_path: Path) 
     ]
 
 
-async def test_a_row_has_the_rope_of_its_own_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step_size", [16, 2048])
+async def test_long_rope_has_its_long_factors_at_each_length(
+    step_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """mlx-vlm chooses a batch's frequencies by its longest row."""
-    scaling = {
-        "type": "longrope",
-        "short_factor": [1.0] * 8,
-        "long_factor": [3.0 + index for index in range(8)],
-        "original_max_position_embeddings": 40,
-    }
-    config = {**CONFIGS["k2_horizon"], "rope_scaling": scaling}
-    monkeypatch.setitem(CONFIGS, "k2_horizon", config)
-    model = whole("k2_horizon", 1)
-    async with running(str(save(model, "k2_horizon", tmp_path))) as runtime:
-        heard = await ask(runtime, *map(wish, range(len(PROMPTS))))
-    assert [list(each.tokens) for each in heard] == [
-        own_loop(model, prompt, TOKENS) for prompt in PROMPTS
-    ]
+    """However prompts are cut into passes, whoever is beside them, and after a hit."""
+    long = [3.0 + index for index in range(8)]
+    usual = CONFIGS["k2_horizon"]
+
+    models = []
+    for short in (long, [1.0] * 8):
+        scaling = {
+            "type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "original_max_position_embeddings": 40,
+        }
+        monkeypatch.setitem(CONFIGS, "k2_horizon", {**usual, "rope_scaling": scaling})
+        models.append(whole("k2_horizon", 1))
+    only_long, model = models
+    saved = save(model, "k2_horizon", tmp_path)
+    async with running(str(saved), prefill_step_size=step_size) as runtime:
+        for _ in range(2):
+            heard = await ask(runtime, *map(wish, range(len(PROMPTS))))
+            assert [list(each.tokens) for each in heard] == [
+                own_loop(only_long, prompt, TOKENS) for prompt in PROMPTS
+            ]
 
 
 def test_weights_may_have_the_names_of_the_hub_and_those_of_the_encoder_are_not_kept(

@@ -22,9 +22,10 @@ from tests.chaos.faulty import Dials
 from tests.families import FAMILIES, save
 from tests.ranks.launching import environments
 from tests.soak.wishes import Model, vocabulary_of
-from tests.test_process import free_port, get
+from tests.test_process import get
 from tests.vision_model.files import DIRECTORY
 from trouper.actors.runtime.decoding_process import SCRIPT
+from trouper.system.ports import free_ports
 
 FIRST, SECOND, SPLIT = "first", "second", "split"
 CERTAIN = 0.004
@@ -145,7 +146,7 @@ class House:
 
     def start(self) -> None:
         """The processes, without waiting until they serve."""
-        self.port = free_port()
+        [self.port] = free_ports(1)
         self.dials().turn()
         log = self._open.enter_context(self.log.open("a"))
         for environment in self._open.enter_context(environments(self.ranks)):

@@ -20,7 +20,8 @@ import numpy as np
 import openai
 
 from tests.crash.model import MARK
-from tests.test_process import PATIENCE_S, free_port, get
+from tests.test_process import PATIENCE_S, get
+from trouper.system.ports import free_ports
 
 STREAMS, CLIENTS = 16, 10
 TOKENS = 120
@@ -50,7 +51,7 @@ class Outcome:
 @contextmanager
 def crashing(model: Path, fault: str, *flags: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """(its port, the process)"""
-    port = free_port()
+    [port] = free_ports(1)
     command = [
         sys.executable,
         "-m",

@@ -28,8 +28,9 @@ import trio
 
 from tests.ranks.launching import environments
 from tests.ranks.models import save
-from tests.test_process import PATIENCE_S, free_port, get, until
+from tests.test_process import PATIENCE_S, get, until
 from tests.web.serving import post
+from trouper.system.ports import free_ports
 
 AT_ONCE = 8
 LIMIT_S = 8.0
@@ -224,7 +225,7 @@ def compare(
     asked = wishes(count, seed)
     heard, drafted = [], 0
     for ranks in (1, 2):
-        port = free_port()
+        [port] = free_ports(1)
         with served(model, port, ranks, eager, limit_s, flags=flags):
             heard.append(trio.run(play, port, asked))
             drafted = get(port, "/health")[1]["speculation"]["accepted"]

@@ -22,7 +22,8 @@ import attrs
 import psutil
 
 from tests.ranks.models import save
-from tests.test_process import PATIENCE_S, Client, free_port, get, stats, until
+from tests.test_process import PATIENCE_S, Client, get, stats, until
+from trouper.system.ports import free_ports
 
 LOSSES = (
     (1, signal.SIGKILL, '"error"'),
@@ -129,7 +130,7 @@ def lose(launcher: psutil.Process, port: int, rank: int, how: signal.Signals) ->
 
 def measured(model: Path, rank: int, how: signal.Signals) -> Loss:
     """Of a new group each time: one that is lost again and again is started later and later."""
-    port = free_port()
+    [port] = free_ports(1)
     with launched(port, "--model", str(model), "--no-ssd", stderr=subprocess.DEVNULL) as launcher:
         return lose(launcher, port, rank, how)
 

@@ -27,9 +27,10 @@ import psutil
 
 from tests.kill_loop import torn, wait_for_a_write
 from tests.ranks.losses import launched, ranks_of, ready
-from tests.test_process import free_port, get, until
+from tests.test_process import get, until
 from trouper import Settings
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
+from trouper.system.ports import free_ports
 from trouper_lab.load import VOCABULARY
 
 PATIENCE_S = 300.0
@@ -147,7 +148,7 @@ class Group:
 @contextmanager
 def group(ranks: int, directory: Path, *flags: str) -> Iterator[Group]:
     """Ends with a drain."""
-    port = free_port()
+    [port] = free_ports(1)
     flags = ("--ssd-cache-dir", str(directory), "--ssd-keep-free", "0", *flags)
     with launched(port, *flags, ranks=ranks, patience_s=PATIENCE_S) as launcher:
         yield Group(port, launcher, directory)

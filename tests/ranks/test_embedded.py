@@ -16,8 +16,9 @@ from tests.engine.naive import generate
 from tests.family_configs import LONG
 from tests.model.test_smollm import smollm
 from tests.ranks.losses import ranks_of
-from tests.test_process import PATIENCE_S, Client, free_port
+from tests.test_process import PATIENCE_S, Client
 from trouper.engine.platform import device
+from trouper.system.ports import free_ports
 
 TOKENS = 7
 
@@ -38,7 +39,7 @@ def test_r8_f27_it_answers_as_at_one_rank_and_a_loss_is_one_line_of_each() -> No
     )
     wanted, certain = generate(smollm().model, prompt, GREEDY, TOKENS)
     assert certain, "ranks add in another order"
-    port = free_port()
+    [port] = free_ports(1)
     command = [
         sys.executable,
         "-m",

@@ -18,13 +18,14 @@ from tests.pictures import one, screenshot
 from tests.ranks.image_playing import BLIND
 from tests.ranks.launching import run_ranks
 from tests.ranks.losses import alive, launched, ranks_of, ready
-from tests.test_process import PATIENCE_S, Client, free_port, until
+from tests.test_process import PATIENCE_S, Client, until
 from tests.vision_model.asking import CHAT, request
 from tests.vision_model.files import DIRECTORY
 from tests.vision_model.questions import IMAGE, Message, text_of
 from trouper.engine.platform import device
 from trouper.engine.vision.encoder import NOT_NUMBERS
 from trouper.protocol.media import Pixels
+from trouper.system.ports import free_ports
 
 FAMILIES = ("qwen3_vl", "mistral3", *(("qwen3_5",) if LONG else ()))
 """With vectors of inner layers and positions on three axes, and without."""
@@ -68,7 +69,7 @@ def certain(
 @pytest.fixture(scope="module")
 def group() -> Iterator[tuple[psutil.Process, Server]]:
     """Two ranks of the model that sees, started by the launcher."""
-    port = free_port()
+    [port] = free_ports(1)
     flags = ("--model", str(DIRECTORY), "--no-ssd", "--no-batches", "--decode-stall-ms", "1")
     with launched(port, *flags) as launcher:
         yield launcher, Server(f"http://127.0.0.1:{port}")

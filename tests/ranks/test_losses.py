@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from tests.ranks.launching import environments
 from tests.ranks.losses import LOSSES, STREAM, launched, lose, ranks_of, ready
 from tests.ranks.models import save
-from tests.test_process import PATIENCE_S, Client, free_port, stats, until
+from tests.test_process import PATIENCE_S, Client, stats, until
 from trouper.cli import main
+from trouper.system.ports import free_ports
 
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
 
@@ -29,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_f27_d12_ranks_are_lost_and_come_back(model: Path, tmp_path: Path) -> None:
     """Clients have their error, no process is left, and the group serves again; also when the
     launcher is killed nothing is left."""
-    port = free_port()
+    [port] = free_ports(1)
     with launched(
         port, "--model", str(model), "--drain-timeout-s", "0.2", "--ssd-cache-dir", str(tmp_path)
     ) as launcher:
@@ -54,7 +55,7 @@ def leave_orphans(launcher: psutil.Process, port: int) -> None:
 
 
 def test_f20_f24_a_rank_that_dropped_a_row_early_is_named_and_does_not_hang(model: Path) -> None:
-    port = free_port()
+    [port] = free_ports(1)
     command = [sys.executable, "-m", "tests.ranks.diverging", "serve", "--no-ssd"]
     command += ["--model", str(model), "--port", str(port)]
     with environments(2) as each:

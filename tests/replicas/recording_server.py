@@ -15,9 +15,10 @@ from typing import Any
 import attrs
 import pytest
 
-from examples.replicas import free_ports, haproxy, healthy, smg
+from examples.replicas import haproxy, healthy, smg
 from tests.http_threads import served_in_thread
 from tests.test_process import until
+from trouper.system.ports import free_ports
 
 MODEL = "tiny"
 NAME_OF_SERVER = "x-trouper-server"

@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from examples.replicas import free_ports
 from tests.families import save
 from tests.test_process import get, serving, until
+from trouper.system.ports import free_ports
 
 BLOCK = 64
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from examples.replicas import free_ports, haproxy
+from examples.replicas import haproxy
 from tests.parameters import TABLES, Table
 from tests.replicas.recording_server import (
     MODEL,
@@ -25,6 +25,7 @@ from tests.replicas.recording_server import (
     running,
 )
 from tests.test_process import until
+from trouper.system.ports import free_ports
 from trouper.web.http.request_schema import components_of, schema_of
 
 NEEDED: Mapping[str, Any] = {

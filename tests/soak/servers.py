@@ -20,8 +20,9 @@ from tests.families import save as save_family
 from tests.ranks.launching import environments
 from tests.soak.client import KEY, LIMITED_KEY
 from tests.soak.wishes import Model, vocabulary_of
-from tests.test_process import PATIENCE_S, RUN, free_port
+from tests.test_process import PATIENCE_S, RUN
 from tests.vision_model.files import DIRECTORY
+from trouper.system.ports import free_ports
 
 LARGE, SMALL, OTHER, SPLIT, TUNED = "large", "small-a", "small-b", "small-split", "small-tuned"
 SEES = "small-sees"
@@ -171,7 +172,7 @@ def group(
 ) -> Iterator[Group]:
     """`quiet`: it keeps nothing, and drafts nothing. Raises `AssertionError` if it does not
     start."""
-    port, own = free_port(), place / name
+    [port], own = free_ports(1), place / name
     (own / "tmp").mkdir(parents=True)
     command = [sys.executable, "-c", RUN, "serve", "--port", str(port), *flags, *PATIENT]
     command += ["--cache-memory", "0", "--no-ssd", "--speculation", "off"] if quiet else [*COMMON]

@@ -8,12 +8,11 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +24,7 @@ from trouper.cli.exits import USAGE_ERROR, echo_if_possible, insists, leaving_si
 from trouper.process import NCCL_HOST
 from trouper.protocol.problems import is_shortage
 from trouper.system.lifeline import LAUNCHER, lifeline
+from trouper.system.ports import free_ports
 
 GRACE_S = 5.0  # Time for the other processes to end by themselves
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # Doubled each time until a group has lived for a while
@@ -213,7 +213,7 @@ class LocalRanks:
             secret.write(secrets.token_hex())
             secret.flush()
             own = {SECRET_FILE: secret.name} if self.ranks > 1 else {}
-            ports = _free_ports(self.ranks)
+            ports = free_ports(self.ranks)
             json.dump([[f"127.0.0.1:{port}"] for port in ports], hosts)
             hosts.flush()
             yield [
@@ -270,15 +270,6 @@ class Hosts:
     def code_in(self, line: str) -> int | None:
         match = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)
         return int(match[1]) if match else None
-
-
-def _free_ports(count: int) -> list[int]:
-    # All are bound at once, so none is returned twice.
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [int(sock.getsockname()[1]) for sock in sockets]
 
 
 def _devices(ranks: int) -> Sequence[str]:

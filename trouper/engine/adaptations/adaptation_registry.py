@@ -15,11 +15,9 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from trouper.engine.adaptations.block_sparse_attention import BlockSparseAttention
 from trouper.engine.adaptations.chunked_attention import ChunkedAttention, TemperedProjection
 from trouper.engine.adaptations.row_offsets import (
-    LONG_ROPE,
     USUAL,
     CurrentPass,
     RowByRowRope,
-    RowLongRope,
     RowOffsetRope,
     RowPositions,
     Traits,
@@ -87,7 +85,6 @@ INNER: dict[type[nn.Module], str] = {
     LargeSwitchLinear: "experts",
     RowMajorExperts: "experts",
     RowByRowRope: "rope",
-    RowLongRope: "rope",
     RowOffsetRope: "rope",
     RowPositions: "table",
 }
@@ -116,8 +113,22 @@ def _dynamic_rope(model: nn.Module, found: Adapted) -> bool:
     )
 
 
-def _long_rope(model: nn.Module, found: Adapted) -> bool:
-    return _replace(model, lambda child: {*LONG_ROPE} <= _names(child), RowLongRope, found.current)
+LONG_ROPE = {"_short_freqs": "_long_freqs", "_short_scale": "_long_scale"}
+
+
+def _long_rope(model: nn.Module, found: Adapted) -> bool:  # noqa: ARG001  As the others.
+    """mlx-vlm chooses by a pass's last position, so keys depend on how a prompt is cut into passes
+    and on what is cached. mlx-lm always takes the long factors, vLLM where the context exceeds the
+    original one."""
+    chosen = [
+        child
+        for _, child in model.named_modules()
+        if {*LONG_ROPE, *LONG_ROPE.values()} <= _names(child)
+    ]
+    for rope in chosen:
+        for short, long in LONG_ROPE.items():
+            rope[short] = rope[long]
+    return bool(chosen)
 
 
 def _shared_kv_rope(model: nn.Module, found: Adapted) -> bool:
@@ -291,7 +302,7 @@ def _children(parent: nn.Module) -> Iterator[tuple[str, Any, Any]]:
 
 REGISTRY = [
     Adaptation("a rotary embedding whose base grows with the row", _dynamic_rope),
-    Adaptation("a rotary embedding whose frequencies follow from the row's length", _long_rope),
+    Adaptation("LongRoPE has its long factors at each length", _long_rope),
     Adaptation(
         "layers that share keys and values take their offset from the number of keys",
         _shared_kv_rope,

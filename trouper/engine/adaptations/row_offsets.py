@@ -55,37 +55,6 @@ class RowByRowRope(RowRope):
         return mx.concatenate([*parts, x[:, :, count:]], axis=2)
 
 
-LONG_ROPE = ("_short_freqs", "_long_freqs", "_short_scale", "_long_scale")
-"""What mlx-vlm's LongRoPE chooses from, for all rows by the longest one."""
-
-
-class RowLongRope(RowRope):
-    """LongRoPE by each row's own length; drafts as if fed alone."""
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        region = self._current.region
-        if region is None:
-            rotated: mx.array = self.rope(x, offset=offset)
-            return rotated
-        short_freqs, long_freqs, short_scale, long_scale = (self.rope[name] for name in LONG_ROPE)
-        last = region.positions if region.singly else region.last[:, None]
-        is_long = last >= self.rope.original_max_position_embeddings
-        return mx.where(
-            is_long[:, None, :, None],
-            self._rotated(x, offset, long_freqs, long_scale),
-            self._rotated(x, offset, short_freqs, short_scale),
-        )
-
-    def _rotated(
-        self, x: mx.array, offset: int | mx.array, freqs: mx.array, scale: mx.array
-    ) -> mx.array:
-        dims = self.rope.dim
-        scaled = mx.concatenate([scale.astype(x.dtype) * x[..., :dims], x[..., dims:]], axis=-1)
-        return mx.fast.rope(
-            scaled, dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=freqs
-        )
-
-
 class RowOffsetRope(RowRope):
     """A rotary embedding at each row's offset."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import attrs
 import httpx2
 
+from trouper.system.ports import free_ports
 from trouper_lab.certify.certificate import Json
 from trouper_lab.certify.processes import ChildProcesses, last_line, last_words
 from trouper_lab.load import PATIENT
@@ -141,7 +141,7 @@ class ServerStarter:
     @contextmanager
     def mlx_lm(self, model: str, streams: int, limit_s: float) -> Iterator[ServerRun]:
         try:
-            port = _free_port()
+            [port] = free_ports(1)
         except OSError as error:
             raise ServerFailed(
                 f"there is no free port for mlx_lm.server: {error.strerror}"
@@ -224,9 +224,3 @@ def _wait_until_it_answers(server: ServerRun, limit_s: float) -> None:
 
 def _why_ended(server: ServerRun) -> str:
     return last_words(server.log.read_text(errors="replace"), server.process.wait())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
