@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from click.testing import CliRunner, Result
@@ -29,6 +30,7 @@ from trouper.cli.agents.coding_agents import BEHAVES_AS, MIN_WINDOW, PI_COMPACTS
 from trouper.cli.agents.merging import plain
 from trouper.cli.commands.connect import AGENTS, SYNONYMS
 from trouper.cli.exits import USAGE_ERROR
+from trouper.protocol.model import LoadedModel
 from trouper.protocol.suggested_models import SUGGESTED
 
 __all__ = ["home"]
@@ -149,7 +151,8 @@ async def test_a_context_that_is_too_short_is_named_and_starts_no_agent(
     async with serving() as served:
         outcome = await connect("claude", url=served.base_url)
         refused = refusal(await connect("claude", "--run", url=served.base_url))
-    assert stdout_of(outcome)
+        unwritten = refusal(await connect("claude", "--write", url=served.base_url))
+    assert stdout_of(outcome) and unwritten == refused and not files_in(home)
     first = AGENTS["claude"].first_prompt
     assert first is not None
     assert refused == (
@@ -159,6 +162,15 @@ async def test_a_context_that_is_too_short_is_named_and_starts_no_agent(
         "agents that fit: pi, aider, continue"
     )
     assert refused in outcome.stderr
+
+
+@attrs.define(eq=False)
+class Roomy(FakeEngine):
+    """With the context that agents need."""
+
+    async def load(self) -> LoadedModel:
+        model = await super().load()
+        return attrs.evolve(model, card=attrs.evolve(model.card, context_length=65_536))
 
 
 class Untaught(ByteTokenizer):
@@ -179,7 +191,7 @@ async def test_a_model_that_calls_no_tools_is_named(agent: str, warned: bool, ho
 
 
 async def test_a_key_that_is_wanted(home: Path) -> None:
-    async with serving(api_key=(KEY,)) as served:
+    async with serving(Roomy(), api_key=(KEY,)) as served:
         url = f"http://127.0.0.1:{served.port}"
         missing = refusal(await connect("codex", url=url))
         assert missing == f"{url} wants an API key: give --api-key, or set TROUPER_API_KEY"
@@ -210,7 +222,7 @@ async def test_a_key_that_is_not_wanted_stands_nowhere(home: Path) -> None:
 async def test_write_says_what_it_changed_and_dry_run_what_it_would(home: Path) -> None:
     fill(home)
     before = (home / ".codex/config.toml").read_text()
-    async with serving() as served:
+    async with serving(Roomy()) as served:
         url = f"http://127.0.0.1:{served.port}"
         diff = stdout_of(await connect("codex", "--dry-run", url=url))
         assert (home / ".codex/config.toml").read_text() == before

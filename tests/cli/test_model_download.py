@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 
 from tests.cli.fake_hub import hub_of
 from tests.families import save
+from tests.http_threads import served_in_thread
 from trouper.protocol.problems import ModelUnusable
 from trouper.system.model_download import download_model
 
@@ -44,6 +46,25 @@ async def test_why_nothing_came_is_the_error(
     with hub_of("owner/tiny", save("llama", tmp_path / "model")) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         with pytest.raises(ModelUnusable, match="the hub has no owner/other"):
+            await download_model("owner/other", lambda *_: None)
+
+
+async def test_a_page_in_place_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a proxy's login page."""
+
+    class Page(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>Sign in</html>")
+
+    with served_in_thread(HTTPServer(("127.0.0.1", 0), Page)) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with pytest.raises(ModelUnusable, match=f"{url} does not answer as a model hub does"):
             await download_model("owner/other", lambda *_: None)
 
 

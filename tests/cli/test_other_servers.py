@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import socket
+import ssl
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpcore2
 import httpx2
 import pytest
 import trio
 from click.testing import CliRunner, Result
 
+from tests.http_threads import served_in_thread
+from tests.media_servers import CERTIFICATES
 from trouper import cli
 from trouper.cli.client import NotTrouper, first_model
 from trouper.cli.commands import chat
@@ -35,6 +43,40 @@ USAGE = (
     'data: {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 9}}\n\ndata: [DONE]\n'
     "\n"
 )
+
+
+def of_tls(listener: socket.socket) -> None:
+    """Two handshakes, whatever becomes of them."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATES / "server.pem")
+    for _ in range(2):
+        connection, _ = listener.accept()
+        with suppress(OSError), connection, context.wrap_socket(connection, server_side=True):
+            pass
+
+
+def test_what_is_wrong_with_tls_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = inspect.unwrap(httpcore2.default_ssl_context)  # tests/machine.py keeps one.
+    monkeypatch.setattr(httpcore2, "default_ssl_context", fresh)
+
+    def refusal(port: int) -> str:
+        url = f"https://127.0.0.1:{port}"
+        outcome = CliRunner().invoke(cli.main, ["top", "--once", "--url", url])
+        assert outcome.exit_code == USAGE_ERROR
+        return outcome.stderr.splitlines()[-1]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=of_tls, args=(listener,))
+        thread.start()
+        untrusted = refusal(port)
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATES / "ca.pem"))
+        of_another_name = refusal(port)
+        thread.join()
+    assert "its certificate is not trusted" in untrusted and "SSL_CERT_FILE" in untrusted
+    assert "IP address mismatch" in of_another_name, "the authority of the file is trusted"
+    with served_in_thread(HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)) as server:
+        assert "without TLS its URL begins with http://" in refusal(server.server_port)
 
 
 @asynccontextmanager

@@ -48,7 +48,8 @@ HARMLESS = """
     model adapter_path adapter draft_model models_from served_model_name model_alias request_memory
     completion_batch_size max_batch_size prefill_batch_size prefill_step_size decode_stall_ms
     stream_interval gather_ms priority_max_wait_s batch_min_rows max_queue_size
-    default_max_tokens max_prompt_tokens max_image_tokens context_length unread_config max_kv_size
+    default_max_tokens sampling_defaults max_prompt_tokens max_image_tokens context_length
+    unread_config max_kv_size
     queue_timeout_s first_token_timeout_s
     token_timeout_s request_timeout_s grammar_timeout_s stall_timeout_s block_size cache_memory
     kv_memory image_cache num_blocks snapshot_tokens kv_bits kv_group_size

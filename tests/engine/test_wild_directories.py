@@ -99,6 +99,19 @@ def test_a_body_without_a_head_makes_embeddings_alone(directory: Path) -> None:
     assert loaded.card.embedding is not None and "lm_head" in loaded.card.no_generation
 
 
+@pytest.mark.parametrize("whose", ["model", "openai"])
+def test_sampling_of_the_generation_config_is_the_default(directory: Path, whose: str) -> None:
+    advised = {"temperature": 0.6, "top_k": 20, "top_p": "all", "min_p": 7, "min_length": 3}
+    (directory / "generation_config.json").write_text(json.dumps(advised))
+    lines: list[str] = []
+    settings = Settings(model=str(directory), no_ssd=True, sampling_defaults=whose)
+    card = load(settings, lines.append).card
+    defaults = (("temperature", 0.6), ("top_k", 20)) if whose == "model" else ()
+    assert card.sampling_defaults == defaults
+    [left] = (line for line in lines if "left to requests" in line)
+    assert ("temperature" in left) == (whose == "openai") and "min_length (3)" in left
+
+
 def test_a_generation_config_that_is_broken_is_read_past(directory: Path) -> None:
     (directory / "generation_config.json").write_text('{"eos')
     lines: list[str] = []

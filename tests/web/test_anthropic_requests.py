@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from tests.fakes import ByteTokenizer
 from tests.web.test_speech import cut
 from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.web.anthropic.errors import TYPES, anthropic_error, is_anthropic
 from trouper.web.anthropic.message_dialect import COMPONENTS, Blocks
 from trouper.web.anthropic.message_history import AssistantBlock, ToolResultBlock
@@ -206,7 +207,7 @@ def bodies(draw: st.DrawFn) -> Json:
 def refusal(kind: type[CountRequest], body: Json) -> Problem | None:
     try:
         if kind is MessagesRequest:
-            messages_to_generate(MessagesRequest.parse(body), "id", None)
+            messages_to_generate(MessagesRequest.parse(body), "id", SamplingDefaults())
         else:
             prompt_of(CountRequest.parse(body))
     except RequestFailed as refused:

@@ -27,6 +27,7 @@ from tests.web.serving import (
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.plans import Plan
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.protocol.version import VERSION
 from trouper.web.openai.completions import CompletionRequest, completion_to_generate
 
@@ -236,12 +237,18 @@ async def test_each_prompt_draws_its_own_seed() -> None:
     for asked, seeds in (({}, 2), ({"seed": 1}, 1)):
         parsed = CompletionRequest.parse({"prompt": ["a", "a"]} | asked)
         assert (
-            len({wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", None)})
+            len(
+                {
+                    wanted.sampling.seed
+                    for wanted in completion_to_generate(parsed, "id", SamplingDefaults())
+                }
+            )
             == seeds
         )
-        assert {wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", 7)} == {
-            asked.get("seed", 7)
-        }
+        assert {
+            wanted.sampling.seed
+            for wanted in completion_to_generate(parsed, "id", SamplingDefaults(7))
+        } == {asked.get("seed", 7)}
 
 
 async def test_http_that_is_none_gets_an_error_in_the_same_shape() -> None:

@@ -13,6 +13,7 @@ from tests.fakes import ByteTokenizer, FakeEngine, card
 from tests.web.serving import Served, ask, exchange, get, pace, post, serving
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, ignored_parts
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.web.anthropic.messages import CountRequest
 from trouper.web.anthropic.messages import prompt_of as prompt_of_messages
 from trouper.web.http.image_source import ImageParts
@@ -34,7 +35,9 @@ IN_INPUT = {"type": "input_image", "image_url": DATA, "detail": "auto"}
 
 
 def chat(messages: list[Json]) -> ChatPrompt:
-    [generate] = chat_to_generate(ChatRequest.parse({"messages": messages}), "id", None)
+    [generate] = chat_to_generate(
+        ChatRequest.parse({"messages": messages}), "id", SamplingDefaults()
+    )
     assert isinstance(generate.prompt, ChatPrompt)
     return generate.prompt
 
@@ -48,7 +51,7 @@ def response(items: list[Json]) -> ChatPrompt:
     assert resolved.request.input is not None
     images = ImageParts()
     turns = messages_of(None, items_of(resolved.request.input, {}), images=images)
-    prompt = response_to_generate(resolved, turns, "id", None, images.unread).prompt
+    prompt = response_to_generate(resolved, turns, "id", SamplingDefaults(), images.unread).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.web.test_parsing import fault
 from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.web.anthropic.messages import MessagesRequest, messages_to_generate
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.leniency import ReadPast
@@ -22,14 +23,16 @@ SAID: list[Json] = [{"role": "user", "content": "x"}]
 
 def chat(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
-    [generate, *_] = chat_to_generate(ChatRequest.parse({"messages": SAID, **body}, past), "id", 1)
+    [generate, *_] = chat_to_generate(
+        ChatRequest.parse({"messages": SAID, **body}, past), "id", SamplingDefaults(1)
+    )
     return generate, [*past.names]
 
 
 def completion(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
     [generate] = completion_to_generate(
-        CompletionRequest.parse({"prompt": "x", **body}, past), "id", 1
+        CompletionRequest.parse({"prompt": "x", **body}, past), "id", SamplingDefaults(1)
     )
     return generate, [*past.names]
 
@@ -38,13 +41,17 @@ def response(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
     resolved = parse_response({"input": "x", **body}, past)
     items = items_of(resolved.request.input or "", {})
-    return response_to_generate(resolved, messages_of(None, items), "id", 1), [*past.names]
+    return response_to_generate(resolved, messages_of(None, items), "id", SamplingDefaults(1)), [
+        *past.names
+    ]
 
 
 def message(body: Json) -> tuple[Generate, list[str]]:
     past = ReadPast()
     return messages_to_generate(
-        MessagesRequest.parse({"messages": SAID, "max_tokens": 9, **body}, past), "id", 1
+        MessagesRequest.parse({"messages": SAID, "max_tokens": 9, **body}, past),
+        "id",
+        SamplingDefaults(1),
     ), [*past.names]
 
 
@@ -259,7 +266,7 @@ def test_llama_cpps_samplers(kind: str, given: Json) -> None:
     if kind == "messages":
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **given}
         sampling = messages_to_generate(
-            MessagesRequest.parse(body, ReadPast()), "id", None
+            MessagesRequest.parse(body, ReadPast()), "id", SamplingDefaults()
         ).sampling
     else:
         generate, ignored = READERS[kind](given)

@@ -13,6 +13,8 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from trouper.protocol.replies import Finished, TokenLogprobs
 from trouper.protocol.requests import Generate, TextPrompt
+from trouper.protocol.sampling import SamplingDefaults
+from trouper.web.anthropic.messages import MessagesRequest, messages_to_generate
 from trouper.web.http.field_types import MAX_STOP
 from trouper.web.openai.completions import CompletionRequest, completion_to_generate, picked
 from trouper.web.openai.openai_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
@@ -28,7 +30,9 @@ from trouper.web.output.dialect import Choice, Usage
 
 
 def completion(**fields: Any) -> tuple[Generate, ...]:
-    return completion_to_generate(CompletionRequest.parse({"prompt": "a", **fields}), "id", None)
+    return completion_to_generate(
+        CompletionRequest.parse({"prompt": "a", **fields}), "id", SamplingDefaults()
+    )
 
 
 @given(st.integers(-(2**70), 2**70))
@@ -41,16 +45,38 @@ def test_without_a_seed_each_prompt_draws_its_own_or_takes_the_servers() -> None
     first, second = completion(prompt=["a", "b"])
     assert first.sampling.seed != second.sampling.seed
     given_by_server = completion_to_generate(
-        CompletionRequest.parse({"prompt": ["a", "b"]}), "id", 7
+        CompletionRequest.parse({"prompt": ["a", "b"]}), "id", SamplingDefaults(7)
     )
     assert [one.sampling.seed for one in given_by_server] == [7, 7]
     assert [one.sampling.seed for one in completion(prompt="a", seed=0)] == [0]
 
 
+OF_MODEL = SamplingDefaults(of_model=(("temperature", 0.6), ("top_k", 20)))
+
+
+@pytest.mark.parametrize(
+    ("body", "temperature", "top_k"),
+    [({}, 0.6, 20), ({"temperature": 1, "top_k": 0}, 1, 0), ({"top_k": -1}, 0.6, 0)],
+)
+def test_the_models_own_sampling_is_the_default(
+    body: dict[str, Any], temperature: float, top_k: int
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    own = {name: max(value, 0) for name, value in body.items()}
+    for generate in (
+        *completion_to_generate(CompletionRequest.parse({"prompt": "a"} | body), "id", OF_MODEL),
+        messages_to_generate(MessagesRequest.parse(chat | own), "id", OF_MODEL),
+    ):
+        sampling = generate.sampling
+        assert (sampling.temperature, sampling.top_k, sampling.min_p) == (temperature, top_k, 0)
+
+
 @given(st.integers(0, 2**64 - 1), st.integers(1, 128))
 def test_choices_keep_the_first_seed_and_differ_in_the_others(seed: int, count: int) -> None:
     generate = Generate(
-        request_id="r", prompt=TextPrompt("a"), sampling=sampling_of(Parameters(seed=seed), None)
+        request_id="r",
+        prompt=TextPrompt("a"),
+        sampling=sampling_of(Parameters(seed=seed), SamplingDefaults()),
     )
     choices = choices_of(generate, count)
     seeds = [one.sampling.seed for one in choices]

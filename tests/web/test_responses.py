@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import openai
 import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.fakes import ByteTokenizer
+from tests.fakes import ByteTokenizer, FakeEngine
 from tests.web.responses import (
     CALL,
     FUNCTION,
@@ -29,6 +30,7 @@ from tests.web.responses import (
     without_names,
 )
 from tests.web.serving import ask, exchange, post, serving
+from trouper.protocol.model import LoadedModel
 
 
 def create_both(client: openai.OpenAI, **body: Any) -> tuple[Response, list[ResponseStreamEvent]]:
@@ -94,6 +96,22 @@ async def test_an_answer_that_was_cut_is_incomplete() -> None:
     assert events[-1].type == "response.incomplete" and without_names(
         events[-1].response.to_dict()
     ) == without_names(whole.to_dict())
+
+
+@attrs.define(eq=False)
+class Advised(FakeEngine):
+    async def load(self) -> LoadedModel:
+        model = await super().load()
+        defaults = (("temperature", 0.6),)
+        return attrs.evolve(model, card=attrs.evolve(model.card, sampling_defaults=defaults))
+
+
+async def test_a_response_says_the_sampling_that_the_model_advises() -> None:
+    async with serving(Advised()) as served:
+        response: Response = await by_client(
+            served, lambda client: client.responses.create(model="fake", input="Hi")
+        )
+    assert (response.temperature, response.top_p) == (0.6, 1)
 
 
 async def test_usage_and_everything_that_is_said_again() -> None:

@@ -13,6 +13,7 @@ from trouper.actors.request_intake import thinks_already, without_open_reasoning
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.web.openai.chat_completions import ChatRequest, chat_to_generate
 
 SCHEMA = {"type": "json_object"}
@@ -21,7 +22,7 @@ ASSISTANT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": 
 
 def generate(**more: Any) -> Generate:
     body = {"messages": [{"role": "user", "content": "a"}]} | more
-    [one] = chat_to_generate(ChatRequest.parse(body), "id", None)
+    [one] = chat_to_generate(ChatRequest.parse(body), "id", SamplingDefaults())
     return one
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,7 @@ class Where:
                 headers=self.headers(),
                 timeout=self.timeout(),
                 trust_env=not self.is_local,
+                verify=httpx2.create_ssl_context(),  # Also here as SSL_CERT_FILE says.
                 **options,
             )
         except (
@@ -214,15 +216,26 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
         yield
     except (UnusableAnswer, ProxyUnusable) as other:
         refuse(str(other))
-    except httpx2.ConnectError:
-        refuse(
-            f"no server answers at {where.url}: start one by `trouper serve`, or say where it is "
-            "by --url"
-        )
+    except httpx2.ConnectError as error:
+        refuse(_why_unreachable(where.url, error))
     except httpx2.HTTPStatusError as error:
         refuse(f"{where.url}: {problem_of(error.response)}")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         refuse(f"{where.url}: {plain(error)}")
+
+
+def _why_unreachable(url: str, error: BaseException) -> str:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"{url}: its certificate is not trusted ({cause.verify_message}); name the file of its "
+            "authority in SSL_CERT_FILE"
+        )
+    if cause is not None:
+        return f"{url} speaks no TLS that fits; without TLS its URL begins with http://"
+    return f"no server answers at {url}: start one by `trouper serve`, or say where it is by --url"
 
 
 def plain(error: Exception) -> str:

@@ -37,6 +37,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Limits of a request": (
         "max_kv_size",
         "default_max_tokens",
+        "sampling_defaults",
         "max_prompt_tokens",
         "max_image_tokens",
         "max_body_bytes",

@@ -324,7 +324,7 @@ class Keys:
             return None
         given = _given(authorization, api_key)
         message = (
-            "Incorrect API key provided: this server has another one"
+            "Incorrect API key provided: ask for one whoever runs this server"
             if given
             else "You didn't provide an API key: send `Authorization: Bearer KEY`"
         )

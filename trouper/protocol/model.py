@@ -214,6 +214,8 @@ class ModelCard:
     """In tokens; rows draft up to there."""
     no_mtp: str = NO_HEAD
     """Why there is no MTP head; "" if there is one."""
+    sampling_defaults: tuple[tuple[str, float], ...] = ()
+    """By parameter, for requests that leave it open."""
     tool_parser: str = "none"
     reasoning_parser: str = "none"
     images: ImageLayout | None = None

@@ -95,6 +95,25 @@ class Sampling:
         return (self.greedy, self.penalized, self.dry, *selected)
 
 
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters whose default a model may set in its generation_config.json, as in vLLM."""
+
+
+@attrs.frozen
+class SamplingDefaults:
+    """Values for parameters that a request leaves open. Without a seed each request draws one."""
+
+    seed: int | None = None
+    of_model: tuple[tuple[str, float], ...] = ()
+
+    def fill(self, sampling: Sampling, **requested: float | None) -> Sampling:
+        """Set the requested parameters; the model's defaults and then ours stand for None."""
+        named: dict[str, Any] = {
+            name: value for name, value in requested.items() if value is not None
+        }
+        return attrs.evolve(sampling, **(dict[str, Any](self.of_model) | named))
+
+
 def bounds_of_parameters() -> Iterator[tuple[str, Bounds]]:
     for field in attrs.fields(Sampling):
         if field.metadata["bounds"] is not None:

@@ -101,6 +101,11 @@ class Settings:
         "Most tokens of an answer when the request names no length; the context may leave fewer.",
         1,
     )
+    sampling_defaults: str = setting(
+        "model",
+        "Sampling of requests that name none: as in generation_config.json, or OpenAI's.",
+        choices=("model", "openai"),
+    )
     max_prompt_tokens: int | None = setting(
         None, "Longer prompts are refused. Default: what the context, or --max-kv-size, holds.", 1
     )

@@ -360,13 +360,15 @@ class HttpEdge:
                 )
             )
         status = error.code or 500
+        allowed = dict(error.get_headers()).get("Allow", "")
         message = {
             404: not_found(request.path, request.host_url),
-            405: f"{shortened(request.method)} is not for {shortened(request.path)}",
+            405: f"{shortened(request.method)} is not for {shortened(request.path)}, which takes "
+            f"{allowed}",
         }.get(status, error.description or error.name)
         response = self._refused(http_problem(status, message))
         if status == 405:
-            response.headers["Allow"] = dict(error.get_headers()).get("Allow", "")
+            response.headers["Allow"] = allowed
         return response
 
     async def failed(self, error: RequestFailed) -> Response:

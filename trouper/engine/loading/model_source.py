@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 from huggingface_hub import snapshot_download
-from huggingface_hub.constants import HF_HUB_OFFLINE
+from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -161,3 +161,7 @@ def _fetch(hub_id: str, bar: type[tqdm] | None) -> Path:
     ) as error:
         # ImportError: of a proxy by SOCKS.
         raise ModelUnusable(f"{hub_id} could not be downloaded: {line_of(error)}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelUnusable(
+            f"{ENDPOINT} does not answer as a model hub does", UNREACHABLE
+        ) from error

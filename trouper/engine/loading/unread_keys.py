@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
@@ -108,12 +108,15 @@ def _of_quantization(config: Config) -> Iterator[tuple[str, Any]]:
                 yield f"{key}.{name}", value
 
 
-def list_unapplied(generation_config: Config) -> list[str]:
+def list_unapplied(generation_config: Config, applied: Collection[str] = ()) -> list[str]:
     """List what a generation_config.json asks of every request, and no request gets."""
     return [
         f"{key} ({value})"
         for key, value in generation_config.items()
-        if key in OF_ANSWERS.split() and not _is_neutral(value) and value != NEUTRAL.get(key)
+        if key in OF_ANSWERS.split()
+        and key not in applied
+        and not _is_neutral(value)
+        and value != NEUTRAL.get(key)
     ]
 
 

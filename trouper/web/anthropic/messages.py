@@ -11,7 +11,7 @@ import attrs
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
-from trouper.protocol.sampling import Sampling
+from trouper.protocol.sampling import Sampling, SamplingDefaults
 from trouper.web.anthropic.message_history import (
     TextContent,
     Turns,
@@ -50,6 +50,7 @@ from trouper.web.openai.parameters import (
     FurtherSampling,
     StopStrings,
     TemplateKwargs,
+    bounded_top_k,
     drawn_seed,
     template_kwargs,
     with_further,
@@ -184,16 +185,17 @@ class CountRequest(FurtherSampling, kw_only=True, frozen=True):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     stop_sequences: StopStrings | None = None
-    temperature: Share = 1.0
-    top_p: Share = 1.0
-    top_k: Count = 0
+    # None: as the model's generation_config.json says, else off (temperature 1).
+    temperature: Share | None = None
+    top_p: Share | None = None
+    top_k: Count | None = None
     stream: bool = False
     cache_control: Annotated[dict[str, Any], HARMLESS] | None = None
     context_management: ContextManagement | None = None
     diagnostics: Annotated[dict[str, Any], HARMLESS] | None = None
     metadata: Metadata | None = None
     # Extensions of this server.
-    min_p: Share = 0.0
+    min_p: Share | None = None
     seed: int | None = None
     min_tokens: Count = 0
     ignore_eos: bool = False
@@ -227,13 +229,13 @@ class Output:
     grammar: Grammar | None = None
 
 
-def _sampling(request: MessagesRequest, default_seed: int | None) -> Sampling:
-    sampling = Sampling(
+def _sampling(request: MessagesRequest, defaults: SamplingDefaults) -> Sampling:
+    sampling = defaults.fill(
+        Sampling(seed=drawn_seed(request.seed, defaults.seed)),
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=min(request.top_k, 2**30),
+        top_k=bounded_top_k(request.top_k),
         min_p=request.min_p,
-        seed=drawn_seed(request.seed, default_seed),
     )
     return with_further(sampling, request)
 
@@ -241,7 +243,7 @@ def _sampling(request: MessagesRequest, default_seed: int | None) -> Sampling:
 def messages_to_generate(
     request: MessagesRequest,
     request_id: str,
-    default_seed: int | None,
+    defaults: SamplingDefaults,
     images: ImageParts | None = None,
 ) -> Generate:
     """`images` reads the images. Raises `RequestFailed` (400)."""
@@ -252,7 +254,7 @@ def messages_to_generate(
     return Generate(
         request_id=request_id,
         prompt=prompt_of(request, images),
-        sampling=_sampling(request, default_seed),
+        sampling=_sampling(request, defaults),
         # With max_tokens 0 one token is generated and not shown.
         max_tokens=request.max_tokens or 1,
         # Agents request as many tokens as the largest models can generate.

@@ -57,7 +57,7 @@ class Anthropic:
         request_id, tools = self._service.request_id, parsed.parsed_tools
         images = self._service.image_parts(served)
         generate = await self._service.run_off_loop(
-            messages_to_generate, parsed, request_id, served.runtime.settings.seed, images
+            messages_to_generate, parsed, request_id, served.sampling_defaults, images
         )
         [generate] = await self._service.with_images([generate], images)
         [generate] = with_calls([generate], tools, served.runtime.tokenizer, self._service.report)

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Count, Length
@@ -109,7 +110,7 @@ class ChatRequest(Parameters, kw_only=True, frozen=True):
 def chat_to_generate(
     request: ChatRequest,
     request_id: str,
-    default_seed: int | None,
+    defaults: SamplingDefaults,
     images: ImageParts | None = None,
 ) -> tuple[Generate, ...]:
     """`images` reads the images. Raises `RequestFailed` (400)."""
@@ -127,7 +128,7 @@ def chat_to_generate(
     messages = messages_of(request.messages, tools, images)
     prompt = ChatPrompt(messages, kwargs, images.unread)
     generate = attrs.evolve(
-        generate_of(request, request_id, prompt, default_seed, limit),
+        generate_of(request, request_id, prompt, defaults, limit),
         logprobs=_top_logprobs(request),
         grammar=_grammar(request, tools),
         thinking_token_budget=request.thinking_token_budget,

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate, InfillPrompt, Prompt, TextPrompt, TokenPrompt
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.web.http.body_parsing import at_most, between, checked_text, combination, is_integer
 from trouper.web.http.field_types import HUGE, MAX_TOKENS, Count, TokenId
 from trouper.web.http.leniency import Adapt, Skip
@@ -114,7 +115,7 @@ class CompletionRequest(Parameters, kw_only=True, frozen=True):
 
 
 def completion_to_generate(
-    request: CompletionRequest, request_id: str, default_seed: int | None
+    request: CompletionRequest, request_id: str, defaults: SamplingDefaults
 ) -> tuple[Generate, ...]:
     """Equal prompts without a given seed get different seeds. Raises `RequestFailed` (400)."""
     prompts = [
@@ -125,7 +126,7 @@ def completion_to_generate(
         between("max_tokens", request.max_tokens, 1, HUGE)
     generates = (
         attrs.evolve(
-            generate_of(request, request_id, prompt, default_seed, request.max_tokens),
+            generate_of(request, request_id, prompt, defaults, request.max_tokens),
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
             # The best are those of the highest mean log-probability.
             logprobs=0

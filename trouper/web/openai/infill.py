@@ -13,6 +13,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished
 from trouper.protocol.requests import Generate, InfillPrompt
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.web.http.field_types import Count, Text
 from trouper.web.http.json_response import error_body
 from trouper.web.http.leniency import Adapt, Skip
@@ -57,7 +58,7 @@ class InfillRequest(SamplingParameters, kw_only=True, frozen=True):
 
 
 def infill_to_generate(
-    request: InfillRequest, request_id: str, default_seed: int | None
+    request: InfillRequest, request_id: str, defaults: SamplingDefaults
 ) -> Generate:
     """`prompt` is the beginning of the answer, behind the prefix, as in llama.cpp."""
     prompt = InfillPrompt(
@@ -66,7 +67,7 @@ def infill_to_generate(
         tuple((file.filename, file.text) for file in request.input_extra or ()),
     )
     # Editors send a length of 0 to have a context computed early.
-    generate = generate_of(request, request_id, prompt, default_seed, request.max_tokens)
+    generate = generate_of(request, request_id, prompt, defaults, request.max_tokens)
     return attrs.evolve(generate, as_room_allows=True)
 
 

@@ -13,7 +13,7 @@ from msgspec import Meta, structs
 
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate, Prompt, Speculation
-from trouper.protocol.sampling import SEQUENCE_BREAKERS, Sampling
+from trouper.protocol.sampling import SEQUENCE_BREAKERS, Sampling, SamplingDefaults
 from trouper.web.http.body_faults import says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import (
@@ -109,11 +109,12 @@ class SamplingParameters(FurtherSampling, kw_only=True, frozen=True):
     essential: ClassVar[frozenset[str]] = NOT_SKIPPED
     model: Model | None = None
     adapters: Model | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    top_p: Share = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=HUGE)] = 0
-    min_p: Share = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=1e-30, le=100)] = 1.0
+    # None: as the model's generation_config.json says, else off (temperature 1).
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=HUGE)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1e-30, le=100)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: Biases | None = None
@@ -145,27 +146,35 @@ class Parameters(SamplingParameters, kw_only=True, frozen=True):
     return_tokens_as_token_ids: bool = False
 
 
-def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:
+def sampling_of(parameters: SamplingParameters, defaults: SamplingDefaults) -> Sampling:
     """Raises `RequestFailed` (400)."""
     sampling = Sampling(
-        temperature=parameters.temperature,
-        top_p=parameters.top_p,
-        top_k=min(max(parameters.top_k, 0), 2**30),
-        min_p=parameters.min_p,
-        repetition_penalty=parameters.repetition_penalty,
         presence_penalty=parameters.presence_penalty,
         frequency_penalty=parameters.frequency_penalty,
         logit_bias=biases(parameters.logit_bias),
-        seed=drawn_seed(parameters.seed, default_seed),
+        seed=drawn_seed(parameters.seed, defaults.seed),
+    )
+    sampling = defaults.fill(
+        sampling,
+        temperature=parameters.temperature,
+        top_p=parameters.top_p,
+        top_k=bounded_top_k(parameters.top_k),
+        min_p=parameters.min_p,
+        repetition_penalty=parameters.repetition_penalty,
     )
     return with_further(sampling, parameters)
+
+
+def bounded_top_k(requested: int | None) -> int | None:
+    """0 is off, as -1 in vLLM."""
+    return None if requested is None else min(max(requested, 0), 2**30)
 
 
 def generate_of(
     parameters: SamplingParameters,
     request_id: str,
     prompt: Prompt,
-    default_seed: int | None,
+    defaults: SamplingDefaults,
     max_tokens: int | None,
 ) -> Generate:
     """Build a request from the shared parameters. With `max_tokens` 0 one token is generated and
@@ -173,7 +182,7 @@ def generate_of(
     return Generate(
         request_id=request_id,
         prompt=prompt,
-        sampling=sampling_of(parameters, default_seed),
+        sampling=sampling_of(parameters, defaults),
         max_tokens=1 if max_tokens == 0 else max_tokens,
         stop=stops_of(parameters.stop),
         stop_token_ids=parameters.stop_token_ids,

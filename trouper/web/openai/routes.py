@@ -76,10 +76,9 @@ class OpenAi:
         served = await self._service.served(parsed.model, parsed.adapters)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
-        seed = served.runtime.settings.seed
         images = self._service.image_parts(served)
         generates = await self._service.run_off_loop(
-            chat_to_generate, parsed, self._service.request_id, seed, images
+            chat_to_generate, parsed, self._service.request_id, served.sampling_defaults, images
         )
         generates = await self._service.with_images(generates, images)
         extras = Extras(stream_options(parsed), parsed.return_token_ids, parsed.n)
@@ -108,9 +107,8 @@ class OpenAi:
     async def completions(self) -> Response:
         parsed = await self._service.read(CompletionRequest.parse)
         served = await self._service.served(parsed.model, parsed.adapters)
-        seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(
-            completion_to_generate, parsed, self._service.request_id, seed
+            completion_to_generate, parsed, self._service.request_id, served.sampling_defaults
         )
         extras = Extras(stream_options(parsed), parsed.return_token_ids, parsed.candidates)
         if parsed.echo:
@@ -165,8 +163,9 @@ class OpenAi:
     async def infill(self) -> Response:
         parsed = await self._service.read(infill.InfillRequest.parse)
         served = await self._service.served(parsed.model, parsed.adapters)
-        seed = served.runtime.settings.seed
-        generate = infill.infill_to_generate(parsed, self._service.request_id, seed)
+        generate = infill.infill_to_generate(
+            parsed, self._service.request_id, served.sampling_defaults
+        )
         with called({"suffix": "input_suffix", "prompt": "input_prefix"}):
             answers = await self._service.submit(served, [generate], parsed.priority)
         return await self._service.respond(

@@ -11,6 +11,7 @@ from trouper.actors.runtime.prompt_tokenizing import check_text
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.sampling import Sampling, SamplingDefaults
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination, json_type
 from trouper.web.http.field_types import HUGE, Count, Length
@@ -238,6 +239,8 @@ class ResolvedRequest:
     logprobs: int | None
     given: Json
     """The body as sent; the response repeats some values."""
+    sampling: Sampling = Sampling()
+    """With the model's defaults, once the model is leased."""
 
     @property
     def effort(self) -> str | None:
@@ -299,7 +302,7 @@ def response_to_generate(
     resolved: ResolvedRequest,
     messages: tuple[Json, ...],
     request_id: str,
-    default_seed: int | None,
+    defaults: SamplingDefaults,
     unread: tuple[str, ...] = (),
 ) -> Generate:
     """Build the runtime's request. `unread`: types of parts that are placeholders in `messages`.
@@ -307,7 +310,7 @@ def response_to_generate(
     request = resolved.request
     prompt = ChatPrompt(messages, _variables(resolved), unread)
     return attrs.evolve(
-        generate_of(request, request_id, prompt, default_seed, request.max_output_tokens),
+        generate_of(request, request_id, prompt, defaults, request.max_output_tokens),
         logprobs=resolved.logprobs,
         grammar=resolved.tools.grammar or resolved.grammar,
         thinking_token_budget=request.thinking_token_budget,

@@ -216,12 +216,12 @@ class Responses:
         messages = await self._service.run_off_loop(
             read, resolved.request.instructions, (*earlier, *items), resolved.tools, images
         )
-        tokenizer, seed = served.runtime.tokenizer, served.runtime.settings.seed
+        tokenizer, defaults = served.runtime.tokenizer, served.sampling_defaults
         request_id = self._service.request_id
-        generate = response_to_generate(resolved, messages, request_id, seed, images.unread)
+        generate = response_to_generate(resolved, messages, request_id, defaults, images.unread)
         [generate] = await self._service.with_images([generate], images)
         [generate] = with_calls([generate], resolved.tools, tokenizer, self._service.report)
-        return served, resolved, generate
+        return served, attrs.evolve(resolved, sampling=generate.sampling), generate
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):

@@ -33,6 +33,7 @@ from trouper.protocol.requests import (
     Timeouts,
     ignored_parts,
 )
+from trouper.protocol.sampling import SamplingDefaults
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.image_source import ImageParts, RemoteImage, UploadedImage
 from trouper.web.http.json_response import formatted
@@ -88,6 +89,10 @@ class Served:
     def adapter(self) -> str:
         """Name of the LoRA adapter that answers; "" is the model itself."""
         return self.origin.adapter
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return SamplingDefaults(self.runtime.settings.seed, self.runtime.model.sampling_defaults)
 
     @property
     def fingerprint(self) -> str:
