@@ -23,7 +23,7 @@ workers := env("TROUPER_TEST_WORKERS", "3")
 elsewhere := 'case "$*" in *browser*) false;; tests/*|*" tests/"*) true;; *) false;; esac'
 
 _default:
-    @just --list --unsorted
+    @just --list --unsorted | sed -n 1,8p; echo "    ...   # the others: just --list --unsorted"
 
 # Packages into .venv; at a terminal with uv's own progress
 _setup *groups: _python

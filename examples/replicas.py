@@ -1,6 +1,7 @@
 """Several servers behind HAProxy, with smg or without, on one machine; docs/replicas.md says more.
 
 python examples/replicas.py --replicas 2 --port 8000 -- --model DIR --completion-batch-size 16
+python examples/replicas.py --host 0.0.0.0 --first-port 8001 -- --model DIR --api-key-file FILE
 
 HAProxy: `apt-get install haproxy` or `brew install haproxy`. For `--router smg`: `pip install smg`.
 What follows `--` goes to each `trouper serve`. A replica that dies is started again; the router
@@ -57,7 +58,11 @@ def replica(name: str, port: int, flags: Sequence[str]) -> list[str]:
 
 
 def haproxy(
-    port: int, urls: Sequence[str], directory: Path, smg_port: int | None = None
+    port: int,
+    urls: Sequence[str],
+    directory: Path,
+    smg_port: int | None = None,
+    host: str = "127.0.0.1",
 ) -> list[str]:
     """The command of HAProxy, with deploy/haproxy.cfg for these servers, named a, b, c, ..., in a
     file of `directory`."""
@@ -73,7 +78,7 @@ def haproxy(
                 for name, url in zip(ascii_lowercase, urls, strict=False)
             ]
         elif line.startswith("    bind "):
-            lines.append(f"    bind 127.0.0.1:{port}")
+            lines.append(f"    bind {host}:{port}")
         # Each server says on this terminal what it answered.
         elif not line.startswith(("    server b ", "    log ", "    option httplog")):
             lines.append(line)
@@ -180,6 +185,7 @@ def ready(url: str) -> bool:
 class Replicas:
     """`ports`: of the replicas, by their names. `smg_port`: None without smg."""
 
+    host: str
     port: int
     ports: Mapping[str, int]
     flags: Sequence[str]
@@ -191,7 +197,7 @@ class Replicas:
         return [f"http://127.0.0.1:{port}" for port in self.ports.values()]
 
     def router_commands(self, directory: Path) -> Mapping[str, list[str]]:
-        before = haproxy(self.port, self.urls, directory, self.smg_port)
+        before = haproxy(self.port, self.urls, directory, self.smg_port, self.host)
         if self.smg_port is None:
             return {"haproxy": before}
         [metrics_port] = free_ports(1)
@@ -212,7 +218,7 @@ class Replicas:
                     nursery.cancel_scope.cancel(reason=f"{name} cannot be")
 
                 for name, port in self.ports.items():
-                    command = replica(name, port, self.flags)
+                    command = replica(name, port, [f"--host={self.host}", *self.flags])
                     nursery.start_soon(run, f"the replica {name} on port {port}", command)
                 for name, command in self.router_commands(directory).items():
                     nursery.start_soon(run, name, command)
@@ -239,7 +245,14 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description="Replicas behind HAProxy.")
     arguments.add_argument("--replicas", type=int, default=2, help="at most 26")
     arguments.add_argument(
-        "--port", type=int, default=8000, help="HAProxy's; the others take free ones"
+        "--host",
+        choices=("127.0.0.1", "0.0.0.0"),  # noqa: S104
+        default="127.0.0.1",
+        help="HAProxy's and the servers'; 0.0.0.0 opens them, and wants --api-key-file behind --",
+    )
+    arguments.add_argument("--port", type=int, default=8000, help="HAProxy's")
+    arguments.add_argument(
+        "--first-port", type=int, help="the first server's, the others' follow; without: free ones"
     )
     arguments.add_argument(
         "--router",
@@ -257,9 +270,12 @@ def main() -> int:
     if given.router == "smg" and find_spec("smg") is None:
         arguments.error("smg is not installed in this Python: pip install smg")
     names = ascii_lowercase[: given.replicas]
+    first: int | None = given.first_port
+    ports = free_ports(len(names)) if first is None else range(first, first + len(names))
     replicas = Replicas(
+        host=given.host,
         port=given.port,
-        ports=dict(zip(names, free_ports(len(names)), strict=True)),
+        ports=dict(zip(names, ports, strict=True)),
         flags=given.flags,
         smg_port=free_ports(1)[0] if given.router == "smg" else None,
         policy=given.policy,

@@ -29,6 +29,10 @@ NOT_FOR_EMBEDDERS = {
     "Leader",  # Of several ranks: `trouper launch`.
     "History",  # Read through their answer.
     "Progress",
+    "Started",
+    "Scored",
+    "Embedded",
+    "Failed",
 }
 READ_THROUGH_THEIR_OWNER = ("Stats", "Status", "Layout")
 """Snapshots: nobody makes one, or needs its name."""

@@ -113,6 +113,20 @@ def test_flags_that_cannot_be_end_all_of_it() -> None:
     assert "is started again" not in outcome.stderr
 
 
+@needs_haproxy
+def test_no_server_is_open_to_others_without_a_key() -> None:
+    """`--host` is the servers', too: they refuse, on the ports that were named."""
+    [port, first] = free_ports(2)
+    command = [sys.executable, program, "--replicas", "1", "--port", str(port)]
+    command += ["--host", "0.0.0.0", "--first-port", str(first)]
+    outcome = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert outcome.returncode == 2, outcome.stderr
+    assert "--allow-no-key" in outcome.stderr
+    assert f"the replica a on port {first} ended with code 2" in outcome.stderr
+
+
 def alive(process: psutil.Process) -> bool:
     """A zombie has ended: only nobody has asked for its code yet."""
     with suppress(psutil.NoSuchProcess):

@@ -158,8 +158,8 @@ async def test_a_context_that_is_too_short_is_named_and_starts_no_agent(
     assert refused == (
         f"Claude Code's first prompt has about {first.tokens:,} tokens ({first.version}), and this "
         "model holds 4,096 with files and answers: agents need 40,960, as `trouper serve "
-        f"{SUGGESTED[0].name}` has; or raise --max-kv-size or --context-length if that is less; "
-        "agents that fit: pi, aider, continue"
+        f"{SUGGESTED[0].name}` has; or raise --max-kv-size or --context-length if one of "
+        "them is the limit; agents that fit: pi, aider, continue"
     )
     assert refused in outcome.stderr
 

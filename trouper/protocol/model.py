@@ -42,8 +42,7 @@ class Tokenizer(Protocol):
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Every id that ends a turn, from the tokenizer, the config and the generation config
-        (F16)."""
+        """Every id that ends a turn, from the tokenizer, the config and the generation config."""
 
     @property
     def grammar_end(self) -> int | None:
@@ -68,8 +67,8 @@ class Tokenizer(Protocol):
         """Tokens of texts and pairs, in one call. Raises any exception, for any of them."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
-        """Tokens of the chat template, once (F1). Raises `RequestFailed` (400) if the template
-        refuses."""
+        """Tokens of the chat template, which writes all special tokens. Raises `RequestFailed`
+        (400) if the template refuses."""
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]
@@ -256,7 +255,7 @@ class LoadedModel:
 
 @attrs.frozen(kw_only=True)
 class MemoryStats:
-    """Memory in bytes, as the device reports (R14)."""
+    """Memory in bytes, as the device reports."""
 
     active_bytes: int
     spare_bytes: int

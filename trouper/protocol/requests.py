@@ -37,7 +37,7 @@ class TokenPrompt:
 
 @attrs.frozen
 class ChatPrompt:
-    """Messages for the model's chat template, whose own tokens are used once (F1)."""
+    """Messages for the model's chat template, which writes all special tokens."""
 
     messages: tuple[Mapping[str, Any], ...]
     template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)

@@ -114,7 +114,7 @@ class Settings:
     )
     context_length: int | None = setting(
         None,
-        "Tokens of a sequence, in place of config.json's, as its makers allow with other rope.",
+        "Tokens of a sequence, in place of config.json's; longer only as the model's makers say.",
         32,
     )
     unread_config: str = setting(

@@ -163,7 +163,7 @@ def _short_context(agent: Agent, served: ServedModel) -> tuple[str, ...]:
         f"{agent.title}'s first prompt has about {first.tokens:,} tokens ({first.version}), and "
         f"this model holds {context:,} with files and answers: agents need {AGENT_TOKENS:,}, as "
         f"`trouper serve {SUGGESTED[0].name}` has; or raise --max-kv-size or --context-length if "
-        "that is less"
+        "one of them is the limit"
     )
     return (f"{message}; agents that fit: {', '.join(fitting)}" if fitting else message,)
 
