@@ -51,6 +51,8 @@ class MessageAdaptation:
     parallel_calls: Literal["given", "single"] = "given"
     """single: each call becomes a message before the result."""
     empty_results: Literal["given", "marked"] = "given"
+    empty_answers: Literal["given", "blank"] = "given"
+    """blank: an assistant message without text and calls has a space."""
     tool_images: Literal["given", "user"] = "given"
     """user: images of tool results become a user message behind them."""
 
@@ -125,7 +127,8 @@ class MessageAdaptation:
             if before == turn["role"] and merged.get(turn["role"], False):
                 joined[-1] = _both(joined[-1], turn)
                 continue
-            if before == "tool" and turn["role"] == "user" and self.user_after_tool == "assistant":
+            called = before == "tool" or (before is not None and joined[-1].get("tool_calls"))
+            if called and turn["role"] == "user" and self.user_after_tool == "assistant":
                 joined.append({"role": "assistant", "content": ""})
             joined.append(turn)
         return joined
@@ -136,7 +139,8 @@ class MessageAdaptation:
         if turn["role"] == "tool":
             return [self._with_result(turn)]
         if not turn.get("tool_calls"):
-            return [turn]
+            silent = turn["role"] == "assistant" and not turn.get("content")
+            return [turn | {"content": " "} if silent and self.empty_answers == "blank" else turn]
         turn = turn | {"tool_calls": [self._with_arguments(call) for call in turn["tool_calls"]]}
         text = turn.get("content")
         if self.calls == "text":
@@ -228,6 +232,7 @@ DESCRIPTIONS = {
         "single",
     ): "earlier calls of one message become one message each, with its result behind it",
     ("empty_results", "marked"): f"empty tool results become {EMPTY_RESULT}",
+    ("empty_answers", "blank"): "an assistant message without text and calls becomes a space",
     ("tool_images", "user"): "images of tool results become a user message behind them",
 }
 
@@ -373,8 +378,9 @@ def _one_by_one(turns: Sequence[Message]) -> list[Message]:
                 if call["tool_calls"][0].get("id") == turn.get("tool_call_id")
             ]
             call = (found or waiting)[0]
-            waiting.remove(call)
-            single += [call, turn]
+            first = waiting.pop(0)  # It has the answer's text, whose place is before any result.
+            call["tool_calls"], first["tool_calls"] = first["tool_calls"], call["tool_calls"]
+            single += [first, turn]
             continue
         single += waiting
         waiting = []
