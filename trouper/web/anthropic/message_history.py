@@ -366,14 +366,16 @@ def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any
 
 
 def _text_of(kind: str, block: Json) -> str | None:
-    """The text of a block that the reading does not know: a document's, or a search result's. None:
-    the block holds none."""
+    """The text of a block that the reading does not know: a document's, a search result's, or a
+    summary's. None: the block holds none."""
     source = block.get("source")
     if kind == "document" and isinstance(source, dict):
         if source.get("type") == "text" and isinstance(source.get("data"), str):
             return _titled(block, source["data"])
         inner = _joined(source.get("content")) if source.get("type") == "content" else None
         return None if inner is None else _titled(block, inner)
+    if kind == "compaction" and isinstance(block.get("content"), str):
+        return str(block["content"])  # Clients leave out what it summarizes.
     if kind == "search_result":
         found = _joined(block.get("content"))
         origin = source if isinstance(source, str) else ""
