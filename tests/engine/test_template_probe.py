@@ -261,6 +261,16 @@ def test_text_in_front_of_a_later_call_is_not_lost(tmp_path: Path) -> None:
     assert re.findall(ANY_TEXT, rendered(tokenizer, turns)) == texts(turns)
 
 
+def test_a_result_has_the_name_of_its_call(tmp_path: Path) -> None:
+    """Kimi K2's template writes it, and the ids are all that clients of chat and responses send."""
+    template = """{% for m in messages %}{{ m.get('name') or m.role }}: {{ m.content }}
+        {%- for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"""
+    tokenizer = tokenizer_of(tmp_path, template)
+    alone = {name: value for name, value in TEXT.items() if name != "name"}
+    assert "read: text-a" in rendered(tokenizer, [ASK, READ, alone])
+    assert "other: text-a" in rendered(tokenizer, [ASK, READ, TEXT | {"name": "other"}])
+
+
 def test_results_in_another_order_do_not_move_the_text(
     tokenizers: Mapping[str, HubTokenizer],
 ) -> None:

@@ -225,8 +225,8 @@ async def test_names_of_any_characters_come_back() -> None:
             {"role": "user", "content": [result]},
         ]
         assert (await asked(served, messages=turns, tools=[OWN | {"name": "a/b"}]))[0] == 200
-    [_, turn, last] = json.loads(prompts_of(engine)[-1])[0]
-    assert turn["tool_calls"][0]["function"]["name"] == last["name"] == "a_b"
+    [_, turn, _] = json.loads(prompts_of(engine)[-1])[0]
+    assert turn["tool_calls"][0]["function"]["name"] == "a_b"
 
 
 def tool(name: str, **more: Any) -> Json:

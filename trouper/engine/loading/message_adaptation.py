@@ -68,7 +68,7 @@ class MessageAdaptation:
     ) -> list[Message]:
         """Roles come first, then neighbours of one role are joined, then calls are split, whose
         parts are neighbours. `change`: of each message's own texts, before others join them."""
-        plain = [_plain(message) for message in messages]
+        plain = _with_names([_plain(message) for message in messages])
         if change is not None:
             plain = [change(message) for message in plain]
         if self.tool_images == "user":
@@ -251,6 +251,18 @@ def _plain(message: Mapping[str, Any]) -> Message:
     if plain.get("tool_calls"):
         plain["tool_calls"] = [_parsed(call) for call in plain["tool_calls"]]
     return plain
+
+
+def _with_names(messages: Iterable[Message]) -> list[Message]:
+    """Give results the names of their calls, which some templates write. Clients send ids alone."""
+    names: dict[Any, Any] = {}
+    turns = []
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[call.get("id")] = call["function"].get("name")
+        name = names.get(message.get("tool_call_id")) if message["role"] == "tool" else None
+        turns.append({"name": name, **message} if name is not None else message)
+    return turns
 
 
 def _parsed(call: Mapping[str, Any]) -> Message:
