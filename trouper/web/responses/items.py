@@ -321,6 +321,8 @@ def messages_of(
                 messages.append(
                     {"role": "tool", "content": content, "tool_call_id": item["call_id"]}
                 )
+            case "reasoning" if not _thought(item):
+                pass  # Another server has encrypted it.
             case kind:
                 if turn is None or not _continues(turn, kind):
                     turn = {"role": "assistant", "content": ""}
@@ -404,12 +406,15 @@ def _extend(turn: Json, item: Json, tools: Tools) -> None:
         case "message":
             turn["content"] = _text(item["content"])
         case "reasoning":
-            thought = _text(item["content"] or item["summary"])
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + _thought(item)
         case _:
             function = {"name": tools.called(tool_of(item)), "arguments": arguments_of_item(item)}
             call = {"id": item["call_id"], "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
+
+
+def _thought(item: Json) -> str:
+    return _text(item["content"] or item["summary"])
 
 
 def _text(parts: Iterable[Json]) -> str:
