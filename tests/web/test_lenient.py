@@ -151,10 +151,10 @@ INNER: list[tuple[str, Json, str]] = [
         "input.encrypted_content",
     ),
     *(
-        (RESPONSES, {"input": [{"type": "reasoning", "id": item_id}, *SAID]}, "input.id")
+        (RESPONSES, {"input": [{"role": "user", "content": "x", "id": item_id}]}, "input.id")
         for item_id in ("", "x" * 129, 5)
     ),
-    (RESPONSES, {"input": [{"type": "reasoning", "content": [ODD]}, *SAID]}, "input.content"),
+    (RESPONSES, {"input": [{"type": "reasoning", "content": [ODD]}, ANSWER]}, "input.content"),
     (
         RESPONSES,
         {

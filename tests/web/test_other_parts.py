@@ -125,17 +125,19 @@ def test_of_an_answer(part: Json, text: str) -> None:
 def test_reasoning_in_other_forms(fields: Json) -> None:
     """A proxy made them of a chat, and they come back with every later request."""
     thought: Json = {"type": "reasoning", "id": "", "status": "completed", **fields}
-    generate, names = response({"input": [said("user", TEXT), thought, said("assistant", TEXT)]})
+    turns: list[Json] = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+    generate, names = response({"input": [turns[0], thought, turns[1]]})
     assert isinstance(generate.prompt, ChatPrompt)
     assert generate.prompt.messages[-1]["reasoning_content"] == "hm"
     assert names == ["input.id"]
 
 
 def test_a_summary_of_what_the_client_leaves_out() -> None:
-    block: Json = {"type": "compaction", "content": "We said hi."}
-    turns = [said("user", TEXT), said("assistant", block), said("user", TEXT)]
+    block: Json = {"type": "compaction", "content": "We met."}
+    question: Json = {"role": "user", "content": "a"}
+    turns = [question, {"role": "assistant", "content": [block]}, question]
     generate, names = message({"messages": turns})
-    assert (contents(generate), names) == (["a", "We said hi.", "a"], [])
+    assert (contents(generate), names) == (["a", "We met.", "a"], [])
 
 
 def test_empty_instructions_are_none() -> None:
