@@ -219,6 +219,66 @@ def test_a_call_without_its_result_is_still_a_call(
         assert sorted(re.findall(ANY_TEXT, text)) == sorted(texts([ASK, BOTH, TEXT, *more]))
 
 
+ALTERNATING = """
+    {%- set state = namespace(turn=0) -%}
+    {%- for m in messages if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) -%}
+    {%- if (m.role == 'user') != (state.turn % 2 == 0) -%}{{ raise_exception('no') }}{%- endif -%}
+    {%- set state.turn = state.turn + 1 -%}
+    {%- endfor -%}
+    {%- for m in messages -%}
+    {%- if not m.content and m.role == 'assistant' and not m.tool_calls -%}{{ raise_exception('no') }}{%- endif -%}
+    {{ m.role }}: {{ m.content }}{% for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}<|end|>
+    {%- endfor -%}"""
+"""As Ministral 3's: roles alternate but for calls and results, and an answer has text or calls."""
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [ASK, READ, TEXT, AGAIN],
+        [ASK, READ, AGAIN],
+        [ASK, message("assistant", "", reasoning_content="hm"), AGAIN],
+    ],
+)
+def test_an_answer_without_text_is_a_blank_where_the_template_refuses_none(
+    tmp_path: Path, turns: list[Json]
+) -> None:
+    """Such stands between a result and the user's next message, which all agents send."""
+    tokenizer = tokenizer_of(tmp_path, ALTERNATING)
+    assert tokenizer.template.refused == ()
+    assert re.findall(ANY_TEXT, rendered(tokenizer, turns)) == texts(turns)
+
+
+def test_text_in_front_of_a_later_call_is_not_lost(tmp_path: Path) -> None:
+    """DeepSeek R1's template writes the text of the first message with calls alone."""
+    template = """{% set state = namespace(called=false) %}{% for m in messages %}
+        {%- if not (m.tool_calls and state.called) %}{{ m.role }}: {{ m.content }}<|end|>{% endif %}
+        {%- for c in m.tool_calls or () %}{{ c.function | tojson }}{% set state.called = true %}{% endfor %}
+        {%- endfor %}"""
+    tokenizer = tokenizer_of(tmp_path, template)
+    turns = [ASK, call("read", {"path": "file-a"}, "look-now"), TEXT]
+    turns += [call("read", {"path": "file-b"}, "look-again"), TEXT]
+    assert re.findall(ANY_TEXT, rendered(tokenizer, turns)) == texts(turns)
+
+
+def test_a_result_has_the_name_of_its_call(tmp_path: Path) -> None:
+    """Kimi K2's template writes it, and the ids are all that clients of chat and responses send."""
+    template = """{% for m in messages %}{{ m.get('name') or m.role }}: {{ m.content }}
+        {%- for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"""
+    tokenizer = tokenizer_of(tmp_path, template)
+    alone = {name: value for name, value in TEXT.items() if name != "name"}
+    assert "read: text-a" in rendered(tokenizer, [ASK, READ, alone])
+    assert "other: text-a" in rendered(tokenizer, [ASK, READ, TEXT | {"name": "other"}])
+
+
+def test_results_in_another_order_do_not_move_the_text(
+    tokenizers: Mapping[str, HubTokenizer],
+) -> None:
+    turns = [ASK, BOTH, result("list", "text-b"), TEXT]
+    order = ["ask-one", "look-now", "dir-b", "text-b", "file-a", "text-a"]
+    assert re.findall(ANY_TEXT, rendered(tokenizers["gpt_oss"], turns)) == order
+
+
 def test_arguments_are_no_python(tmp_path: Path) -> None:
     """A template that writes arguments down as they are takes an object, too, and makes of it what
     no model has seen."""

@@ -325,8 +325,8 @@ async def test_what_a_coding_agent_sends() -> None:
             "tool_calls": [call, other],
             "reasoning_content": "hm",
         },
-        {"role": "tool", "tool_call_id": "toolu_1", "content": "a\nb", "name": "look"},
-        {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: not there", "name": "look"},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "a\nb"},
+        {"role": "tool", "tool_call_id": "toolu_2", "content": "Error: not there"},
         {"role": "tool", "tool_call_id": "unknown", "content": ""},
         {"role": "user", "content": "Well?\nAnd?"},
     ]

@@ -70,13 +70,8 @@ def test_neighbours_of_one_role_are_one_turn_and_results_are_not() -> None:
         ("c1", {"name": "f", "arguments": {"a": 1}}),
         ("c2", {"name": "g", "arguments": {}}),
     ]
-    assert turns[2] == {"role": "tool", "tool_call_id": "c1", "content": "1", "name": "f"}
-    assert turns[3] == {
-        "role": "tool",
-        "tool_call_id": "c2",
-        "content": "Error: 2\nzwei",
-        "name": "g",
-    }
+    assert turns[2] == {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    assert turns[3] == {"role": "tool", "tool_call_id": "c2", "content": "Error: 2\nzwei"}
     assert turns[4]["content"] == "and?"
 
 

@@ -150,6 +150,11 @@ INNER: list[tuple[str, Json, str]] = [
         {"input": [{"type": "reasoning", "encrypted_content": "x"}, *SAID]},
         "input.encrypted_content",
     ),
+    *(
+        (RESPONSES, {"input": [{"role": "user", "content": "x", "id": item_id}]}, "input.id")
+        for item_id in ("", "x" * 129, 5)
+    ),
+    (RESPONSES, {"input": [{"type": "reasoning", "content": [ODD]}, ANSWER]}, "input.content"),
     (
         RESPONSES,
         {

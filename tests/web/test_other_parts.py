@@ -114,6 +114,37 @@ def test_of_an_answer(part: Json, text: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": "hm"},
+        {"summary": "hm"},
+        {"summary": ["short"], "content": [{"type": "output_text", "text": "hm"}]},
+    ],
+)
+def test_reasoning_in_other_forms(fields: Json) -> None:
+    """A proxy made them of a chat, and they come back with every later request."""
+    thought: Json = {"type": "reasoning", "id": "", "status": "completed", **fields}
+    turns: list[Json] = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+    generate, names = response({"input": [turns[0], thought, turns[1]]})
+    assert isinstance(generate.prompt, ChatPrompt)
+    assert generate.prompt.messages[-1]["reasoning_content"] == "hm"
+    assert names == ["input.id"]
+
+
+def test_a_summary_of_what_the_client_leaves_out() -> None:
+    block: Json = {"type": "compaction", "content": "We met."}
+    question: Json = {"role": "user", "content": "a"}
+    turns = [question, {"role": "assistant", "content": [block]}, question]
+    generate, names = message({"messages": turns})
+    assert (contents(generate), names) == (["a", "We met.", "a"], [])
+
+
+def test_empty_instructions_are_none() -> None:
+    generate, _ = response({"input": "a", "instructions": ""})
+    assert contents(generate) == ["a"]
+
+
 def test_what_is_no_part_is_refused_as_before() -> None:
     for part in ({"text": "x"}, "x", {"type": 3}):
         question: Json = {"role": "user", "content": [part]}

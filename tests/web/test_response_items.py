@@ -99,6 +99,14 @@ def test_what_comes_out_of_order_begins_another_message(
     assert [turn["content"] for turn in turns[1:]] == contents
 
 
+def test_reasoning_that_another_server_has_encrypted_is_none() -> None:
+    """An empty thought would tell the model not to think."""
+    encrypted: Json = {"type": "reasoning", "summary": [], "encrypted_content": None}
+    turns = heard(message("user", "a"), encrypted, message("assistant", "so"), encrypted, call("f"))
+    assert [turn["content"] for turn in turns] == ["a", "so"]
+    assert "reasoning_content" not in turns[1] and turns[1]["tool_calls"]
+
+
 def test_an_output_answers_a_call_that_came_before() -> None:
     both = items_of([call("f"), output("f", "1")], {})
     check_outputs([], both)

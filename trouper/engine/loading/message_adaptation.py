@@ -51,6 +51,8 @@ class MessageAdaptation:
     parallel_calls: Literal["given", "single"] = "given"
     """single: each call becomes a message before the result."""
     empty_results: Literal["given", "marked"] = "given"
+    empty_answers: Literal["given", "blank"] = "given"
+    """blank: an assistant message without text and calls has a space."""
     tool_images: Literal["given", "user"] = "given"
     """user: images of tool results become a user message behind them."""
 
@@ -66,7 +68,7 @@ class MessageAdaptation:
     ) -> list[Message]:
         """Roles come first, then neighbours of one role are joined, then calls are split, whose
         parts are neighbours. `change`: of each message's own texts, before others join them."""
-        plain = [_plain(message) for message in messages]
+        plain = _with_names([_plain(message) for message in messages])
         if change is not None:
             plain = [change(message) for message in plain]
         if self.tool_images == "user":
@@ -125,7 +127,8 @@ class MessageAdaptation:
             if before == turn["role"] and merged.get(turn["role"], False):
                 joined[-1] = _both(joined[-1], turn)
                 continue
-            if before == "tool" and turn["role"] == "user" and self.user_after_tool == "assistant":
+            called = before == "tool" or (before is not None and joined[-1].get("tool_calls"))
+            if called and turn["role"] == "user" and self.user_after_tool == "assistant":
                 joined.append({"role": "assistant", "content": ""})
             joined.append(turn)
         return joined
@@ -136,7 +139,8 @@ class MessageAdaptation:
         if turn["role"] == "tool":
             return [self._with_result(turn)]
         if not turn.get("tool_calls"):
-            return [turn]
+            silent = turn["role"] == "assistant" and not turn.get("content")
+            return [turn | {"content": " "} if silent and self.empty_answers == "blank" else turn]
         turn = turn | {"tool_calls": [self._with_arguments(call) for call in turn["tool_calls"]]}
         text = turn.get("content")
         if self.calls == "text":
@@ -228,6 +232,7 @@ DESCRIPTIONS = {
         "single",
     ): "earlier calls of one message become one message each, with its result behind it",
     ("empty_results", "marked"): f"empty tool results become {EMPTY_RESULT}",
+    ("empty_answers", "blank"): "an assistant message without text and calls becomes a space",
     ("tool_images", "user"): "images of tool results become a user message behind them",
 }
 
@@ -246,6 +251,18 @@ def _plain(message: Mapping[str, Any]) -> Message:
     if plain.get("tool_calls"):
         plain["tool_calls"] = [_parsed(call) for call in plain["tool_calls"]]
     return plain
+
+
+def _with_names(messages: Iterable[Message]) -> list[Message]:
+    """Give results the names of their calls, which some templates write. Clients send ids alone."""
+    names: dict[Any, Any] = {}
+    turns = []
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            names[call.get("id")] = call["function"].get("name")
+        name = names.get(message.get("tool_call_id")) if message["role"] == "tool" else None
+        turns.append({"name": name, **message} if name is not None else message)
+    return turns
 
 
 def _parsed(call: Mapping[str, Any]) -> Message:
@@ -373,8 +390,9 @@ def _one_by_one(turns: Sequence[Message]) -> list[Message]:
                 if call["tool_calls"][0].get("id") == turn.get("tool_call_id")
             ]
             call = (found or waiting)[0]
-            waiting.remove(call)
-            single += [call, turn]
+            first = waiting.pop(0)  # It has the answer's text, whose place is before any result.
+            call["tool_calls"], first["tool_calls"] = first["tool_calls"], call["tool_calls"]
+            single += [first, turn]
             continue
         single += waiting
         waiting = []

@@ -87,13 +87,18 @@ STEPS = (
             {"calls": "text"},
             {"calls": "text", "results": "user"},
         ],
-        ["user text+call tool", "user text+call tool assistant user"],
+        [
+            "user text+call tool",
+            "user text+call tool assistant user",
+            "user text+call tool text+call tool",
+        ],
         tools=True,
     ),
     _step(
         [{"parallel_calls": "single"}, {"calls": "text"}], ["user calls tool tool+1"], tools=True
     ),
     _step([{"empty_results": "marked"}], ["user call empty"], tools=True),
+    _step([{"empty_answers": "blank"}], ["user silent user"]),
     _step(
         [{"user_after_tool": "assistant"}],
         ["user call tool user", "user call tool user assistant user"],
@@ -283,7 +288,8 @@ def call_conversation() -> list[Message]:
 
 def _messages(roles: Conversation) -> list[Message]:
     """`call`: a message with a call, `calls` with two, `text+call` also with text; `tool+1`: the
-    second call's result, `empty` an empty one; `image`: the user's, between two texts."""
+    second call's result, `empty` an empty one; `image`: the user's, between two texts; `silent`: an
+    answer without text."""
     messages: list[Message] = []
     for index, role in enumerate(roles):
         text = f"probe{10 * index}x"
@@ -305,6 +311,8 @@ def _messages(roles: Conversation) -> list[Message]:
                 messages.append(result)
             case "image":
                 messages.append({"role": "user", "content": _around_image(index)})
+            case "silent":
+                messages.append({"role": "assistant", "content": ""})
             case _:
                 messages.append({"role": role, "content": text})
     return messages

@@ -194,11 +194,10 @@ def _system(system: str | Sequence[TextBlock] | None) -> list[Json]:
 # In lenient readings, all but the text of documents and of blocks of server tools is skipped: an
 # error would fail every later request of a conversation.
 class TurnReader:
-    """Makes messages of turns. Keeps the model's names by call id: results have only the id."""
+    """Makes messages of turns."""
 
     def __init__(self, tools: Tools, images: ImageParts) -> None:
         self._tools, self._images = tools, images
-        self._names: dict[str, str] = {}
 
     def turns(self, message: ConversationTurn, path: str) -> list[Json]:
         """`path`: of the message's content."""
@@ -236,12 +235,9 @@ class TurnReader:
         return turn
 
     def _call(self, block: ToolUseBlock) -> Json:
-        name = self._names[block.id] = self._tools.called(ToolForm(block.name))
-        return {
-            "id": block.id,
-            "type": "function",
-            "function": {"name": name, "arguments": block.input},
-        }
+        name = self._tools.called(ToolForm(block.name))
+        function = {"name": name, "arguments": block.input}
+        return {"id": block.id, "type": "function", "function": function}
 
     def _result(self, block: ToolResultBlock, path: str) -> Json:
         body = block.content or ""
@@ -251,13 +247,11 @@ class TurnReader:
             for index, part in enumerate(blocks)
         ]
         content = content_of(pieces, "\n")
-        turn = {
+        return {
             "role": "tool",
             "tool_call_id": block.tool_use_id,
             "content": joined_content("Error: ", content, "") if block.is_error else content,
         }
-        name = self._names.get(block.tool_use_id)
-        return turn if name is None else turn | {"name": name}
 
     def _piece(
         self, block: TextBlock | ImageBlock | ToolReferenceBlock, role: str, path: str
@@ -366,14 +360,16 @@ def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any
 
 
 def _text_of(kind: str, block: Json) -> str | None:
-    """The text of a block that the reading does not know: a document's, or a search result's. None:
-    the block holds none."""
+    """The text of a block that the reading does not know: a document's, a search result's, or a
+    summary's. None: the block holds none."""
     source = block.get("source")
     if kind == "document" and isinstance(source, dict):
         if source.get("type") == "text" and isinstance(source.get("data"), str):
             return _titled(block, source["data"])
         inner = _joined(source.get("content")) if source.get("type") == "content" else None
         return None if inner is None else _titled(block, inner)
+    if kind == "compaction" and isinstance(block.get("content"), str):
+        return str(block["content"])  # Clients leave out what it summarizes.
     if kind == "search_result":
         found = _joined(block.get("content"))
         origin = source if isinstance(source, str) else ""

@@ -222,8 +222,9 @@ def _adapted(tool: Any, skip: Skip) -> Any:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or kind == "custom":
         return tool
-    if kind == "function" and isinstance(tool.get("function", tool).get("name"), str):
-        return _of_openai(tool.get("function", tool))
+    function = tool.get("function") or tool
+    if kind == "function" and isinstance(function, dict) and isinstance(function.get("name"), str):
+        return _of_openai(function)
     base = kind.rstrip("0123456789").rstrip("_")
     if base not in INPUTS or "name" not in tool:
         skip(f"tools.{safe_name(kind)}")

@@ -3,7 +3,8 @@ template."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -29,6 +30,7 @@ from trouper.web.output.tool_calls import NO_TOOLS, Tools
 from trouper.web.responses.call_items import (
     CALLS,
     INPUT_PARTS,
+    MAX_ID,
     OUTPUTS,
     PARTS,
     CallItem,
@@ -107,9 +109,29 @@ class FunctionCallItem(ConversationItem, tag="function_call", kw_only=True, froz
 NOT_PARTS = says("{path} must be an array of parts, not {type}", "invalid_type")
 
 
+def _reasoning_adapted(value: Json, skip: Skip) -> Json:
+    """Read other servers' forms: plain text, and texts of other types."""
+    return value | {
+        name: _texts(value[name], kind, partial(skip, name))
+        for name, kind in (("summary", "summary_text"), ("content", "reasoning_text"))
+        if value.get(name) is not None
+    }
+
+
+def _texts(value: Any, kind: str, skip: Callable[[], None]) -> Any:
+    if not isinstance(value, str | list):
+        return value
+    inside = [value] if isinstance(value, str) else value
+    texts = [part.get("text") if isinstance(part, dict) else part for part in inside]
+    if not all(isinstance(text, str) for text in texts):
+        skip()
+    return [{"type": kind, "text": text} for text in texts if isinstance(text, str)]
+
+
 class ReasoningItem(ConversationItem, tag="reasoning", kw_only=True, frozen=True):
     """Reasoning of an earlier answer."""
 
+    adapt: ClassVar[Adapt | None] = _reasoning_adapted
     summary: (
         Annotated[list[Annotated[SummaryText, not_a_part("summary_text")]], NOT_PARTS] | None
     ) = None
@@ -177,6 +199,15 @@ def _with_type(item: Any) -> Any:
     return item | {"type": "item_reference" if item.get("role") is None else "message"}
 
 
+def _with_id(item: Any, skip: Skip) -> Any:
+    """Drop ids that are empty or very long, as of other servers: only references need one."""
+    item_id = item.get("id") if isinstance(item, dict) else None
+    if item_id is None or (isinstance(item_id, str) and 0 < len(item_id) <= MAX_ID):
+        return item
+    skip("input.id")
+    return {name: value for name, value in item.items() if name != "id"}
+
+
 def _with_known_status(item: Any, skip: Skip) -> Any:
     """Drop statuses of other servers, which mean nothing to a model."""
     if not isinstance(item, dict) or item.get("type") == PATCH_OUTPUT:
@@ -194,7 +225,7 @@ def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
     for item in value:
         kind = item.get("type") if isinstance(item, dict) else None
         if not isinstance(kind, str) or kind in KINDS:
-            kept.append(_with_known_status(item_adapted(item, skip), skip))
+            kept.append(_with_id(_with_known_status(item_adapted(item, skip), skip), skip))
         elif kind in TOOL_ITEMS and isinstance(item.get("tools"), list):
             tools += item["tools"]
         else:
@@ -273,9 +304,7 @@ def messages_of(
     tools offered now, under the names in earlier calls. `images` reads the images; the first
     `earlier` items come before the request's `input`. Raises `RequestFailed` (400)."""
     images = ImageParts() if images is None else images
-    messages: list[Json] = (
-        [] if instructions is None else [{"role": "system", "content": instructions}]
-    )
+    messages: list[Json] = [{"role": "system", "content": instructions}] if instructions else []
     turn: Json | None = None
     """The assistant message that the next items may extend."""
     for index, item in enumerate(items, -earlier):
@@ -292,6 +321,8 @@ def messages_of(
                 messages.append(
                     {"role": "tool", "content": content, "tool_call_id": item["call_id"]}
                 )
+            case "reasoning" if not _thought(item):
+                pass  # Another server has encrypted it.
             case kind:
                 if turn is None or not _continues(turn, kind):
                     turn = {"role": "assistant", "content": ""}
@@ -375,12 +406,15 @@ def _extend(turn: Json, item: Json, tools: Tools) -> None:
         case "message":
             turn["content"] = _text(item["content"])
         case "reasoning":
-            thought = _text(item["content"] or item["summary"])
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + _thought(item)
         case _:
             function = {"name": tools.called(tool_of(item)), "arguments": arguments_of_item(item)}
             call = {"id": item["call_id"], "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
+
+
+def _thought(item: Json) -> str:
+    return _text(item["content"] or item["summary"])
 
 
 def _text(parts: Iterable[Json]) -> str:
