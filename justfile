@@ -32,7 +32,8 @@ _setup *groups: _python
 
 # One line for a machine whose Pythons are all too old or too new; a UV_PYTHON that is wrong, uv itself explains in one
 _python:
-    @[ -n "${UV_PYTHON:-}" ] || uv python find >/dev/null 2>&1 || { echo "just: {{ no_python }}" >&2; exit 1; }
+    @[ -n "${UV_PYTHON:-}" ] || why=$(uv python find 2>&1 >/dev/null) \
+        || { case "$why" in *"No interpreter"*) why="{{ no_python }}";; esac; echo "just: $why" >&2; exit 1; }
 
 # Run the server; further flags go to `trouper serve`, as in `just serve --port 8123 --model DIR`
 [no-exit-message]

@@ -3,6 +3,7 @@ is."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import subprocess
@@ -104,3 +105,8 @@ def test_a_name_that_there_is_not() -> None:
 def test_one_version() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", trouper.__version__)
     assert version("trouper") == trouper.__version__
+
+
+def test_another_event_loop_is_named() -> None:
+    with pytest.raises(RuntimeError, match="run it by trio.run"):
+        asyncio.run(trouper.run_runtime(trouper.Settings()))

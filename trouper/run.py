@@ -52,6 +52,8 @@ async def run_runtime(
     `engine` None: MLX, with `logits_processors` for requests that name them. Raises
     `ModelUnusable`.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError("run it by trio.run: Trouper's actors are tasks of Trio, not of asyncio")
     if engine is None:
         engine = mlx_engine()(settings, processors=logits_processors or {})
     await run_graph(settings, engine, task_status=task_status)
