@@ -108,5 +108,5 @@ def test_one_version() -> None:
 
 
 def test_another_event_loop_is_named() -> None:
-    with pytest.raises(RuntimeError, match="run it by trio.run"):
+    with pytest.raises(RuntimeError, match="run it by trio"):
         asyncio.run(trouper.run_runtime(trouper.Settings()))
