@@ -33,6 +33,7 @@ def line_of(title: str) -> str:
         "qwen3_omni_moe",
         "nemotron_h_nano_omni",
         "limite",
+        "unlimited_ocr",
         "florence2",
         "llada2_moe",
     )
