@@ -34,6 +34,7 @@ def line_of(title: str) -> str:
         "nemotron_h_nano_omni",
         "limite",
         "unlimited_ocr",
+        "z1t",
         "florence2",
         "llada2_moe",
     )
