@@ -15,6 +15,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.families import prompts, reference, save
 from trouper import Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
+from trouper.engine.adaptations import adaptation_registry
+from trouper.engine.adaptations.adaptation_registry import Adaptation
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.health import DirectoryStats
 from trouper.storage import cache_fingerprint
@@ -130,6 +132,21 @@ async def test_the_same_weights_are_known_again(model: Path, directory: Path) ->
     assert again.tokens == first.tokens
     assert (first.hits_disk, again.hits_disk) == (0, BLOCKS)
     assert again.known_blocks >= BLOCKS
+
+
+def test_f9_what_adapts_a_model_tells_apart(
+    model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of LongRoPE's short factors stay on disk when a new version has the long ones."""
+
+    def content() -> str:
+        settings = Settings(block_size=16, model=str(model), ssd_cache_dir=directory)
+        return load(settings, lambda _: None).card.fingerprint
+
+    before = content()
+    rule = Adaptation("another rule", lambda *_: True)
+    monkeypatch.setattr(adaptation_registry, "REGISTRY", [rule])
+    assert len({before, content()}) == 2
 
 
 async def test_without_the_fingerprint_other_weights_blocks_are_used(

@@ -28,7 +28,6 @@ BY_PIECES = {
     "phi3small": (
         "adds its mask to the scores as ones and zeros, so a piece's tokens see those after them"
     ),
-    "plamo3": "later tokens of a piece see one token more than its first",
     **{
         name: "its base follows the end of the piece, beyond the limit"
         for name in CONFIGS

@@ -173,6 +173,7 @@ class Play:
         return row
 
     def drop(self, *rows: RowId) -> None:
+        assert self.rows.nbytes >= 0, "reports of the engine add it up"
         self.rows.drop(rows)
         self.finished += [self.tracks.pop(row) for row in rows]
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.arithmetic import full_float32, skip_if_routed
 from tests.zoo.building import build
-from tests.zoo.catalogue import CONFIGS
-from tests.zoo.mixes import BOUND, short_mix, words
+from tests.zoo.catalogue import BY_PIECES, COARSE, CONFIGS
+from tests.zoo.mixes import BOUND, own_loop_error, short_mix, words
 from tests.zoo.playing import Play, alone
 from tests.zoo.table import PAGE, Line, states
 from trouper.engine.adaptations import adaptation_registry
@@ -66,7 +66,16 @@ def test_rows_in_company_are_mlx_lms(name: str) -> None:
     assert not states(page, attrs.evolve(line, banks=not line.banks))
 
 
-@pytest.mark.parametrize("name", [*ADAPTED, "gpt2", "llama4"])
+@full_float32
+@pytest.mark.parametrize("name", sorted(CONFIGS.keys() - BY_PIECES))
+@pytest.mark.long(but=("plamo3", "minicpm3", "llama4_text", "ministral3", "gemma3n"))
+def test_an_answer_does_not_follow_from_the_pieces_of_its_prompt(name: str) -> None:
+    model = build(name)
+    adaptation_registry.adapted(model)
+    assert own_loop_error(model) <= COARSE.get(name, BOUND)
+
+
+@pytest.mark.parametrize("name", sorted({*ADAPTED, "gpt2", "llama4"} - {"plamo3"}))
 def test_outside_of_our_passes_nothing_has_changed(name: str) -> None:
     """What is compared with is mlx-lm's own, although the model was adapted."""
     model, tokens, pieces = build(name), words(50, 1), [33, 7, 1, 1, 8]

@@ -33,6 +33,8 @@ def line_of(title: str) -> str:
         "qwen3_omni_moe",
         "nemotron_h_nano_omni",
         "limite",
+        "unlimited_ocr",
+        "z1t",
         "florence2",
         "llada2_moe",
     )

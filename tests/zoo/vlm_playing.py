@@ -44,9 +44,10 @@ class Played:
         return re.split(r" \(they differ|: incompatible|: log-prob", text)[0]
 
 
-def build(name: str) -> tuple[nn.Module, dict[str, object]]:
-    """The module's model as the server makes it, float32, with its config."""
-    config = config_of(name)
+def build(name: str, **changes: object) -> tuple[nn.Module, dict[str, object]]:
+    """The module's model as the server makes it, float32, with its config. `changes`: other values
+    of the config."""
+    config = config_of(name) | changes
     model_class, args_class = vlm_models.text_classes(config)
     mx.random.seed(0)
     model: nn.Module = model_class(args_class.from_dict(config))

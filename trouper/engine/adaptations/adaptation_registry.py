@@ -180,14 +180,14 @@ def _grouped_scores(model: nn.Module, found: Adapted) -> bool:
     return True
 
 
-def _wider_masks(model: nn.Module, found: Adapted) -> bool:
-    """The mask has one token more than the window's cache."""
-    if not _any(
-        model, lambda module: {"swa_idx", "full_idx", "window_size", "config"} <= _names(module)
-    ):
-        return False
-    found.traits = attrs.evolve(found.traits, wide_masks=True)
-    return True
+def _wider_caches(model: nn.Module, found: Adapted) -> bool:  # noqa: ARG001  As the others.
+    """Masks reach one token beyond what caches keep, which later tokens of a pass saw and its first
+    did not. Later versions of mlx-lm keep it."""
+    for _, module in model.named_modules():
+        if {"swa_idx", "full_idx", "window_size", "config"} <= _names(module):
+            module.config.window_size = module.window_size + 1  # `make_cache` reads it.
+            return True
+    return False
 
 
 def _written_buffers(model: nn.Module, found: Adapted) -> bool:
@@ -309,7 +309,7 @@ REGISTRY = [
     ),
     Adaptation("learned positions are looked up at each row's own", _learned_positions),
     Adaptation("scores of grouped heads need a mask of five axes", _grouped_scores),
-    Adaptation("masks reach one token beyond the window that is kept", _wider_masks),
+    Adaptation("caches keep every token that masks reach", _wider_caches),
     Adaptation("an indexer writes into its cache's buffers", _written_buffers),
     Adaptation("outputs of experts with biases are laid out row by row", _biased_experts),
     Adaptation("experts of 2 GiB or more are multiplied range by range", _large_experts),

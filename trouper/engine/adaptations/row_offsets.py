@@ -86,8 +86,6 @@ class Traits:
 
     mask_rank: int = 4
     """Axes of a mask that differs between rows."""
-    wide_masks: bool = False
-    """Masks' windows may be wider than the ring."""
     open_buffers: bool = False
     """The model assigns caches' `keys` and `values`."""
     counts_from_zero: bool = False

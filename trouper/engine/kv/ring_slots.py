@@ -151,11 +151,6 @@ class RingSlots(SlotCache):
         return mx.concatenate([before, new], axis=-1)
 
     def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:
-        # From a query's position to the first key's. mlx-lm keeps `window` tokens before a pass,
-        # hence the first token attends to these and itself; with a wider mask, later tokens attend
-        # to more. Drafts attend as if fed alone.
-        if window <= self.window or not self.traits.wide_masks or self.region.singly:
-            window = min(window, self.window)
-            return lambda query: mx.maximum(query - (window - 1), 0)
-        kept = mx.maximum(self.region.offset[:, None, None] - (self.window - 1), 0)
-        return lambda query: mx.maximum(query - (window - 1), kept)
+        # From a query's position to the first key's.
+        window = min(window, self.window)
+        return lambda query: mx.maximum(query - (window - 1), 0)

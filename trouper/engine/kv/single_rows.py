@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -125,7 +126,7 @@ class SingleRows:
 
     @property
     def nbytes(self) -> int:
-        return sum(cache.nbytes for caches in self._caches.values() for cache in caches)
+        return sum(map(_bytes_of, itertools.chain(*self._caches.values())))
 
     def bank_stats(self) -> tuple[BankStats, ...]:
         """One bank, whose capacity is the longest row."""
@@ -140,3 +141,11 @@ class SingleRows:
                 bytes=self.nbytes,
             ),
         )
+
+
+def _bytes_of(cache: Any) -> int:
+    if hasattr(cache, "nbytes"):
+        return int(cache.nbytes)
+    # Some of mlx-vlm's. Empty before the first pass.
+    states = (array for _, array in tree_flatten(cache.state))
+    return sum(array.nbytes for array in states if isinstance(array, mx.array))

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
+from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.distributed import pipeline, sharding
 from trouper.engine.distributed.rank_group import ALONE, RankGroup, split_settings
 from trouper.engine.embeddings.pooling import (
@@ -155,7 +156,7 @@ def _load_generator(
         card = _without_generation(card)
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
-        extra = _rank(settings, group) | images.identity
+        extra = _rank(settings, group) | images.identity | dict.fromkeys(adapted(model).names, "1")
         content = _fingerprint(target, drafters, settings, extra, report=report, progress=progress)
         card = attrs.evolve(card, fingerprint=content)
     return EvaluatedModel(

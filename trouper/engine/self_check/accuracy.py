@@ -13,6 +13,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.passes.seams import exchanging
 from trouper.engine.platform import device
@@ -126,7 +127,8 @@ class WrongAloneError(Exception):
 
 
 def run_alone(model: nn.Module) -> ModelRun:
-    """Make a function that runs the model with mlx-lm's caches."""
+    """Make a function that runs the model, adapted as its rows are, with mlx-lm's caches."""
+    adapted(model)
 
     def run(tokens: Tokens, parts: Sequence[int]) -> mx.array:
         cache, at, logits = make_prompt_cache(model), 0, []

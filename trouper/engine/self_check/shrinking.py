@@ -31,6 +31,10 @@ WIDTHS = re.compile(
 HIDDEN_SIZES = re.compile(r"^(hidden_size|hidden_dim|d_model|n_embd|model_dim)$")
 VOCABULARIES = re.compile(r"(^|_)vocab_size($|_per)")
 WINDOWS = re.compile(r"(^|_)window(_size)?$|^sliding_window_size$|attention_chunk_size$")
+FIRST_POSITIONS = re.compile(
+    r"^original_max_position_embeddings$|^floor_scale$|^log_scaling_n_floor$|^index_topk$"
+)
+"""Numbers of positions beyond which a model's arithmetic may be another one."""
 LAYERS = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|num_transformer_layers)$")
 LAYER_NUMBERS = re.compile(r"layers?$|_idxs?$|layer_ids$")
 PARTS_OF_LAYERS = re.compile(r"^num_kv_(shared|reuse)_layers$")
@@ -193,6 +197,7 @@ def _rules(by: Factors, num_layers: int) -> list[tuple[re.Pattern[str], Rule]]:
         (EXPERT_GROUPS, lambda value: min(value, 2)),
         (ACTIVE_GROUPS, lambda value: min(value, 1)),
         (WINDOWS, lambda value: min(value, WINDOW)),
+        (FIRST_POSITIONS, lambda value: min(value, WINDOW)),
         (SIZES_HEADS, lambda value: max(1, value // by.sizes)),
         (COUNTS_HEADS, lambda value: max(1, value // by.heads)),
         (STATES, lambda value: min(value, STATE)),
