@@ -249,6 +249,25 @@ def test_an_answer_without_text_is_a_blank_where_the_template_refuses_none(
     assert re.findall(ANY_TEXT, rendered(tokenizer, turns)) == texts(turns)
 
 
+@pytest.mark.parametrize("text", ["", "look-now"])
+def test_reasoning_before_a_call_is_a_part_where_the_template_reads_parts_alone(
+    tmp_path: Path, text: str
+) -> None:
+    """As Ministral 3's, whose makers say to send it again."""
+    template = """{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}
+        {%- for p in m.content or () %}{% if p.type == 'text' %}{{ p.text }}
+        {%- else %}[THINK]{{ p.thinking }}[/THINK]{% endif %}{% endfor %}{% endif %}
+        {%- for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"""
+    tokenizer = tokenizer_of(tmp_path, template)
+    assert tokenizer.template.adaptation.reasoning == "chunk"
+    turn = call("read", {"path": "file-a"}, text) | {"reasoning_content": "hm"}
+    assert f"assistant: [THINK]hm[/THINK]{text}{{" in rendered(tokenizer, [ASK, turn, TEXT])
+    printed = tokenizer_of(
+        tmp_path, "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    )
+    assert printed.template.adaptation.reasoning == "given", "a list is no text"
+
+
 def test_text_in_front_of_a_later_call_is_not_lost(tmp_path: Path) -> None:
     """DeepSeek R1's template writes the text of the first message with calls alone."""
     template = """{% set state = namespace(called=false) %}{% for m in messages %}

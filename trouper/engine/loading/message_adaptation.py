@@ -53,6 +53,8 @@ class MessageAdaptation:
     empty_results: Literal["given", "marked"] = "given"
     empty_answers: Literal["given", "blank"] = "given"
     """blank: an assistant message without text and calls has a space."""
+    reasoning: Literal["given", "chunk"] = "given"
+    """chunk: an answer's reasoning is the first part of its content."""
     tool_images: Literal["given", "user"] = "given"
     """user: images of tool results become a user message behind them."""
 
@@ -80,7 +82,7 @@ class MessageAdaptation:
         turns = [call for turn in turns for call in self._with_calls(turn)]
         if self.parallel_calls == "single":
             turns = _one_by_one(turns)
-        return [self._with_content(turn) for turn in turns]
+        return [self._with_content(self._with_reasoning(turn)) for turn in turns]
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         """Change system messages: those at the beginning by `system`, later ones by `later_system`,
@@ -181,6 +183,15 @@ class MessageAdaptation:
             changed["id"] = _hashed(str(call.get("id", "")))
         return changed
 
+    def _with_reasoning(self, turn: Message) -> Message:
+        thought = turn.get("reasoning_content")
+        if self.reasoning == "given" or not isinstance(thought, str) or not thought:
+            return turn
+        plain = {name: value for name, value in turn.items() if name != "reasoning_content"}
+        content = turn.get("content") or ""
+        texts = [] if isinstance(content, str) and not content.strip() else _part_list(content)
+        return plain | {"content": [{"type": "thinking", "thinking": thought}, *texts]}
+
     def _with_content(self, turn: Message) -> Message:
         content = turn.get("content")
         if self.content == "text" or not isinstance(content, str):
@@ -233,6 +244,7 @@ DESCRIPTIONS = {
     ): "earlier calls of one message become one message each, with its result behind it",
     ("empty_results", "marked"): f"empty tool results become {EMPTY_RESULT}",
     ("empty_answers", "blank"): "an assistant message without text and calls becomes a space",
+    ("reasoning", "chunk"): "reasoning of earlier answers becomes a part of their content",
     ("tool_images", "user"): "images of tool results become a user message behind them",
 }
 

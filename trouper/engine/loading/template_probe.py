@@ -33,8 +33,8 @@ TOOL = {
 }
 MARK = re.compile("probe[0-9]+x")
 """No template contains such text."""
-WRONG_ARGUMENTS = re.compile(r"""'path': 'probe|\\"probe""")
-"""Python's form of an object, or JSON within a JSON string."""
+WRONG_FORM = re.compile(r"""'path': 'probe|\\"probe|['"]thinking['"]: ['"]probe""")
+"""Python's form of an object, JSON within a JSON string, or a part in place of its text."""
 Conversation = tuple[str, ...]
 """Roles; see `_messages`."""
 
@@ -47,6 +47,8 @@ class Step:
     conversations: tuple[Conversation, ...]
     tools: bool = False
     """Templates may render calls only where tools are offered."""
+    optional: bool = False
+    """Many templates drop what it shows: no refusal."""
 
 
 def _step(
@@ -119,6 +121,12 @@ STEPS = (
         ["user call tool system", "system user call tool system call tool system assistant user"],
         tools=True,
     ),
+    # Behind the last question, where templates keep reasoning if anywhere. transformers writes it
+    # into the fields that others read (`thinking`).
+    attrs.evolve(
+        _step([{"reasoning": "chunk"}], ["user thought+call tool"], tools=True),
+        optional=True,
+    ),
 )
 
 
@@ -168,6 +176,8 @@ def probe(render: Render, *, images: bool = False) -> TemplateReport:
         adaptation = prober.decided(adaptation, step, offered if step.tools else {})
     refused: list[str] = []
     for step in STEPS:
+        if step.optional:
+            continue
         options = offered if step.tools else {}
         refused += [
             " ".join(roles)
@@ -247,7 +257,7 @@ class _Prober:
         except Exception:  # noqa: BLE001
             # A template is code of any kind: whatever it raises, it refuses.
             return False
-        return MARK.findall(text) == _marks(adapted) and not WRONG_ARGUMENTS.search(text)
+        return MARK.findall(text) == _marks(adapted) and not WRONG_FORM.search(text)
 
     def fault(self) -> str:
         try:
@@ -287,18 +297,21 @@ def call_conversation() -> list[Message]:
 
 
 def _messages(roles: Conversation) -> list[Message]:
-    """`call`: a message with a call, `calls` with two, `text+call` also with text; `tool+1`: the
-    second call's result, `empty` an empty one; `image`: the user's, between two texts; `silent`: an
-    answer without text."""
+    """`call`: a message with a call, `calls` with two, `text+call` also with text, `thought+call`
+    with reasoning; `tool+1`: the second call's result, `empty` an empty one; `image`: the user's,
+    between two texts; `silent`: an answer without text."""
     messages: list[Message] = []
     for index, role in enumerate(roles):
         text = f"probe{10 * index}x"
         match role:
-            case "call" | "calls" | "text+call":
+            case "call" | "calls" | "text+call" | "thought+call":
                 count = 2 if role == "calls" else 1
                 calls = [_call(10 * index + 1 + number, number) for number in range(count)]
                 content = text if role == "text+call" else ""
-                messages.append({"role": "assistant", "content": content, "tool_calls": calls})
+                answer: Message = {"role": "assistant", "content": content, "tool_calls": calls}
+                if role == "thought+call":
+                    answer["reasoning_content"] = text
+                messages.append(answer)
             case "tool" | "tool+1" | "empty" | "tool+image":
                 result: Message = {
                     "role": "tool",
@@ -340,6 +353,5 @@ def _call(mark: int, number: int) -> Message:
 
 
 def _marks(messages: Sequence[Message]) -> list[str]:
-    return MARK.findall(
-        json.dumps([[turn.get("content"), turn.get("tool_calls")] for turn in messages])
-    )
+    texts = ("reasoning_content", "content", "tool_calls")
+    return MARK.findall(json.dumps([[turn.get(name) for name in texts] for turn in messages]))
