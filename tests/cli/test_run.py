@@ -49,7 +49,7 @@ def test_a_model_must_be_named() -> None:
     assert (outcome.exit_code, "Missing argument 'MODEL'" in outcome.stderr) == (USAGE_ERROR, True)
 
 
-@pytest.mark.parametrize("command", [("serve",), ("models", "pull")])
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("models", "pull")])
 def test_a_name_without_its_owner_is_refused_with_hub_ids(command: tuple[str, ...]) -> None:
     outcome = call(*command, "qwen3")
     assert outcome.exit_code == USAGE_ERROR
@@ -60,7 +60,7 @@ def test_a_name_without_its_owner_is_refused_with_hub_ids(command: tuple[str, ..
 @pytest.mark.parametrize("path", ["{}/model.gguf", "{}"])
 def test_gguf_is_refused_with_what_to_take(tmp_path: Path, path: str) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    outcome = call("serve", path.format(tmp_path))
+    outcome = call("serve", "--port", "0", path.format(tmp_path))
     assert outcome.exit_code == USAGE_ERROR
     assert "GGUF" in outcome.stderr and "is not read here" in outcome.stderr
     assert "`trouper models pull mlx-community/NAME`" in outcome.stderr
