@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,12 +12,11 @@ import msgspec
 
 from trouper.protocol.private_files import make_private, owner_or_writers
 from trouper.storage.cache_directory import write_temporary
-from trouper.storage.file_operations import Disk
+from trouper.storage.file_operations import Disk, lock_within
 
 T = TypeVar("T")
 LOCK_PATIENCE_S = 5.0
 """A write under the lock takes milliseconds."""
-LOCK_POLL_S = 0.005
 
 
 def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
@@ -51,10 +49,8 @@ def add_to_memo(path: Path, kind: type[T], new: Mapping[str, T], keep: int) -> N
 def _locked(directory: Path) -> Iterator[None]:
     """Hold the lock, except beyond `LOCK_PATIENCE_S`: a stopped process may hold it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    deadline = time.monotonic() + LOCK_PATIENCE_S
     try:
-        while not Disk().try_lock(descriptor) and time.monotonic() < deadline:
-            time.sleep(LOCK_POLL_S)
+        lock_within(Disk(), descriptor, LOCK_PATIENCE_S)
         yield
     finally:
         os.close(descriptor)
