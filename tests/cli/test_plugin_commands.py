@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from trouper import cli
+from trouper.cli import lazy_group
 from trouper.cli.exits import USAGE_ERROR
 
 HELLO = """
@@ -104,7 +104,7 @@ def test_a_name_of_two_packages_is_refused(install: Install) -> None:
 def test_without_the_laboratory_its_commands_say_how_to_get_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(lazy_group, "entry_points", lambda **_: ())
     result = call(name, "--quick")
     assert result.exit_code == USAGE_ERROR
     assert result.output == (f"trouper: {name} is not installed here: {cli.LAB_REMEDY}\n")

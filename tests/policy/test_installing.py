@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +56,14 @@ def _unread() -> Iterator[None]:
 def test_an_extra_is_installed_from_where_trouper_is_from(
     origin: Any, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata, "distribution", lambda _: Installed(origin))
+    monkeypatch.setattr(installing, "distribution", lambda _: Installed(origin))
     assert installing.command_for("otel") == command
 
 
 def test_a_tool_of_uv_has_no_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "uv-receipt.toml").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(metadata, "distribution", lambda _: Installed({"url": WHEEL}))
+    monkeypatch.setattr(installing, "distribution", lambda _: Installed({"url": WHEEL}))
     command = installing.command_for("demo")
     assert command == "uv tool install --force '/home/a b/trouper-0.1.0-py3-none-any.whl[demo]'"
 
@@ -75,15 +75,15 @@ def test_a_tool_of_uv_keeps_the_extras_that_it_has(
     receipt = '[tool]\nrequirements = [{ name = "trouper", extras = ["cpu"], directory = "/d" }]\n'
     (tmp_path / "uv-receipt.toml").write_text(receipt)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(metadata, "distribution", lambda _: Installed({"url": "file:///d"}))
+    monkeypatch.setattr(installing, "distribution", lambda _: Installed({"url": "file:///d"}))
     assert installing.command_for("demo") == "uv tool install --force '/d[cpu,demo]'"
 
 
 def test_without_installation_it_is_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
-        raise metadata.PackageNotFoundError(name)
+        raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(metadata, "distribution", missing)
+    monkeypatch.setattr(installing, "distribution", missing)
     assert installing.command_for("cpu") == "uv sync --frozen --inexact --extra cpu"
 
 

@@ -135,47 +135,17 @@ async def streamed(served: Served, name: str = "usual", **body: Any) -> bytes:
     return read
 
 
-async def test_head_and_first_text_are_one_write_and_so_are_the_end_and_what_is_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    writes, real = list[bytes](), SocketWriter._taken
-
-    def noted(writer: SocketWriter, data: bytes) -> int:
-        writes.append(data)
-        return real(writer, data)
-
-    monkeypatch.setattr(SocketWriter, "_taken", noted)
-    monkeypatch.setattr(response_streams, "HEAD_WAIT_S", PATIENCE_S)
-    async with serving(FakeEngine(before_step=pace)) as served, await served.connect() as client:
-        body = {
-            "messages": [{"role": "user", "content": "x"}],
-            "max_tokens": 9,
-            "stream": True,
-            "ignore_eos": True,
-        }
-        await client.send_all(post("/v1/chat/completions", body, named("x")))
-        received = await receive_all(client)
-        assert b"".join(writes) == received
-    assert writes[0].startswith(b"HTTP/1.1 200")
-    assert (
-        re.findall(rb'"content":"(.)?"', writes[0])[0] == b""
-        and len(re.findall(rb'"content":"."', writes[0])) >= 1
-    )
-    assert b"data: [DONE]" in writes[-1] and writes[-1].endswith(b"\r\n0\r\n\r\n")
-
-
 async def test_a_head_beside_another_stream_waits_for_no_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine is in the other's step, and takes longer."""
-    heads, real = list[bytes](), SocketWriter._taken
+    waits, real = list[str](), Answer.wait_next
 
-    def noted(writer: SocketWriter, data: bytes) -> int:
-        if data.startswith(b"HTTP/1.1 200"):
-            heads.append(data)
-        return real(writer, data)
+    async def noted(answer: Answer) -> None:
+        waits.append(answer.request_id)
+        await real(answer)
 
-    monkeypatch.setattr(SocketWriter, "_taken", noted)
+    monkeypatch.setattr(Answer, "wait_next", noted)
     monkeypatch.setattr(response_streams, "HEAD_WAIT_S", inf)
     async with serving(FakeEngine(before_step=pace)) as served, await served.connect() as other:
         await other.send_all(
@@ -183,9 +153,9 @@ async def test_a_head_beside_another_stream_waits_for_no_token(
                 "/v1/completions", STREAM | {"max_tokens": 100, "ignore_eos": True}, named("other")
             )
         )
-        await eventually(lambda: b'"text"' in b"".join(heads))
+        assert (await other.receive_some()).startswith(b"HTTP/1.1 200")
         assert b"data: [DONE]" in await streamed(served, "late", max_tokens=2)
-    assert [b'"text"' in head for head in heads] == [True, False]
+    assert waits == ["other"]
 
 
 class Wide(ByteTokenizer):

@@ -12,7 +12,7 @@ import trio
 
 from tests.fakes import FakeEngine, Ranking
 from tests.web.serving import Served, ask, eventually, serving
-from trouper.web.openai import rerank
+from trouper.actors.runtime.answer import Answer
 from trouper.web.openai.rerank import (
     INSTRUCTION,
     SYSTEM,
@@ -22,7 +22,6 @@ from trouper.web.openai.rerank import (
     pairs_to_generate,
 )
 from trouper.web.serving.service import Service
-from trouper.web.streaming.response_streams import collect_all
 
 ASKED: dict[str, Any] = {
     "query": "barks?",
@@ -108,30 +107,23 @@ class TestRerank:
     async def test_pairs_are_computed_while_the_next_are_queued(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        submit, events = Service.submit, list[str]()
+        submit, wait, events = Service.submit, Answer.wait_next, list[str]()
 
         async def queue(self: Service, served: Any, generates: Any, priority: Any) -> Any:
             answers = await submit(self, served, generates, priority)
             events.append(f"queued {len(answers)}")
             return answers
 
-        async def read(answers: Any, hold: Any) -> Any:
-            events.append(f"read {len(answers)}")
-            return await collect_all(answers, hold)
+        async def compute(self: Answer) -> None:
+            await wait(self)
+            events.append("computed")
 
         monkeypatch.setattr(Service, "submit", queue)
-        monkeypatch.setattr(rerank, "collect_all", read)
+        monkeypatch.setattr(Answer, "wait_next", compute)
         async with serving(ranking(), settings={"completion_batch_size": 4}) as served:
             await scores(served, ["a dog"] * 6)
-        assert events == [
-            "queued 2",
-            "read 0",
-            "queued 2",
-            "read 2",
-            "queued 2",
-            "read 2",
-            "read 2",
-        ]
+        computed = ["computed"] * 2
+        assert events == ["queued 2", "queued 2", *computed, "queued 2", *computed]
 
     async def test_pairs_of_like_length_are_prefilled_together(self) -> None:
         engine = ranking()

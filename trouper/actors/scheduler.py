@@ -92,12 +92,6 @@ class Scheduler:
     def __init__(self, edges: SchedulerEdges, settings: Settings, core: Core) -> None:
         self._edges, self._settings, self._core = edges, settings, core
         self._gathering = Gathering(settings.gather_ms / 1000)
-        self._piece_s = settings.stall_timeout_s / PIECES
-        # Start of the wait for the oldest plan's answer; inf: nobody waits.
-        self._owed_since = inf
-        # Around the steps, to end the wait for a late answer. Not armed for each step: with cold
-        # caches that takes 0.1 ms.
-        self._look = trio.CancelScope()
 
     async def run(self) -> None:
         core = self._core
@@ -106,16 +100,10 @@ class Scheduler:
         core.publish()
         if core.must_prove_engine:
             await self._prove_engine()
-        while True:
-            with trio.CancelScope(deadline=self._owed_since + self._piece_s) as self._look:
-                await self._do_steps()
-                return
-            if trio.current_time() >= self._owed_since + self._piece_s:
-                core.update(await self._late(PIECES - 1), trio.current_time())
+        await self._do_steps()
 
     async def _do_steps(self) -> None:
-        """Send plans before waiting for an answer, so that the engine always has the next one. Any
-        wait may be cancelled."""
+        """Send plans before waiting for an answer, so that the engine always has the next one."""
         core, starts = self._core, False
         while True:
             self._take_requests()
@@ -129,12 +117,11 @@ class Scheduler:
                 continue
             core.publish()
             if core.plans_in_flight:
-                core.update(await self._owed(now), trio.current_time())
+                core.update(await self._receive_answer(), trio.current_time())
                 if starts:
                     starts = False
                     await self._let_others_run()
                 continue
-            self._look.deadline = inf
             if core.accepts or core.waiting:
                 await self._next_request()
             elif core.awaits_image:
@@ -146,8 +133,7 @@ class Scheduler:
         for plan in self._core.proof(trio.current_time()):
             self._send(plan)
         while self._core.plans_in_flight:
-            self._owed_since = trio.current_time()
-            self._core.proved(await self._late(PIECES))
+            self._core.proved(await self._receive_answer())
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -219,27 +205,15 @@ class Scheduler:
         with suppress(trio.BrokenResourceError):
             self._edges.plans.send_nowait(plan)
 
-    async def _owed(self, now: float) -> Stepped:
-        if self._owed_since == inf:
-            self._owed_since = now
-            if self._look.deadline == inf:
-                self._look.deadline = now + self._piece_s
-        stepped = await self._edges.results.receive()
-        self._owed_since = inf
-        return stepped
-
-    async def _late(self, pieces: int) -> Stepped:
-        """The answer to the oldest plan, with so many pieces of its time left. Publishes a stall
-        (D11, F27)."""
-        since, self._owed_since, limit_s = self._owed_since, inf, self._settings.stall_timeout_s
-        if (stepped := await self._receive_within(self._piece_s, pieces)) is not None:
+    async def _receive_answer(self) -> Stepped:
+        """The answer to the oldest plan. Publishes a stall (D11, F27)."""
+        since, limit_s = trio.current_time(), self._settings.stall_timeout_s
+        if (stepped := await self._receive_within(limit_s)) is not None:
             return stepped
         log.error("the engine has not finished a step for %g s", limit_s)
         self._core.stalled(max(since, trio.current_time() - 2 * limit_s))
         self._core.publish()
-        if (
-            stepped := await self._receive_within((STUCK_FACTOR - 1) * self._piece_s, PIECES)
-        ) is not None:
+        if (stepped := await self._receive_within((STUCK_FACTOR - 1) * limit_s)) is not None:
             return stepped
         self._core.fail_all(
             Problem(
@@ -252,12 +226,12 @@ class Scheduler:
         )
         return await self._edges.results.receive()
 
-    async def _receive_within(self, piece_s: float, pieces: int) -> Stepped | None:
-        """An answer, or None after so many pieces of time."""
+    async def _receive_within(self, seconds: float) -> Stepped | None:
+        """An answer, or None after that time."""
         # For the device of a paused process (SIGSTOP, a container, a virtual machine) no time has
         # passed, so a pause counts as one piece at most.
-        for _ in range(pieces):
-            with trio.move_on_after(piece_s):
+        for _ in range(PIECES):
+            with trio.move_on_after(seconds / PIECES):
                 return await self._edges.results.receive()
         return None
 

@@ -22,10 +22,11 @@ from rich.filesize import decimal
 
 from trouper import __version__, workarounds
 from trouper.cli.address import CannotListenError, require_address, url_to
+from trouper.protocol.api_keys import Keys
 from trouper.protocol.installing import command_for
 from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.private_files import owner_or_writers
-from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 from trouper.protocol.version import installed_version
 from trouper.storage.file_operations import Disk
@@ -247,8 +248,6 @@ def _self_check(settings: Settings) -> Finding:
 
 
 def disk(checked: CheckedSettings) -> Iterator[Finding]:
-    from trouper.storage.file_operations import Disk
-
     first = checked.models[0]
     if first.blocks_dir is None:
         yield Finding("ok", "--no-ssd: nothing is kept on disk")
@@ -299,9 +298,6 @@ def _remedy_of_port(host: str, number: int, reason: int | None) -> str:
 
 
 def keys(checked: CheckedSettings) -> Iterator[Finding]:
-    from trouper.protocol.api_keys import Keys
-    from trouper.protocol.problems import SettingsInvalid
-
     try:
         needed = Keys.of(checked.server).needed
     except SettingsInvalid as invalid:

@@ -3,6 +3,7 @@ for docs/coming-from.md."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -30,9 +31,6 @@ class ForeignFlag:
 
 @cache
 def list_foreign_flags() -> tuple[ForeignFlag, ...]:
-    # No command but one with a flag of another server needs them.
-    import tomllib
-
     text = Path(__file__).with_suffix(".toml").read_text("utf-8")
     return tuple(ForeignFlag(**flag) for flag in tomllib.loads(text)["flags"])
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, NoReturn
 
 import click
 from click.exceptions import NoSuchCommand
@@ -15,9 +16,6 @@ from click.shell_completion import CompletionItem
 from trouper.cli.exits import refuse
 from trouper.cli.foreign_flags import NameOfAnother
 from trouper.cli.usage_errors import OneLineErrors
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 
 class LazyGroup(OneLineErrors):
@@ -103,9 +101,6 @@ class LazyGroup(OneLineErrors):
     def _read_entry_points(self) -> Sequence[EntryPoint]:
         if not self._entry_points:
             return ()
-        # Reading the metadata of all packages takes longer than a command such as --version.
-        from importlib.metadata import entry_points
-
         return tuple(entry_points(group=self._entry_points))
 
     def resolve_command(

@@ -100,27 +100,22 @@ class ModelTables:
                 raise
             raise SettingsInvalid(f"{_where(self.file, self.of(model))}: {invalid}", None) from None
 
+    def of_all(self, models: Sequence[str | None]) -> list[ModelTable]:
+        return [table for table in map(self.of, models) if table is not None]
+
     def options(self, models: Sequence[str | None]) -> dict[str, ModelOptions]:
-        found = [table for table in map(self.of, models) if table is not None]
         return {
             table.path: attrs.evolve(
                 table.options, own_memory=OWN_MEMORY.intersection(self.values(table.path))
             )
-            for table in found
+            for table in self.of_all(models)
         }
 
     def names(self, models: Sequence[str | None]) -> list[str]:
-        return [
-            name for table in map(self.of, models) if table is not None for name in table.names()
-        ]
+        return [name for table in self.of_all(models) for name in table.names()]
 
     def patterns(self, models: Sequence[str | None]) -> list[str]:
-        return [
-            pattern
-            for table in map(self.of, models)
-            if table is not None
-            for pattern in table.patterns()
-        ]
+        return [pattern for table in self.of_all(models) for pattern in table.patterns()]
 
 
 NO_TABLES = ModelTables()

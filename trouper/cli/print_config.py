@@ -52,10 +52,9 @@ def _lines(context: click.Context) -> Iterator[str]:
                 yield f"# {parameter.help}"
             yield _line(context, parameter)
     tables = model_tables(context)
-    for table in map(tables.of, context.params.get("model", ())):
-        if table is not None:
-            yield ""
-            yield from _table_lines(table, tables)
+    for table in tables.of_all(context.params.get("model", ())):
+        yield ""
+        yield from _table_lines(table, tables)
 
 
 def _table_lines(table: ModelTable, tables: ModelTables) -> Iterator[str]:

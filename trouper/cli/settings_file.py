@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import pwd
 import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,7 @@ from trouper.cli.model_tables import KEY, NO_TABLES, ModelTables, given_more, re
 from trouper.cli.terminal_text import line_shown
 from trouper.protocol.hosts import is_loopback
 from trouper.protocol.paths import expanded, is_file, xdg_directory
-from trouper.protocol.private_files import others_write
+from trouper.protocol.private_files import others_write, user_of
 from trouper.protocol.problems import SettingsInvalid
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -274,7 +273,7 @@ def read_trusted(path: Path) -> bytes | None:
             status = os.fstat(file.fileno())  # Of what is read, whatever takes its place.
             for owner in (link.st_uid, status.st_uid):
                 if owner not in (0, os.geteuid()):
-                    raise FileNotTrusted(f"{_user(owner)} owns it; {_by_name(path)}")
+                    raise FileNotTrusted(f"{user_of(owner)} owns it; {_by_name(path)}")
             if others_write(status):
                 raise FileNotTrusted(f"others may write to it; `chmod go-w`, or {_by_name(path)}")
             return file.read()
@@ -293,10 +292,3 @@ def refused_here(path: Path, values: Mapping[str, Any]) -> Iterator[tuple[str, s
 
 def _by_name(path: Path) -> str:
     return f"name the file by --config {path} if you trust it"
-
-
-def _user(number: int) -> str:
-    try:
-        return f"the user {pwd.getpwuid(number).pw_name}"
-    except KeyError:
-        return f"the user {number}"

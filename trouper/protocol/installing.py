@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -51,9 +52,6 @@ def _extras_in(receipt: Path) -> Iterator[str]:
 def read_origin() -> Mapping[str, Any] | None:
     """Where the package was installed from (PEP 610); None: an index has it. Without installation
     it is a checkout."""
-    # The import takes longer than `trouper --version`.
-    from importlib.metadata import PackageNotFoundError, distribution
-
     try:
         text = distribution(DISTRIBUTION).read_text("direct_url.json")
     except PackageNotFoundError:

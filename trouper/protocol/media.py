@@ -56,6 +56,12 @@ class ImageShape:
     """Pillow's number of the filter."""
 
     @property
+    def view_tokens(self) -> int:
+        """Embedded ones of one tile; without tiles, of the image."""
+        _, rows, columns = self.grid
+        return rows * columns
+
+    @property
     def num_bytes(self) -> int:
         """Of the pixels, with the overview's."""
         sizes = self.resized, self.overview or (0, 0)

@@ -23,7 +23,7 @@ def make_private(directory: Path) -> None:
     info = directory.stat()
     if info.st_uid != os.geteuid():
         remedy = "name a directory of your own, or make it yours with chown"
-        why = f"it belongs to {_user(info.st_uid)}: {remedy}"
+        why = f"it belongs to {user_of(info.st_uid)}: {remedy}"
         raise PermissionError(errno.EPERM, why, str(directory))
     if others_write(info) and any(directory.iterdir()):
         remedy = "remove it, or, if every file in it is yours, chmod 700"
@@ -47,7 +47,7 @@ def who_may_change(path: Path) -> str:
     for each in dict.fromkeys((resolved, *resolved.parents, named, *named.parents)):
         info = each.lstat()
         if not _is_trusted(info.st_uid):
-            return f"{each} belongs to {_user(info.st_uid)}"
+            return f"{each} belongs to {user_of(info.st_uid)}"
         sticky = info.st_mode & stat.S_ISVTX and each not in (resolved, named)
         if others_write(info) and not sticky:
             return f"{each} may be written by others"
@@ -58,7 +58,7 @@ def owner_or_writers(path: Path) -> str:
     """As `who_may_change`, without the directories above."""
     uid = path.stat().st_uid
     if not _is_trusted(uid):
-        return f"it belongs to {_user(uid)}"
+        return f"it belongs to {user_of(uid)}"
     return "others may write to it" if others_may_write(path) else ""
 
 
@@ -92,7 +92,7 @@ def _is_trusted(uid: int) -> bool:
     return uid in (os.geteuid(), 0, os.stat("/").st_uid)  # noqa: PTH116 - often called
 
 
-def _user(uid: int) -> str:
+def user_of(uid: int) -> str:
     try:
         return f"the user {pwd.getpwuid(uid).pw_name!r}"
     except KeyError:

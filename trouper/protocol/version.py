@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
 VERSION = "0.1.0"
 
 
 def installed_version(package: str, absent: str) -> str:
-    # The import takes longer than `trouper --version`.
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version(package)
     except PackageNotFoundError:

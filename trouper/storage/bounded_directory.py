@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import re
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from zlib import crc32
 import attrs
 
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX, USAGE, DiskLimits
-from trouper.storage.file_operations import Buffer, Disk, File, read_all, write_all
+from trouper.storage.file_operations import Buffer, Disk, File, lock_within, read_all, write_all
 from trouper.storage.run_format import SUFFIX
 
 # Models, servers and ranks share the directory, and listing before each write is too slow. Writers
@@ -29,7 +28,6 @@ from trouper.storage.run_format import SUFFIX
 # Longest wait for the lock, held for microseconds, a listing, or by a stopped process; reads wait
 # meanwhile.
 LOCK_PATIENCE_S: Final = 0.25
-LOCK_POLL_S: Final = 0.002
 DIGITS: Final = 20
 SIZE: Final = DIGITS + 9
 
@@ -62,7 +60,8 @@ class SharedUsage:
         """Hold the lock; None after `LOCK_PATIENCE_S`. Raises `OSError`."""
         fd = self._disk.open_shared(self._path)
         try:
-            yield self._read(fd) if self._acquire(fd) else None
+            locked = lock_within(self._disk, fd, LOCK_PATIENCE_S)
+            yield self._read(fd) if locked else None
         finally:
             self._disk.close(fd)  # Releases the lock.
 
@@ -71,14 +70,6 @@ class SharedUsage:
         with self.locked() as usage:
             if usage is not None:
                 usage.add(nbytes)
-
-    def _acquire(self, fd: int) -> bool:
-        deadline = time.monotonic() + LOCK_PATIENCE_S
-        while not self._disk.try_lock(fd):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(LOCK_POLL_S)
-        return True
 
     def _read(self, fd: int) -> LockedUsage:
         data = b""

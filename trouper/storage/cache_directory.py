@@ -59,15 +59,20 @@ def prepare(directory: Path) -> None:
 
 def _is_ours(directory: Path) -> bool:
     # Whether our tag is there; False if empty. Raises `OSError` for foreign files.
-    tag = directory / TAG
     used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
     # Checked last: another server may be writing the tag, too.
-    if tag.exists() and tag.read_bytes() == TAG_TEXT:
+    if has_tag(directory):
         return True
     if used:
         why = "is not empty and was not made by trouper; name a new or an empty directory"
         raise OSError(errno.ENOTEMPTY, why, str(directory))
     return False
+
+
+def has_tag(directory: Path) -> bool:
+    """Whether the directory is Trouper's. Raises `OSError`."""
+    tag = directory / TAG
+    return tag.exists() and tag.read_bytes() == TAG_TEXT
 
 
 def write_temporary(path: Path, data: bytes) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 import attrs
 
 from trouper.protocol.blocks import TOKEN_BYTES
-from trouper.storage.bounded_directory import NAMESPACE
-from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
+from trouper.storage import bounded_directory
+from trouper.storage.cache_directory import TEMPORARY_SUFFIX, has_tag
 from trouper.storage.file_operations import Disk, File
 from trouper.storage.run_format import SUFFIX
 from trouper.storage.run_reading import open_run
@@ -119,11 +119,10 @@ def _verify(path: Path) -> None:
 
 def _namespaces(directory: Path) -> list[Path]:
     try:
-        names = sorted(name for name in DISK.directories(directory) if NAMESPACE.fullmatch(name))
+        names = sorted(bounded_directory.namespaces(DISK, directory))
     except FileNotFoundError:
         return []
-    tag = directory / TAG
-    if not tag.exists() or tag.read_bytes() != TAG_TEXT:
+    if not has_tag(directory):
         raise OSError(errno.EINVAL, "was not made by trouper", str(directory))
     return [directory / name for name in names]
 

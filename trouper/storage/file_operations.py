@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,6 +19,7 @@ Buffer: TypeAlias = bytes | memoryview
 
 # IOV_MAX of Linux and macOS.
 MAX_BUFFERS: Final = 1024
+LOCK_POLL_S: Final = 0.002
 
 
 @attrs.frozen
@@ -127,6 +129,16 @@ class Disk:
 
     def free_bytes(self, directory: Path) -> int:
         return shutil.disk_usage(directory).free
+
+
+def lock_within(disk: Disk, fd: int, patience_s: float) -> bool:
+    """Wait for the lock; whether it is held. Raises `OSError`."""
+    deadline = time.monotonic() + patience_s
+    while not disk.try_lock(fd):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LOCK_POLL_S)
+    return True
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> None:

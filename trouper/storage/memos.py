@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,11 +12,11 @@ import msgspec
 
 from trouper.protocol.private_files import make_private, owner_or_writers
 from trouper.storage.cache_directory import write_temporary
+from trouper.storage.file_operations import Disk, lock_within
 
 T = TypeVar("T")
 LOCK_PATIENCE_S = 5.0
 """A write under the lock takes milliseconds."""
-LOCK_POLL_S = 0.005
 
 
 def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
@@ -49,24 +47,10 @@ def add_to_memo(path: Path, kind: type[T], new: Mapping[str, T], keep: int) -> N
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock, except beyond `LOCK_PATIENCE_S`: a stopped process may hold it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # Some network file systems have no locks.
-            _acquire(descriptor)
+        lock_within(Disk(), descriptor, LOCK_PATIENCE_S)
         yield
     finally:
         os.close(descriptor)
-
-
-def _acquire(descriptor: int) -> None:
-    """Lock, or give up after `LOCK_PATIENCE_S`: a stopped process may hold the lock. Raises
-    `OSError`."""
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(LOCK_POLL_S)

@@ -18,7 +18,7 @@ from hypercorn.utils import wrap_app
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Models
-from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem, SettingsInvalid
+from trouper.protocol.problems import SYSTEM_SHORTAGE, Problem, SettingsInvalid, is_shortage
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
 from trouper.web.http.connections import (
@@ -265,14 +265,7 @@ class _Server:
 
 
 def _passes(error: OSError) -> bool:
-    return error.errno in (
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOBUFS,
-        errno.ENOMEM,
-        errno.ECONNABORTED,
-        errno.EPROTO,
-    )
+    return is_shortage(error) or error.errno in (errno.ECONNABORTED, errno.EPROTO)
 
 
 async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:

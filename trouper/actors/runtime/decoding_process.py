@@ -129,7 +129,7 @@ class DecodingProcess:
 
 
 def _refuse_start(error: Exception) -> ImageRefused:
-    if is_shortage(error) or isinstance(error, RuntimeError):
+    if is_shortage(error):
         reason = "the process that decodes images cannot be started for the moment; send it again"
         return ImageRefused(UNAVAILABLE, reason)
     log.warning("the process that decodes images cannot be started (%s)", str(error) or "it ended")

@@ -13,7 +13,13 @@ from typing import Literal, TypeVar, TypeVarTuple, Unpack
 import attrs
 import trio
 
-from trouper.protocol.problems import Problem, RequestFailed, grammars_full, queue_full
+from trouper.protocol.problems import (
+    Problem,
+    RequestFailed,
+    grammars_full,
+    is_shortage,
+    queue_full,
+)
 
 T = TypeVar("T")
 # A file is written in less than a second.
@@ -29,19 +35,9 @@ async def run_on_thread(
 ) -> T:
     """Run `work` as `trio.to_thread.run_sync` does. `limiter` None: Trio's own. Raises what `work`
     raises, and `OSError` (EAGAIN) if no thread can be started."""
-    begun = False
-
-    def begin() -> T:
-        nonlocal begun
-        begun = True
-        return work()
-
-    if thread_name is None:  # As Trio would name a thread that runs `work` itself.
-        name = getattr(getattr(work, "func", work), "__name__", "work")
-        thread_name = f"{name} from {trio.lowlevel.current_task().name}"
     try:
         return await trio.to_thread.run_sync(
-            begin, abandon_on_cancel=abandon_on_cancel, limiter=limiter, thread_name=thread_name
+            work, abandon_on_cancel=abandon_on_cancel, limiter=limiter, thread_name=thread_name
         )
     except RequestFailed as refused:
         problem = refused.problem
@@ -51,10 +47,10 @@ async def run_on_thread(
         for error in (refused, refused.__context__):
             if error is not None:
                 error.with_traceback(None)
-    except RuntimeError as unstarted:
-        if begun:
+    except RuntimeError as error:
+        if not is_shortage(error):
             raise
-        raise OSError(errno.EAGAIN, "the system starts no further thread") from unstarted
+        raise OSError(errno.EAGAIN, "the system starts no further thread") from error
     raise RequestFailed(problem)
 
 

@@ -8,6 +8,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import tomlkit
+from ruamel import yaml
+from ruamel.yaml.error import YAMLError
+
 from trouper.cli.agents import jsonc
 from trouper.cli.agents.merging import MISSING, ConfigInvalid, Edit, put
 
@@ -63,16 +67,12 @@ class Toml:
             raise ConfigInvalid(f"it is not {self.name}: {error}") from error
 
     def changed(self, text: str, edits: Sequence[Edit]) -> str:
-        import tomlkit
-
         document = tomlkit.parse(text)
         for edit in edits:
             put(document, edit)
         return tomlkit.dumps(document)
 
     def dump(self, values: Mapping[str, Any]) -> str:
-        import tomlkit
-
         return tomlkit.dumps(values)
 
 
@@ -80,11 +80,8 @@ class Yaml:
     name = "YAML"
 
     def parse(self, text: str) -> Any:
-        from ruamel.yaml import YAML
-        from ruamel.yaml.error import YAMLError
-
         try:
-            data = YAML(typ="safe", pure=True).load(text)
+            data = yaml.YAML(typ="safe", pure=True).load(text)
         except (YAMLError, ValueError, LookupError) as error:  # As of a date that is none.
             message = " ".join(str(error).split())
             raise ConfigInvalid(f"it is not {self.name}: {message[:300]}") from error
@@ -105,9 +102,7 @@ class Yaml:
 
 def _round_trip(text: str) -> Any:
     """Return an editor that keeps comments and the indentation of lists."""
-    from ruamel.yaml import YAML
-
-    writer = YAML()
+    writer = yaml.YAML()
     writer.preserve_quotes = True
     writer.width = WIDE
     if not text or _has_deeper_lists(text):

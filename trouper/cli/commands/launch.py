@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
 
 import click
@@ -93,8 +94,6 @@ def _group(
 
 
 def _has_cuda() -> bool:
-    from importlib.metadata import distributions
-
     built = any(
         (distribution.name or "").startswith("mlx-cuda") for distribution in distributions()
     )

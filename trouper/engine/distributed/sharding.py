@@ -11,11 +11,11 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 from mlx.nn.layers.distributed import QuantizedShardedToAllLinear, ShardedToAllLinear
-from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.platform.error_text import first_line_of
+from trouper.engine.products.linear_layers import replace_layers
 from trouper.protocol.problems import ModelUnusable
 
 HEADS = {
@@ -116,13 +116,12 @@ def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 def fuse_adapters(model: nn.Module) -> None:
     """mlx-lm shards only plain layers. Quantized layers are dequantized, lest the adapter's small
     steps be lost."""
-    fused = [
-        (name, layer.fuse(dequantize=True))
-        for name, layer in model.named_modules()
+    fused = {
+        path: layer.fuse(dequantize=True)
+        for path, layer in model.named_modules()
         if hasattr(layer, "fuse")
-    ]
-    if fused:
-        model.update_modules(tree_unflatten(fused))
+    }
+    replace_layers(model, fused)
 
 
 # -- sums ----------------------------------------------------------------------------------------
@@ -158,10 +157,9 @@ class Float32Sum(nn.Module):
 def sum_in_float32(model: nn.Module, group: RankGroup) -> None:
     """Replace mlx-lm's summing layers. Sums in a model's own code stay."""
     kinds = (ShardedToAllLinear, QuantizedShardedToAllLinear)
-    layers = [
-        (name, Float32Sum(layer, group))
-        for name, layer in model.named_modules()
+    layers = {
+        path: Float32Sum(layer, group)
+        for path, layer in model.named_modules()
         if isinstance(layer, kinds)
-    ]
-    if layers:
-        model.update_modules(tree_unflatten(layers))
+    }
+    replace_layers(model, layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from math import inf
@@ -76,9 +76,6 @@ BYTES_PER_CHARACTER = 500
 REGEX_BYTES = 2 * 2**20
 
 
-Key = tuple[Hashable, ...]
-
-
 class TokenizerVocabulary:
     """llguidance's interface of a tokenizer: the bytes of each token, and the special ones."""
 
@@ -141,7 +138,7 @@ class Grammars:
         """`size`: number of logits, which may be padded."""
         self._vocabulary, self._size, self._eos = vocabulary, size, list(eos)
         self._recent = LruCache[CompiledGrammar | GrammarFault](RECENT_BYTES)
-        self._live: WeakValueDictionary[Key, CompiledGrammar] = WeakValueDictionary()
+        self._live: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
         self._slow = LruCache[tuple[GrammarFault, float]](SLOW_BYTES)
         self._trials = TrialPool(self._described)
@@ -333,17 +330,9 @@ class Grammars:
                 return LLMatcher.grammar_from_lark(_calls_of(json.loads(grammar.source)))
 
 
-def _key(grammar: Grammar) -> Key:
-    return (
-        grammar.kind,
-        grammar.source,
-        grammar.calls,
-        grammar.call_names,
-        grammar.call_key,
-        grammar.channels,
-        grammar.strict,
-        grammar.compact,
-    )
+def _key(grammar: Grammar) -> Grammar:
+    """Parameters with the same grammar share it."""
+    return attrs.evolve(grammar, param="")
 
 
 def _has_regex(grammar: Grammar) -> bool:

@@ -169,9 +169,9 @@ def too_wide(schema: Any, steps: Steps = ()) -> tuple[Steps, str] | None:
     """Find the first object with too many optional properties, as (path, reason)."""
     if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
         required = schema.get("required")
+        names = required if isinstance(required, list) else ()
         optional = len(
-            schema["properties"].keys()
-            - set(filter(_is_text, required if isinstance(required, list) else ()))
+            schema["properties"].keys() - {each for each in names if isinstance(each, str)}
         )
         if optional > MAX_OPTIONAL:
             return (
@@ -257,7 +257,3 @@ def _at(schema: Any, steps: Steps) -> Any:
     for step in steps:
         schema = schema[int(step)] if isinstance(schema, list) else schema[step]
     return schema
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

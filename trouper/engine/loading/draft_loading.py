@@ -16,7 +16,7 @@ from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.model_caches import flatten, guessed, slot_caches
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
-from trouper.engine.loading import bundled_model, checkpoint, precision
+from trouper.engine.loading import checkpoint, precision
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.tokenizer import HubTokenizer, wrapped_tokenizer
 from trouper.engine.loading.weights import count_logits, evaluate, opened
@@ -26,7 +26,7 @@ from trouper.engine.self_check.starting import Candidate
 from trouper.engine.spec_decode.draft_model import DraftLimits
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.loading import LoadWatch
-from trouper.protocol.names import DRAFT_FLAG, EMBEDDED
+from trouper.protocol.names import DRAFT_FLAG
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage.checkpoint_files import read_json, section
@@ -71,11 +71,7 @@ def find_draft(
     name = settings.draft_model
     if name is None:
         return None
-    directory = (
-        bundled_model.directory(None, report, watch)
-        if name == EMBEDDED
-        else resolve(name, report, watch, DRAFT_FLAG)
-    )
+    directory = resolve(name, report, watch, DRAFT_FLAG)
     if (kind := kind_of_drafter(name, directory)) is not None:
         drafter = FoundDraft(name, checkpoint.inspect_drafter(directory), kind)
         needed = target.loaded_bytes // group.size + drafter.checkpoint.loaded_bytes

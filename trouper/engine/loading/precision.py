@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_unflatten
 from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from trouper.engine.products.linear_layers import replace_layers
 
 PACKAGES = ("mlx", "mlx_lm", "mlx_vlm")
 """mlx-vlm has copies of mlx-lm's classes."""
@@ -27,14 +28,13 @@ PLAIN: dict[type[nn.Module], Callable[[], nn.Module]] = {
 def to_float32(model: nn.Module) -> None:
     """Convert in place and lazily."""
     by_name = {kind.__name__: make for kind, make in PLAIN.items()}
-    plain = [
-        (name, _plain(module, by_name[kind.__name__]()))
-        for name, module in model.named_modules()
+    plain = {
+        path: _plain(module, by_name[kind.__name__]())
+        for path, module in model.named_modules()
         if (kind := type(module)).__name__ in by_name
         and kind.__module__.partition(".")[0] in PACKAGES
-    ]
-    if plain:
-        model.update_modules(tree_unflatten(plain))
+    }
+    replace_layers(model, plain)
     model.set_dtype(mx.float32)
     model.eval()
 

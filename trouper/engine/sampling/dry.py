@@ -16,28 +16,10 @@ from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.plans import Breakers
 from trouper.protocol.sampling import Sampling
 
-COMPARED = 64
-"""Number of tokens by which all positions are compared at once."""
-
 
 def matches_of(tokens: Ints, longest: int) -> Ints:
     """Count the tokens up to each that equal the last ones, (n,), at most `longest`; 0 for the last
-    itself."""
-    matches = np.zeros(len(tokens), np.int32)
-    ends = np.arange(len(tokens) - 1)
-    for back in range(min(longest, len(tokens) - 1)):
-        if back == COMPARED:
-            return _common_endings(tokens, longest)
-        ends = ends[ends >= back]
-        ends = ends[tokens[ends - back] == tokens[len(tokens) - 1 - back]]
-        if not len(ends):
-            break
-        matches[ends] = back + 1
-    return matches
-
-
-def _common_endings(tokens: Ints, longest: int) -> Ints:
-    """`matches_of` by the Z-algorithm, from the last token to the first."""
+    itself. By the Z-algorithm, from the last token to the first."""
     text: list[int] = tokens[::-1].tolist()
     size, begin, end = len(text), 0, 0
     lengths = [0] * size

@@ -7,7 +7,7 @@ Rules: Gemma 3's square (transformers/models/gemma3/processing_gemma3.py) and Ge
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -16,6 +16,7 @@ from trouper.engine.vision.patch_rules import (
     HALVES,
     NO_ROOM,
     PatchLayout,
+    Tokens,
     bound_tokens,
     count_of,
     filter_of,
@@ -23,7 +24,7 @@ from trouper.engine.vision.patch_rules import (
     read_rules,
     token_of,
 )
-from trouper.protocol.media import BICUBIC, BILINEAR, Detail, ImageShape, ImageSize, MediaSpan
+from trouper.protocol.media import BICUBIC, BILINEAR, Detail, ImageShape, ImageSize
 from trouper.storage.checkpoint_files import section
 
 SOFT_TOKENS = (70, 140, 280, 560, 1120)
@@ -32,27 +33,13 @@ SOFT_TOKENS = (70, 140, 280, 560, 1120)
 
 @attrs.frozen(kw_only=True)
 class MarkedLayout(PatchLayout):
-    """`atomic`: whether tokens of an image attend to later ones."""
-
     start_token: int
     end_token: int
-    atomic: bool
 
-    def num_tokens(self, shape: ImageShape) -> int:
-        return super().num_tokens(shape) + 2
-
-    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
-        embedded = super().num_tokens(shape)
-        tokens = (self.start_token, *(self.image_token,) * embedded, self.end_token)
-        return MediaSpan(
-            start=start,
-            tokens=tokens,
-            embedded=((1, embedded),),
-            digest=digest,
-            shape=shape,
-            extent=len(tokens),
-            atomic=self.atomic,
-        )
+    def runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
+        yield (self.start_token,)
+        yield shape.view_tokens
+        yield (self.end_token,)
 
 
 @attrs.frozen(kw_only=True)

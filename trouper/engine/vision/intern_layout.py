@@ -12,13 +12,14 @@ import attrs
 
 from trouper.engine.vision.patch_rules import (
     NO_ROOM,
+    Tokens,
     bound_tokens,
     count_of,
     filter_of,
     read_rules,
     token_of,
 )
-from trouper.engine.vision.tile_layouts import Tiles, Tokens, closest_ratio, require_full_tokens
+from trouper.engine.vision.tile_layouts import Tiles, closest_ratio, require_full_tokens
 from trouper.protocol.media import BICUBIC, Detail, ImageShape, ImageSize
 from trouper.storage.checkpoint_files import section
 
@@ -38,27 +39,23 @@ class InternLayout(Tiles):
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         """A tile cannot be made smaller, so that the tokens around an image are not bounded.
         Raises `ValueError`."""
-        tokens, views = bound_tokens(detail, max_tokens), self._tile_tokens
+        single = ImageShape((self.tile, self.tile), self.tile_grid, resample=self.resample)
+        tokens, in_view = bound_tokens(detail, max_tokens), single.view_tokens
         for maximum in range(self.max_tiles, 1, -1):
             columns, rows = closest_ratio(size, min(self.min_tiles, maximum), maximum, self.tile)
             if rows * columns == 1:
                 break
-            if (rows * columns + 1) * views <= tokens:
+            if (rows * columns + 1) * in_view <= tokens:
                 return self._cut(rows, columns, (self.tile, self.tile))
-        if views > tokens:
+        if in_view > tokens:
             raise ValueError(NO_ROOM)
-        return ImageShape((self.tile, self.tile), self.tile_grid, resample=self.resample)
+        return single
 
-    @property
-    def _tile_tokens(self) -> int:
-        _, rows, columns = self.tile_grid
-        return rows * columns
-
-    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         views = rows * columns + (shape.overview is not None)
         yield (self.start_token,)
-        yield views * self._tile_tokens
+        yield views * shape.view_tokens
         yield (self.end_token,)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from trouper.engine.vision.patch_rules import (
     HALVES,
     NO_ROOM,
     PatchLayout,
+    Tokens,
     bound_tokens,
     count_of,
     fit_grid,
@@ -42,7 +43,7 @@ from trouper.engine.vision.tile_layouts import (
     lfm_layout,
     llama_layout,
 )
-from trouper.protocol.media import BICUBIC, Detail, ImageShape, ImageSize, MediaSpan
+from trouper.protocol.media import BICUBIC, Detail, ImageShape, ImageSize
 from trouper.storage.checkpoint_files import read_json, section
 
 MAX_RATIO = 200
@@ -95,16 +96,9 @@ class QwenLayout(PatchLayout):
             width = math.ceil(size.width * scale / side) * side
         return height, width
 
-    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
+    def extent(self, shape: ImageShape) -> int:
         _, rows, columns = shape.grid
-        return MediaSpan(
-            start=start,
-            tokens=(self.image_token,) * (rows * columns),
-            embedded=((0, rows * columns),),
-            digest=digest,
-            shape=shape,
-            extent=max(rows, columns),
-        )
+        return max(rows, columns)
 
 
 # -- GLM-4.xV ------------------------------------------------------------------------------------
@@ -169,23 +163,11 @@ class PixtralLayout(PatchLayout):
         rows, columns = max(1, -(-height // side)), max(1, -(-width // side))
         return ImageShape((rows * side, columns * side), (1, rows, columns))
 
-    def num_tokens(self, shape: ImageShape) -> int:
+    def runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         _, rows, columns = shape.grid
-        return rows * (columns + 1)
-
-    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
-        """Each row ends with a break, the last one with the image's end."""
-        _, rows, columns = shape.grid
-        row = (*(self.image_token,) * columns, self.break_token)
-        tokens = (*(row * rows)[:-1], self.end_token)
-        return MediaSpan(
-            start=start,
-            tokens=tokens,
-            embedded=tuple((index * len(row), columns) for index in range(rows)),
-            digest=digest,
-            shape=shape,
-            extent=len(tokens),
-        )
+        for row in range(rows):
+            yield columns
+            yield (self.break_token if row < rows - 1 else self.end_token,)
 
 
 # -- from a checkpoint ---------------------------------------------------------------------------

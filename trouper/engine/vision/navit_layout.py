@@ -24,7 +24,7 @@ from trouper.engine.vision.patch_rules import (
     read_rules,
     token_of,
 )
-from trouper.protocol.media import BICUBIC, Detail, ImageShape, ImageSize, MediaSpan
+from trouper.protocol.media import BICUBIC, Detail, ImageShape, ImageSize
 from trouper.storage.checkpoint_files import section
 
 
@@ -69,17 +69,6 @@ class NavitLayout(PatchLayout):
         resized = (rows * side, columns * side)
         scaled = None if resized == (height, width) else (height, width)
         return ImageShape(resized, (1, rows, columns), scaled=scaled, resample=self.resample)
-
-    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
-        count = self.num_tokens(shape)
-        return MediaSpan(
-            start=start,
-            tokens=(self.image_token,) * count,
-            embedded=((0, count),),
-            digest=digest,
-            shape=shape,
-            extent=count,
-        )
 
 
 def navit_layout(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
 import attrs
 
-from trouper.protocol.media import Detail, ImageShape, ImageSize
+from trouper.protocol.media import Detail, ImageShape, ImageSize, MediaSpan
 
 LOW_DETAIL_TOKENS = 256
 VERSION = 1
@@ -21,6 +21,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 NO_ROOM = "the limit of tokens has no room for an image"
 FILTERS = range(6)
 """Pillow's numbers of filters."""
+Tokens = tuple[int, ...]
 
 
 @attrs.frozen
@@ -59,11 +60,11 @@ class PatchLayout:
     piece_patches: int = 0
     """Patches of a layer in one piece of the encoder's work; 0: all of the layer."""
     image_token: int
+    atomic: bool = False
+    """Whether tokens of an image attend to later ones."""
 
     def num_tokens(self, shape: ImageShape) -> int:
-        """Of a grid without separators."""
-        _, rows, columns = shape.grid
-        return rows * columns
+        return sum(part if isinstance(part, int) else len(part) for part in self.runs(shape))
 
     def num_pieces(self, shape: ImageShape) -> int:
         patches = self.count_patches(shape)
@@ -73,6 +74,31 @@ class PatchLayout:
     def count_patches(self, shape: ImageShape) -> int:
         """In each layer of the encoder."""
         return self.patches.count_patches(shape)
+
+    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
+        tokens, embedded = list[int](), list[tuple[int, int]]()
+        for part in self.runs(shape):
+            if isinstance(part, int):
+                embedded.append((len(tokens), part))
+                tokens += [self.image_token] * part
+            else:
+                tokens += part
+        return MediaSpan(
+            start=start,
+            tokens=tuple(tokens),
+            embedded=tuple(embedded),
+            digest=digest,
+            shape=shape,
+            extent=self.extent(shape),
+            atomic=self.atomic,
+        )
+
+    def runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
+        """Yield separators, and numbers of embedded tokens between them."""
+        yield shape.view_tokens
+
+    def extent(self, shape: ImageShape) -> int:
+        return self.num_tokens(shape)
 
 
 def fit_grid(size: ImageSize, tokens: int) -> tuple[int, int]:

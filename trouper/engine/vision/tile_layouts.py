@@ -19,6 +19,7 @@ from trouper.engine.vision.patch_rules import (
     NO_ROOM,
     PatchLayout,
     PatchRules,
+    Tokens,
     bound_tokens,
     count_of,
     filter_of,
@@ -27,12 +28,11 @@ from trouper.engine.vision.patch_rules import (
     read_rules,
     token_of,
 )
-from trouper.protocol.media import BILINEAR, LANCZOS, Detail, ImageShape, ImageSize, MediaSpan
+from trouper.protocol.media import BILINEAR, LANCZOS, Detail, ImageShape, ImageSize
 from trouper.storage.checkpoint_files import section
 
 MAX_EDGE = 4096
 """Idefics3's largest side in pixels."""
-Tokens = tuple[int, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -54,33 +54,9 @@ class Tiles(PatchLayout):
         side = self.tile // self.patches.token_size
         return 1, side, side
 
-    def num_tokens(self, shape: ImageShape) -> int:
-        return len(self.span(0, shape, b"").tokens)
-
     def count_patches(self, shape: ImageShape) -> int:
         views = shape.tiles[0] * shape.tiles[1] + (shape.overview is not None)
         return super().count_patches(shape) + self.extra_patches * views
-
-    def span(self, start: int, shape: ImageShape, digest: bytes) -> MediaSpan:
-        tokens, embedded = list[int](), list[tuple[int, int]]()
-        for part in self._runs(shape):
-            if isinstance(part, int):
-                embedded.append((len(tokens), part))
-                tokens += [self.image_token] * part
-            else:
-                tokens += part
-        return MediaSpan(
-            start=start,
-            tokens=tuple(tokens),
-            embedded=tuple(embedded),
-            digest=digest,
-            shape=shape,
-            extent=len(tokens),
-        )
-
-    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
-        """Yield separators, and numbers of embedded tokens between them."""
-        raise NotImplementedError
 
     def _overview_tokens(self, shape: ImageShape) -> int:
         assert shape.overview is not None
@@ -95,11 +71,6 @@ class Tiles(PatchLayout):
             overview=overview,
             resample=self.resample,
         )
-
-
-def _count_grid(shape: ImageShape) -> int:
-    _, rows, columns = shape.grid
-    return rows * columns
 
 
 # -- Idefics3, SmolVLM ---------------------------------------------------------------------------
@@ -144,16 +115,16 @@ class IdeficsLayout(Tiles):
             width = math.ceil(int(height * ratio) / tile) * tile
         return self._cut(height // tile, width // tile, (tile, tile))
 
-    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         if shape.overview is not None:
             for row in range(rows):
                 for column in range(columns):
                     yield self.fake_token, self.row_tokens[row][column]
-                    yield _count_grid(shape)
+                    yield shape.view_tokens
                 yield self.newline if row < rows - 1 else self.newlines
         yield self.fake_token, self.global_token
-        yield _count_grid(shape)
+        yield shape.view_tokens
         yield (self.fake_token,)
 
 
@@ -281,16 +252,16 @@ class LfmLayout(Tiles):
             )
         return height, width
 
-    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         yield (self.start_token,)
         if shape.overview is None:
-            yield _count_grid(shape)
+            yield shape.view_tokens
         else:
             for row in range(rows):
                 for column in range(columns):
                     yield (self.row_tokens[row][column],)
-                    yield _count_grid(shape)
+                    yield shape.view_tokens
             yield (self.overview_token,)
             yield self._overview_tokens(shape)
         yield (self.end_token,)
@@ -408,18 +379,18 @@ class LlamaLayout(Tiles):
             resample=self.resample,
         )
 
-    def _runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
+    def runs(self, shape: ImageShape) -> Iterator[Tokens | int]:
         rows, columns = shape.tiles
         yield (self.start_token,)
         if shape.overview is not None:
             for _ in range(rows):
                 for column in range(columns):
-                    yield _count_grid(shape)
+                    yield shape.view_tokens
                     if column < columns - 1:
                         yield (self.column_token,)
                 yield (self.row_token,)
         yield (self.overview_token,)
-        yield _count_grid(shape)
+        yield shape.view_tokens
         yield (self.end_token,)
 
 

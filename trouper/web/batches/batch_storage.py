@@ -122,18 +122,11 @@ class BatchStorage:
         self._unended = [batch for batch in self._unended if not batch.ended]
         return self._unended
 
-    def _answer_bytes(self, owners: Collection[str] | None = None) -> int:
-        return sum(
-            batch.answer_bytes
-            for batch in self.unended
-            if owners is None or batch.spec.owner in owners
-        )
-
     @property
     def bytes(self) -> int:
-        """Of files, and of answers of batches that have not ended."""
-        images = sum(batch.image_bytes for batch in self.unended)
-        return self.files.total_bytes + self._answer_bytes() + images
+        """Of files, and of answers and images of batches that have not ended."""
+        of_batches = sum(batch.answer_bytes + batch.image_bytes for batch in self.unended)
+        return self.files.total_bytes + of_batches
 
     @property
     def room(self) -> int:
@@ -149,12 +142,12 @@ class BatchStorage:
         reserved = sum(
             size for owner, size in self._reserved.items() if owners is None or owner in owners
         )
-        images = sum(
-            batch.image_bytes
+        of_batches = sum(
+            2 * batch.answer_bytes + batch.image_bytes
             for batch in self.unended
             if owners is None or batch.spec.owner in owners
         )
-        return file_bytes + 2 * self._answer_bytes(owners) + images + reserved
+        return file_bytes + of_batches + reserved
 
     def require_room(self, owner: str, size: int) -> None:
         """Raises `RequestFailed` (413) unless the owner has room for `size` bytes of a file."""

@@ -389,8 +389,12 @@ class BatchWorker:
 
 def _expired(lines: InputLines, numbers: list[int]) -> list[LineAnswer]:
     """Return errors of requests that had no time. Runs in a thread; raises `OSError`."""
-    message = "the batch expired before this request had its answer"
+    code, message = "batch_expired", "the batch expired before this request had its answer"
     return [
-        LineAnswer(number, False, error_line(uuid4().hex, custom_id, "batch_expired", message))
-        for number, custom_id in lines.custom_ids(iter(numbers))
+        LineAnswer(
+            number,
+            False,
+            error_line(uuid4().hex, lines.read(number).custom_id, code, message),
+        )
+        for number in numbers
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -103,11 +102,6 @@ class InputLines:
         with self.path.open("rb") as file:
             file.seek(self.offsets[number])
             return msgspec.json.decode(file.read(self.sizes[number]), type=RunLine)
-
-    def custom_ids(self, numbers: Iterator[int]) -> Iterator[tuple[int, str]]:
-        """Runs in a thread; raises `OSError`."""
-        for number in numbers:
-            yield number, self.read(number).custom_id
 
 
 class _Validation:

@@ -17,7 +17,6 @@ from hypercorn.typing import ConnectionState, H11SendableEvent
 
 from trouper.protocol.problems import Problem
 from trouper.web.http.json_response import error_body, http_problem
-from trouper.web.http.socket_writer import SocketWriter
 
 CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 FOLDED = re.compile(rb"\n[ \t]")
@@ -99,7 +98,7 @@ class PlainHttp:
         self._may_read = trio.Event()
         self._ends = False
         self._held = b""
-        """Sent with the next bytes: a head whose body comes at once, or the last events."""
+        """A head that is sent with the body."""
 
     @property
     def listening(self) -> bool:
@@ -220,8 +219,7 @@ class PlainHttp:
                 await self._end_request()
 
     async def _send_event(self, event: H11SendableEvent) -> None:
-        """Send an event. A head with a length, and anything if more follows, waits for a single
-        write."""
+        """Send an event. A head with a length waits for the body, for a single write."""
         if type(event) is h11.Response and await self._closes():
             headers = [*event.headers, (b"connection", b"close")]
             event = h11.Response(status_code=event.status_code, headers=headers)
@@ -233,11 +231,10 @@ class PlainHttp:
             return
         if len(data) > MAX_JOINED:
             await self._send_held()
-        elif self._takes_more_follows() or (
-            type(event) is h11.Response
-            and any(name == b"content-length" for name, _ in event.headers)
+        elif type(event) is h11.Response and any(
+            name == b"content-length" for name, _ in event.headers
         ):
-            self._held += data
+            self._held = data
             return
         held, self._held = self._held, b""
         if held or data:
@@ -250,14 +247,6 @@ class PlainHttp:
                 break
             await trio.lowlevel.checkpoint()
         return self._ends or self._more_to_come or bool(self.context.terminated.is_set())
-
-    def _takes_more_follows(self) -> bool:
-        """Whether the app has announced an immediate continuation; resets the flag."""
-        writer: SocketWriter | None = self._state.get(WRITER)
-        if writer is None or not writer.more_follows:
-            return False
-        writer.more_follows = False
-        return True
 
     async def _send_held(self) -> None:
         if self._held:

@@ -17,8 +17,6 @@ class SocketWriter:
     ) -> None:
         """`timeout_s` bounds each waiting write. `cut` ends the connection."""
         self._stream, self._timeout_s, self.cut = stream, timeout_s, cut
-        self.more_follows = False
-        """Set by the app between two parts of a response for a single write."""
         self._lock = trio.Lock()
 
     def write_now(self, chunk: bytes) -> bytes:

@@ -67,24 +67,19 @@ class MetricFamily(Generic[Source]):
         return [((), read)] if isinstance(read, int | float | Histogram) else read
 
     def family(self, source: Source) -> Metric:
-        match self.kind:
-            case "gauge":
-                gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
-                for labels, value in self.values(source):
-                    gauge.add_metric(labels, _number(value))
-                return gauge
-            case "counter":
-                counter = CounterMetricFamily(self.name, self.help, labels=self.labels)
-                for labels, value in self.values(source):
-                    counter.add_metric(labels, _number(value))
-                return counter
-            case "histogram":
-                histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
-                for labels, value in self.values(source):
-                    assert isinstance(value, Histogram)
-                    buckets = [(_bound(bound), count) for bound, count in value.buckets]
-                    histogram.add_metric(labels, buckets, value.total)
-                return histogram
+        if self.kind == "histogram":
+            histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+            for labels, value in self.values(source):
+                assert isinstance(value, Histogram)
+                buckets = [(_bound(bound), count) for bound, count in value.buckets]
+                histogram.add_metric(labels, buckets, value.total)
+            return histogram
+        kind = GaugeMetricFamily if self.kind == "gauge" else CounterMetricFamily
+        family = kind(self.name, self.help, labels=self.labels)
+        for labels, value in self.values(source):
+            assert not isinstance(value, Histogram)
+            family.add_metric(labels, value)
+        return family
 
 
 def of_each_model(metric: MetricFamily[Source]) -> MetricFamily[Iterable[tuple[str, Source]]]:
@@ -102,11 +97,6 @@ def of_each_model(metric: MetricFamily[Source]) -> MetricFamily[Iterable[tuple[s
                 yield (model, *engine, *labels), value
 
     return MetricFamily(metric.kind, metric.name, metric.help, values, names + metric.labels)
-
-
-def _number(value: Value) -> float:
-    assert not isinstance(value, Histogram)
-    return value
 
 
 def _bound(bound: float) -> str:

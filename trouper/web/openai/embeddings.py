@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import attrs
@@ -35,7 +35,7 @@ from trouper.web.openai.completions import Prompts, prompts_meta, prompts_of
 MAX_INPUTS = 2048
 """OpenAI's maximum."""
 AT_A_TIME = 16
-"""Inputs of one request that are queued together, while as many others are computed."""
+"""Inputs of one request that are queued together."""
 LONG_VECTORS = 2**17
 """Beyond so many bytes a thread encodes: 32 inputs of 1,024 numbers take 4 ms."""
 NUMBER_BYTES = 48
@@ -78,15 +78,22 @@ def embedding_to_generate(
     if request.dimensions is not None:
         between("dimensions", request.dimensions, 1, card.embedding.dimensions)
     beginning = beginning_of(request.prompt_name, card.embedding)
+    prompts = prompts_of(request.input, "input", MAX_INPUTS)
+    return requests_to_embed(
+        [begun(prompt, beginning, request.prompt_name) for prompt in prompts], request_id
+    )
+
+
+def requests_to_embed(prompts: Iterable[Prompt], request_id: str) -> tuple[Generate, ...]:
     return tuple(
         Generate(
             request_id=f"{request_id}-{index}" if index else request_id,
-            prompt=begun(prompt, beginning, request.prompt_name),
+            prompt=prompt,
             sampling=Sampling(temperature=0),
             max_tokens=1,
             embed=True,
         )
-        for index, prompt in enumerate(prompts_of(request.input, "input", MAX_INPUTS))
+        for index, prompt in enumerate(prompts)
     )
 
 

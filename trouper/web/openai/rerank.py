@@ -40,6 +40,7 @@ from trouper.web.http.request_schema import (
     either,
     full,
 )
+from trouper.web.openai.embeddings import requests_to_embed
 from trouper.web.output.dialect import Choice
 from trouper.web.serving.service import Served, Service, now
 from trouper.web.streaming.response_streams import collect_all
@@ -198,19 +199,6 @@ def _question(instruction: str, pair: Pair) -> str:
     return f"<Instruct>: {instruction}\n<Query>: {pair.query}\n<Document>: {pair.document}"
 
 
-def pairs_to_encode(pairs: Sequence[Pair], request_id: str) -> tuple[Generate, ...]:
-    return tuple(
-        Generate(
-            request_id=f"{request_id}-{index}" if index else request_id,
-            prompt=PairPrompt(pair.query, pair.document),
-            sampling=Sampling(temperature=0),
-            max_tokens=1,
-            embed=True,
-        )
-        for index, pair in enumerate(pairs)
-    )
-
-
 @attrs.frozen
 class PairScore:
     margin: float
@@ -367,29 +355,26 @@ class Reranking:
     async def _scores(
         self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
     ) -> list[PairScore]:
-        """As many pairs at a time as decode together, half of which are computed while the others
-        are queued; pairs of like length are prefilled together."""
+        # Pairs of like length prefill together.
         card, request_id = served.runtime.model, self._service.request_id
         check_reranker(card, request)
         tokens = None if card.scores else answer_tokens(served.runtime.tokenizer)
         # Each pair has the whole query, and the instruction.
         words = len(request.instruction or "")
         self._service.hold(CHARACTER_BYTES * sum(words + pair.length for pair in pairs))
-        make = (
-            partial(pairs_to_encode, pairs, request_id)
-            if tokens is None
-            else partial(pairs_to_generate, pairs, request, request_id, tokens)
-        )
-        generates = await self._service.run_off_loop(make)
+        if tokens is None:
+            prompts = [PairPrompt(pair.query, pair.document) for pair in pairs]
+            generates = requests_to_embed(prompts, request_id)
+        else:
+            generates = await self._service.run_off_loop(
+                pairs_to_generate, pairs, request, request_id, tokens
+            )
         order = sorted(range(len(pairs)), key=lambda index: pairs[index].length)
-        scores, ahead = list[PairScore](), list[Answer]()
-        for part in equal_parts(order, max(served.runtime.settings.rows // 2, 1)):
-            with called({"messages": param, "prompt": param}):
-                some = [generates[index] for index in part]
-                queued = await self._service.submit(served, some, request.priority)
-            scores += await self._collect(ahead, card)
-            ahead = queued
-        scores += await self._collect(ahead, card)
+        at_a_time = max(served.runtime.settings.rows // 2, 1)
+        groups = [[generates[index] for index in part] for part in equal_parts(order, at_a_time)]
+        with called({"messages": param, "prompt": param}):
+            answers = await self._service.submit_groups(served, groups, request.priority)
+        scores = await self._collect(answers, card)
         in_order = dict(zip(order, scores, strict=True))
         return [in_order[index] for index in range(len(pairs))]
 

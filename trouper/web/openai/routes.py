@@ -6,7 +6,6 @@ from functools import partial
 
 from quart import Response
 
-from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.prompt_tokenizing import characters_of
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
@@ -194,16 +193,12 @@ class OpenAi:
         )
         if card.embedding is not None:
             self._service.hold(len(generates) * card.embedding.dimensions * embeddings.NUMBER_BYTES)
-        answers, at_a_time = list[Answer](), embeddings.AT_A_TIME
-        for start in range(0, len(generates), at_a_time):
-            with called({"prompt": "input"}):
-                few = generates[start : start + at_a_time]
-                batch = await self._service.submit(served, few, parsed.priority)
-            # The engine computes these while the next ones are tokenized and queued.
-            for answer in answers[-at_a_time:]:
-                await answer.next()
-            answers += batch
-        for answer in answers[-at_a_time:]:
+        at_a_time = embeddings.AT_A_TIME
+        starts = range(0, len(generates), at_a_time)
+        groups = [generates[start : start + at_a_time] for start in starts]
+        with called({"prompt": "input"}):
+            answers = await self._service.submit_groups(served, groups, parsed.priority)
+        for answer in answers:
             await answer.next()
         prompt_tokens = sum(len(answer.accepted.prompt_tokens) for answer in answers)
         vectors = [answer.embedding for answer in answers]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -343,6 +343,19 @@ class Service(CurrentRequest):
         self.note_ignored()
         # No fault of the body can follow, and a stream would keep megabytes of text.
         self.read_past.adaptations.clear()
+        return answers
+
+    async def submit_groups(
+        self, served: Served, groups: Iterable[Sequence[Generate]], priority: int | None
+    ) -> list[Answer]:
+        """As `submit`, each group while the engine computes the one before."""
+        answers, ahead = list[Answer](), list[Answer]()
+        for group in groups:
+            queued = await self.submit(served, group, priority)
+            for answer in ahead:
+                await answer.wait_next()
+            answers += queued
+            ahead = queued
         return answers
 
     def _grammar(self, generate: Generate) -> Grammar | None:

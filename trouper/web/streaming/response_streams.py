@@ -146,7 +146,6 @@ class EventStream(ResponseBody):
         self._hold, self._max_waiting, self._before_end = hold, MAX_EVENTS, before_end
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
-        self._writer = None if direct is None else direct[0]
         self._delivery = None if direct is None else direct[1]
         self._direct = None if direct is None or len(answers) > 1 else self._direct_stream(*direct)
         self._pieces: trio.MemoryReceiveChannel[AnswerEvent] | None = None
@@ -163,12 +162,7 @@ class EventStream(ResponseBody):
         if len(self._answers) == 1 and not (self._delivery and self._delivery.running):
             with trio.move_on_after(HEAD_WAIT_S):
                 await self._answers[0].wait_next()
-        self._let_more_follow()  # The head comes next, and the first events behind it.
         return self
-
-    def _let_more_follow(self) -> None:
-        if self._writer is not None:
-            self._writer.more_follows = True
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         if len(self._answers) > 1:
@@ -242,10 +236,7 @@ class EventStream(ResponseBody):
                 written = await self._made(await self._next())
         if not written:
             return self._heartbeat()
-        written += await self._what_waits()
-        if self._over:
-            self._let_more_follow()  # The end of the body.
-        return written
+        return written + await self._what_waits()
 
     def _direct_stream(self, writer: SocketWriter, delivery: StepDelivery) -> DirectStream:
         return DirectStream(
