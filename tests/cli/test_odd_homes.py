@@ -236,7 +236,7 @@ def test_a_name_that_cannot_be_written_is_escaped(encoding: str, tmp_path: Path)
     (tmp_path / "shelf" / os.fsdecode(b"M\xfcller") / "config.json").write_text("{}")
     outcome = subprocess.run(
         [sys.executable, "-m", "trouper", "models", "ls", "--models-from", "shelf"],
-        env=os.environ | {"PYTHONIOENCODING": encoding},
+        env=os.environ | {"PYTHONIOENCODING": encoding, "TROUPER_PORT": "9"},
         capture_output=True,
         check=False,
     )
