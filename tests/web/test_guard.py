@@ -173,6 +173,9 @@ async def test_a_flood_behind_a_request_is_cut_off() -> None:
         await eventually(lambda: served.runtime.health().scheduler.requests_withdrawn == 1)
 
 
+FORM_START = b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+
+
 async def test_who_is_refused_while_sending_can_read_why() -> None:
     """The socket is not closed over unread bytes, which would reset it; nor read for ever."""
     async with (
@@ -188,13 +191,34 @@ async def test_who_is_refused_while_sending_can_read_why() -> None:
         assert (await receive_all(client)).startswith(b"HTTP/1.1 413")
 
 
-async def test_who_never_stops_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("request_line", "kind"),
+    [
+        (b"POST /v1/completions", b"application/json"),
+        (b"POST /v1/files", b"multipart/form-data; boundary=x"),
+        (b"POST /v1/files", b"text/plain"),
+        (b"POST /v1/nothing", b"application/json"),
+        (b"GET /v1/models", b"application/json"),
+        (b"DELETE /v1/files/none", b"application/json"),
+    ],
+)
+async def test_who_never_stops_sending_is_cut_off(
+    request_line: bytes, kind: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody reads the body: its chunks stood before the end of the stream, for which a
+    handler waited that nothing could cancel."""
     monkeypatch.setattr(guard, "LINGER_S", 0.2)
-    async with serving(max_body_bytes=2000) as served, await served.connect() as client:
+    async with (
+        serving(max_body_bytes=2000, max_file_bytes=2000) as served,
+        await served.connect() as client,
+    ):
         with suppress(trio.BrokenResourceError), trio.fail_after(PATIENCE_S):
             await client.send_all(
-                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-                b"application/json\r\nContent-Length: 999999999\r\n\r\n"
+                request_line
+                + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+                + kind
+                + b"\r\nContent-Length: 999999999\r\n\r\n"
+                + FORM_START
             )
             while True:
                 await client.send_all(b"x" * 2**16)

@@ -117,6 +117,9 @@ class HTTPConnection(TrioASGIHTTPConnection):
     ) -> None:
         async def finish(message: Any) -> None:
             last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if last:
+                # The end of the stream stands behind chunks that nobody has read.
+                cast("PacedBody", request.body).discard()
             # Events that follow the last write cancel the handler. Unshielded, the connection
             # would never learn that it is idle again.
             with trio.CancelScope(shield=True) if last else nullcontext():

@@ -47,15 +47,21 @@ class PacedBody(TrioBody):
         self.make_room()
 
     async def drop(self, timeout_s: float) -> None:
-        """Receive and drop the rest of a refused body."""
-        self._dropped, before = self._unread, -1
-        self.clear()
-        self.make_room()
+        """Receive and drop the rest of a refused body, for a while."""
+        self.discard()
+        before = -1
         with trio.move_on_after(timeout_s):
-            while before < self._dropped and not self._ended.is_set():
+            while self._dropped is not None and before < self._dropped and not self._ended.is_set():
                 before = self._dropped
                 with trio.move_on_after(DROP_S):
                     await self._ended.wait()
+
+    def discard(self) -> None:
+        """Drop what was and will be received."""
+        if self._dropped is None:
+            self._dropped = 0
+        self.clear()
+        self.make_room()
 
     def append(self, data: bytes) -> None:
         if self._dropped is not None:
