@@ -13,8 +13,11 @@ from mlx.utils import tree_flatten
 from tests.architectures.vlm_configs import CONFIGS, REFUSED, SERVED, own_loop, save, whole
 from tests.families import prompts
 from tests.real.serving import ask, running
+from tests.zoo.vlm_catalogue import config_of
 from tests.zoo.vlm_playing import build
 from trouper import Generate, Settings, TokenPrompt
+from trouper.engine.architectures.vlm_models import text_classes
+from trouper.engine.loading.config_translation import translate
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.sampling import Sampling
@@ -59,6 +62,13 @@ def test_an_image_token_in_a_text_is_a_token() -> None:
     )
     one, other = (model(tokens, cache=model.make_cache()) for model in models)
     assert mx.array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["glm_ocr", "phi4_siglip"])
+def test_a_module_may_take_no_keys_but_its_own(name: str) -> None:
+    config = config_of(name)
+    model_class, args_class = text_classes(config)
+    assert model_class(args_class.from_dict(config | translate(config, args_class)))
 
 
 @pytest.mark.parametrize("step_size", [16, 2048])
