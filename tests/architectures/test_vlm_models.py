@@ -13,7 +13,11 @@ from mlx.utils import tree_flatten
 from tests.architectures.vlm_configs import CONFIGS, REFUSED, SERVED, own_loop, save, whole
 from tests.families import prompts
 from tests.real.serving import ask, running
+from tests.zoo.vlm_catalogue import config_of
+from tests.zoo.vlm_playing import build
 from trouper import Generate, Settings, TokenPrompt
+from trouper.engine.architectures.vlm_models import text_classes
+from trouper.engine.loading.config_translation import translate
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.sampling import Sampling
@@ -48,6 +52,23 @@ async def test_rows_of_a_batch_say_what_mlx_vlm_says(name: str, tmp_path: Path) 
     assert [list(each.tokens) for each in heard] == [
         own_loop(model, prompt, TOKENS) for prompt in PROMPTS
     ]
+
+
+def test_an_image_token_in_a_text_is_a_token() -> None:
+    """MiniCPM-V 4.7's own code raises, as it would for an image without a grid."""
+    tokens = mx.array([[5, 500, 501, 9]])
+    models = (
+        build("minicpmv4_7", image_token_id=image, video_token_id=501)[0] for image in (500, 40)
+    )
+    one, other = (model(tokens, cache=model.make_cache()) for model in models)
+    assert mx.array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["glm_ocr", "phi4_siglip"])
+def test_a_module_may_take_no_keys_but_its_own(name: str) -> None:
+    config = config_of(name)
+    model_class, args_class = text_classes(config)
+    assert model_class(args_class.from_dict(config | translate(config, args_class)))
 
 
 @pytest.mark.parametrize("step_size", [16, 2048])

@@ -6,13 +6,18 @@ from __future__ import annotations
 import pytest
 
 from tests.arithmetic import full_float32
+from tests.family_configs import VOCABULARY
 from tests.zoo.mixes import BOUND
 from tests.zoo.table import PAGE
 from tests.zoo.vlm_catalogue import DATA, NO_LANGUAGE, modules
 from tests.zoo.vlm_playing import Played, build, look_at
 from tests.zoo.vlm_table import ALL, HEADING, REFUSED, group_of
 from trouper.engine.architectures import vlm_models
+from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.passes.pass_shapes import EXACT
 from trouper.engine.self_check import tiny
+from trouper.engine.self_check.checking import Check
+from trouper.protocol.capabilities import SelfCheckMode
 
 
 def line_of(title: str) -> str:
@@ -68,3 +73,10 @@ def test_a_model_that_needs_its_encoder_has_a_tiny_form_for_the_self_check(name:
     """Else each start plays every scenario with the real weights."""
     model, config = build(name)
     assert next(tiny.configs(model, config), None) is not None
+
+
+@pytest.mark.parametrize("mode", ["fast", "full"])
+def test_rows_that_step_one_by_one_are_checked_without_quantized_kv(mode: SelfCheckMode) -> None:
+    """Their KV is the model's own; in slots ZAYA1-VL's code fails."""
+    checked = Check(*build("zaya1_vl"), VOCABULARY, KvFormat(8, 32), mode, shapes=EXACT).run()
+    assert not checked.capabilities.allows("batch")

@@ -121,7 +121,7 @@ DATA: dict[str, Config] = {
         "partial_rotary_factor": 0.5,
     },
     "minicpmv4_6": {"rope_parameters": HALF_MROPE},
-    "minicpmv4_7": {"rope_parameters": HALF_MROPE, "image_token_id": 500, "video_token_id": 501},
+    "minicpmv4_7": {"rope_parameters": HALF_MROPE},
     "moondream2": {"num_key_value_heads": HEADS},
     "moondream3": {"num_key_value_heads": HEADS, "rope_dim": 8},
     "multi_modality": {"model_type": "llama"},

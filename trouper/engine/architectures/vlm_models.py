@@ -8,6 +8,7 @@ from copy import deepcopy
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from trouper.workarounds.mlx_vlm_positions import forget_positions
 PACKAGE = "mlx_vlm"
 PREFIX = "language_model."
 PARTS = ("text", "vision", "perceiver", "projector", "audio")
+ONLY_OWN_KEYS = ("glm_ocr", "phi4-siglip", "phi4_siglip")
+"""Their text configs are made of any keys, which raises for those of `config_translation`."""
 Weights = dict[str, mx.array]
 
 
@@ -96,6 +99,8 @@ class WrappedLanguageModel(nn.Module):
         paths = (path for path, part in model.named_modules() if part is language_model)
         path = next(paths, "language_model")
         self._prefix = f"{path}." if path else ""
+        if args["model_type"] == "minicpmv4_7":  # It raises for an image's token in a text, too.
+            language_model.config.image_token_id = language_model.config.video_token_id = -1
         self.language_model = language_model
         self._sanitize = (
             model.sanitize if hasattr(model, "sanitize") else dict
@@ -138,6 +143,10 @@ def _vlm_model(module: Any, args: LanguageModelArgs) -> Any:
     config.setdefault("text_config", config.pop("llm_config", {}))
     config.setdefault("vision_config", {})
     config.setdefault("audio_config", {})
+    if args["model_type"] in ONLY_OWN_KEYS:
+        own = signature(module.TextConfig).parameters
+        text = config["text_config"]
+        config["text_config"] = {key: value for key, value in text.items() if key in own}
     made = module.ModelConfig.from_dict(config)
     return module.Model(_utils().update_module_configs(made, module, config, PARTS))
 

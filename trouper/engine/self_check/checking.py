@@ -150,8 +150,8 @@ class Check:
 
     def _full_check(self, start: Capabilities) -> Capabilities:
         """Run every scenario on the real model, and again with quantized KV."""
-        self._require_sound()
         found = self._matrix(PLAIN).capabilities(start)
+        self._require_sound(found)
         return (
             self._matrix(self.kv).capabilities(found)
             if self.kv.bits and found.allows("batch")
@@ -168,7 +168,7 @@ class Check:
 
     def _short(self, found: Capabilities) -> Capabilities:
         """Run two rows in one batch. If they fail, run every scenario on the real model."""
-        subject = self._require_sound()
+        subject = self._require_sound(found)
         failure = self._any_rank(self._step(subject.failure(short_pass(found), found)))
         if failure is None:
             return found
@@ -177,16 +177,17 @@ class Check:
         rechecked = self._full_check(found)
         return rechecked if rechecked != found else found.without("batch", failure.reason)
 
-    def _require_sound(self) -> Subject:
+    def _require_sound(self, found: Capabilities) -> Subject:
         """Check that the model's own code gives the same numbers in other chunks. Raises
         `WrongAloneError`."""
-        subject = self._guarded(self._short_subject)
+        subject = self._guarded(lambda: self._short_subject(found))
         if self._any_rank(None if subject.reference.consistent else Failure("")) is not None:
             raise _differs_in_chunks(subject.reference)
         return subject
 
-    def _short_subject(self) -> Subject:
-        kv = self.kv if by_caches(self.model).allows("batch") else PLAIN
+    def _short_subject(self, found: Capabilities) -> Subject:
+        # Rows that step one by one have the model's own caches.
+        kv = self.kv if found.allows("batch") else PLAIN
         texts = random_texts(SHORT_LENGTHS, self.vocabulary, SEEDS[0])
         run = run_in_slots(self.model, kv, self.shapes) if kv.bits else run_alone(self.model)
         reference = Reference(run, texts, arithmetic_of(self.model, kv), singles=0, odd=SHORT_PARTS)
