@@ -132,6 +132,15 @@ async def test_health_says_why_the_keys_are_not_those_of_the_file(tmp_path: Path
         assert "colour" in found["api_key_file"]
 
 
+async def test_a_key_on_two_lines_is_refused(tmp_path: Path) -> None:
+    """The later line's name and limits counted, without a word."""
+    file = tmp_path / "keys"
+    file.write_text("# x\nsk-one name=x\n\nsk-one name=y\n")
+    file.chmod(0o600)
+    with pytest.raises(SettingsInvalid, match="lines 2 and 4 are of the same key"):
+        await require_keys(ServerSettings(api_key_file=file))
+
+
 async def test_keys_that_come_through_a_pipe_are_read_once_and_kept() -> None:
     """`--api-key-file <(...)`: the start reads the file before anything else, and again for the
     server."""

@@ -400,9 +400,19 @@ def keys_in(path: Path) -> Iterator[ApiKey]:
         raise SettingsInvalid(
             f"{FILE_FLAG} {path} holds no key; write one a line into it", FILE_FLAG
         )
+    lines_of_keys: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
-        if line and not line.startswith("#"):
-            yield _key_of(line, number, path)
+        if not line or line.startswith("#"):
+            continue
+        key = _key_of(line, number, path)
+        first = lines_of_keys.setdefault(key.key, number)
+        if first != number:
+            raise SettingsInvalid(
+                f"{FILE_FLAG} {path}: lines {first} and {number} are of the same key, whose name "
+                "and limits would be of one of them; leave one out",
+                FILE_FLAG,
+            )
+        yield key
 
 
 def _key_of(line: str, number: int, path: Path) -> ApiKey:

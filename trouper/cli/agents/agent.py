@@ -40,6 +40,7 @@ class ServedModel:
     now: str = "1970-01-01T00:00:00.000Z"
     """For clients that note when something was set"""
     images: bool = False
+    calls_tools: bool = True
     embedder: str = ""
     """Name of a model for embeddings; "" if none is known."""
 

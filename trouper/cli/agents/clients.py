@@ -27,7 +27,10 @@ def _continue(served: ServedModel) -> Setup:
         "apiBase": served.api,
         "apiKey": served.key_by(f"${{{{ secrets.{KEY_VARIABLE} }}}}"),
         "roles": ["chat", "edit", "apply"],
-        "capabilities": ["tool_use", "image_input"] if served.images else ["tool_use"],
+        "capabilities": [
+            *(["tool_use"] if served.calls_tools else []),
+            *(["image_input"] if served.images else []),
+        ],
         "defaultCompletionOptions": {"contextLength": served.context, "maxTokens": served.output},
     }
     settings = {

@@ -144,7 +144,7 @@ def _refuse_impossible(agent: Agent, mode: Mapping[str, bool], arguments: tuple[
 
 
 def _without_tools(agent: Agent, found: FoundModel) -> tuple[str, ...]:
-    if found.calls_tools or agent not in CODING_AGENTS or agent.name in WITHOUT_CALLS:
+    if found.served.calls_tools or agent not in CODING_AGENTS or agent.name in WITHOUT_CALLS:
         return ()
     message = (
         f"{found.served.model} was not trained to call tools, so {agent.title} can change no file "
@@ -262,7 +262,6 @@ SIGNS = "{}$"  # Clients refer to variables and files by these signs.
 class FoundModel:
     served: ServedModel
     warnings: tuple[str, ...] = ()
-    calls_tools: bool = True
 
 
 def find_model(where: Where, name: str | None) -> FoundModel:
@@ -280,9 +279,16 @@ def find_model(where: Where, name: str | None) -> FoundModel:
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     embedder = next((each for each in listed if listed[each].kind == "embedder"), "")
     served = ServedModel(
-        where.url, model, context, where.key, now=now, images=images, embedder=embedder
+        where.url,
+        model,
+        context,
+        where.key,
+        now=now,
+        images=images,
+        calls_tools=entry.get("tool_calls") is not False,
+        embedder=embedder,
     )
-    return FoundModel(served, warnings, calls_tools=entry.get("tool_calls") is not False)
+    return FoundModel(served, warnings)
 
 
 def _with_key_if_needed(where: Where) -> Where:

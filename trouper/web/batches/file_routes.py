@@ -316,7 +316,7 @@ class UploadForm:
     def _check_size(self, size: int, added: int) -> None:
         if size + added > self._max_file_bytes:
             raise too_large(
-                f"the file is larger than {self._max_file_bytes} bytes (--max-file-bytes)",
+                f"the file is larger than {int(self._max_file_bytes):,} bytes (--max-file-bytes)",
                 "file_too_large",
                 "file",
             )
