@@ -73,7 +73,7 @@ def test_r4_f27_two_lives_with_disks_that_fail_or_hang(seed: int) -> None:
 
 
 def test_f27_a_rank_may_die_while_it_reads() -> None:
-    worlds = [run_two_lives(seed, Fate("dies reading", 0))[1] for seed in (4, 13, 16)]
+    worlds = [run_two_lives(seed, Fate("dies reading", 0))[1] for seed in (8, 13, 16)]
     assert all("rank 1: its connection ended" in world.lost for world in worlds)
 
 
