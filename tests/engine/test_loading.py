@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
-from trouper.engine.loading import bundled_model, checkpoint, precision
+from trouper.engine.loading import bundled_model, checkpoint, model_source, precision
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.protocol.loading import Loading
@@ -317,9 +317,17 @@ def test_no_such_directory(tmp_path: Path) -> None:
     assert "is a file" in complaint(tmp_path / "model.gguf")
 
 
-def test_a_hub_id_without_a_hub() -> None:
+@pytest.mark.parametrize(
+    ("proxies", "remedy"),
+    [({}, "set HTTPS_PROXY"), ({"https": "http://127.0.0.1:9"}, "look at the proxy that")],
+)
+def test_a_hub_id_without_a_hub(
+    proxies: dict[str, str], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """HF_HUB_OFFLINE is set for all tests."""
-    assert "the model hub cannot be reached" in complaint("nobody/not-cached-anywhere")
+    monkeypatch.setattr(model_source, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(model_source, "getproxies", lambda: proxies)
+    assert f"the model hub cannot be reached; {remedy}" in complaint("nobody/not-cached-anywhere")
 
 
 def test_too_large_for_the_device(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

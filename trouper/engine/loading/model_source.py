@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx2
 from huggingface_hub import snapshot_download
@@ -36,7 +37,7 @@ FILES = [*DEFAULT_ALLOW_PATTERNS, "[1-9]_*/model.safetensors"]
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes"
 """The tiny model that sees, in checkouts only."""
 OFFLINE = "HF_HUB_OFFLINE is set: unset it, or give a directory"
-UNREACHABLE = "set HTTPS_PROXY to your proxy or HF_ENDPOINT to a mirror, or give a directory"
+MIRROR = "HF_ENDPOINT to a mirror, or give a directory"
 LISTED = "`trouper models ls` lists the models that are here"
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -136,6 +137,12 @@ def local(model: str | None) -> Path:
     return directory
 
 
+def _remedy() -> str:
+    if getproxies().get(urlsplit(ENDPOINT).scheme):
+        return f"look at the proxy that the environment names, set {MIRROR}"
+    return f"set HTTPS_PROXY to your proxy or {MIRROR}"
+
+
 def _fetch(hub_id: str, bar: type[tqdm] | None) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=FILES, tqdm_class=bar))
@@ -152,7 +159,7 @@ def _fetch(hub_id: str, bar: type[tqdm] | None) -> Path:
         raise ModelUnusable(message, f"`trouper models pull {hub_id}` fetches the rest") from error
     except LocalEntryNotFoundError as error:
         message = f"{hub_id} is neither a directory nor cached, and the model hub cannot be reached"
-        raise ModelUnusable(message, OFFLINE if HF_HUB_OFFLINE else UNREACHABLE) from error
+        raise ModelUnusable(message, OFFLINE if HF_HUB_OFFLINE else _remedy()) from error
     except (
         httpx2.HTTPError,
         httpx2.InvalidURL,
@@ -162,6 +169,4 @@ def _fetch(hub_id: str, bar: type[tqdm] | None) -> Path:
         # ImportError: of a proxy by SOCKS.
         raise ModelUnusable(f"{hub_id} could not be downloaded: {line_of(error)}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelUnusable(
-            f"{ENDPOINT} does not answer as a model hub does", UNREACHABLE
-        ) from error
+        raise ModelUnusable(f"{ENDPOINT} does not answer as a model hub does", _remedy()) from error
