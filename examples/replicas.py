@@ -14,7 +14,6 @@ import argparse
 import json
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import urllib.request
@@ -27,6 +26,7 @@ import attrs
 import trio
 
 from trouper.protocol.settings import default_cache_dir
+from trouper.system.ports import free_ports
 
 CONFIGURATION = Path(__file__).parents[1] / "deploy" / "haproxy.cfg"
 SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "x-session-affinity", "x-session-id")
@@ -122,14 +122,6 @@ def smg(
         "--worker-urls",
         *urls,
     ]
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 async def leave(process: trio.Process) -> None:

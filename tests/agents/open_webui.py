@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from tests.agents.trained_model import PICTURES, QUESTION, SIDE, TrainedAnswer
 from tests.image_session import Server
 from tests.pictures import one, png
 from tests.scripted.process import ROOT, scripted_server
+from trouper.system.ports import free_ports
 
 NAME = "open-webui"
 # torch is for models of its own, and has gigabytes.
@@ -53,8 +53,7 @@ class OpenWebUI:
     def running(cls, server_url: str, home: Path) -> Iterator[OpenWebUI]:
         """By `trouper connect open-webui --run`, until the block ends."""
         install_program(NAME, PROGRAM)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = str(listener.getsockname()[1])
+        port = str(free_ports(1)[0])
         connect = "import sys; from trouper.cli import main; main()"
         line = [sys.executable, "-c", connect, "connect", "--url", server_url, "--run", NAME, "--"]
         environment = os.environ | QUIET | SETTINGS

@@ -226,8 +226,11 @@ ALTERNATING = """
     {%- set state.turn = state.turn + 1 -%}
     {%- endfor -%}
     {%- for m in messages -%}
-    {%- if not m.content and m.role == 'assistant' and not m.tool_calls -%}{{ raise_exception('no') }}{%- endif -%}
-    {{ m.role }}: {{ m.content }}{% for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}<|end|>
+    {%- if not m.content and m.role == 'assistant' and not m.tool_calls -%}
+        {{ raise_exception('no') }}
+    {%- endif -%}
+    {{ m.role }}: {{ m.content }}
+    {%- for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}<|end|>
     {%- endfor -%}"""
 """As Ministral 3's: roles alternate but for calls and results, and an answer has text or calls."""
 
@@ -254,7 +257,8 @@ def test_reasoning_before_a_call_is_a_part_where_the_template_reads_parts_alone(
     tmp_path: Path, text: str
 ) -> None:
     """As Ministral 3's, whose makers say to send it again."""
-    template = """{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}
+    template = """{% for m in messages %}{{ m.role }}: {% if m.content is string %}
+        {{- m.content }}{% else %}
         {%- for p in m.content or () %}{% if p.type == 'text' %}{{ p.text }}
         {%- else %}[THINK]{{ p.thinking }}[/THINK]{% endif %}{% endfor %}{% endif %}
         {%- for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}<|end|>{% endfor %}"""

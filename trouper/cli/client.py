@@ -23,7 +23,7 @@ from trouper.cli.terminal_text import line_shown
 from trouper.cli.usage_errors import origin_of, settings_error
 from trouper.protocol.api_keys import keys_in, sendable
 from trouper.protocol.hosts import is_loopback
-from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.problems import SettingsInvalid, causes_of
 from trouper.protocol.settings import ServerSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -225,9 +225,7 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
 
 
 def _why_unreachable(url: str, error: BaseException) -> str:
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ssl.SSLError):
-        cause = cause.__cause__ or cause.__context__
+    cause = next((each for each in causes_of(error) if isinstance(each, ssl.SSLError)), None)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
             f"{url}: its certificate is not trusted ({cause.verify_message}); name the file of its "

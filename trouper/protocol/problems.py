@@ -271,6 +271,13 @@ def adapter_unknown(name: str) -> RequestFailed:
     )
 
 
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, what it was raised from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """The exceptions inside nested groups, in order; a plain exception yields itself."""
     if isinstance(error, BaseExceptionGroup):

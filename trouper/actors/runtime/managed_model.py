@@ -17,7 +17,7 @@ from trouper.protocol.loading import Loading, LoadWatch
 from trouper.protocol.model_options import DEFAULT_OPTIONS, ModelOptions
 from trouper.protocol.names import adapters_of
 from trouper.protocol.paths import encodable
-from trouper.protocol.problems import ModelUnusable, Problem, is_shortage
+from trouper.protocol.problems import ModelUnusable, Problem, causes_of, is_shortage
 from trouper.protocol.settings import Settings
 from trouper.storage.model_files import ModelFiles
 
@@ -112,11 +112,9 @@ def load_problem(error: Exception) -> Problem:
 def lacked_resources(error: BaseException | None) -> bool:
     """Whether loading lacked file descriptors, processes or threads, which passes. Too large a
     model is another matter."""
-    while error is not None:
-        if not isinstance(error, MemoryError) and is_shortage(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        is_shortage(cause) for cause in causes_of(error) if not isinstance(cause, MemoryError)
+    )
 
 
 log = logging.getLogger("trouper.models")

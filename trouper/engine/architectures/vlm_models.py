@@ -99,7 +99,7 @@ class WrappedLanguageModel(nn.Module):
         paths = (path for path, part in model.named_modules() if part is language_model)
         path = next(paths, "language_model")
         self._prefix = f"{path}." if path else ""
-        if args["model_type"] == "minicpmv4_7":  # It raises for an image's token in a text, too.
+        if args["model_type"] == "minicpmv4_7":  # Else an image's token in a text raises.
             language_model.config.image_token_id = language_model.config.video_token_id = -1
         self.language_model = language_model
         self._sanitize = (

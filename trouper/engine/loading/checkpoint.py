@@ -43,6 +43,7 @@ class StoredWeights:
 @attrs.frozen
 class Checkpoint(StoredWeights):
     source: Architecture
+    generation_config: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def architecture(self) -> str:
@@ -62,7 +63,7 @@ def inspect_drafter(directory: Path) -> StoredWeights:
     return StoredWeights(directory, config, **_counts(config, headers))
 
 
-def _counts(config: dict[str, Any], headers: Mapping[Path, Header]) -> dict[str, int]:
+def _counts(config: dict[str, Any], headers: Mapping[Path, Header]) -> dict[str, Any]:
     tensors = tensors_of(headers.values())
     return {
         "stored_bytes": stored_bytes(tensors),

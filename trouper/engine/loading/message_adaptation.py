@@ -402,7 +402,7 @@ def _one_by_one(turns: Sequence[Message]) -> list[Message]:
                 if call["tool_calls"][0].get("id") == turn.get("tool_call_id")
             ]
             call = (found or waiting)[0]
-            first = waiting.pop(0)  # It has the answer's text, whose place is before any result.
+            first = waiting.pop(0)  # The first call has the answer's text, which precedes results.
             call["tool_calls"], first["tool_calls"] = first["tool_calls"], call["tool_calls"]
             single += [first, turn]
             continue

@@ -364,10 +364,12 @@ def _checked(
     name = settings.model or bundled_model.NAME
     progress = stage(watch, name, "reading the tokenizer", "steps")
     progress(0, 1)
+    generation_config = _generation_config(directory, settings, report)
+    found = attrs.evolve(found, generation_config=generation_config)
     hub_tokenizer = tokenizer.load(
         directory,
         found.config,
-        _generation_config(directory, settings, report),
+        generation_config,
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         special_tokens_in_content=settings.special_tokens_in_content,
@@ -526,9 +528,7 @@ def _card(
         architecture=found.architecture,
         architecture_source=found.source.provider,
         dtype=_dtype(parameters),
-        sampling_defaults=_sampling_defaults(
-            _generation_config(found.directory, settings, lambda _: None), settings
-        ),
+        sampling_defaults=_sampling_defaults(found.generation_config, settings),
         weights_bytes=bytes_of(model) + drafters.nbytes,
         adapter_bytes=adapter_bytes(model),
         device=device.name(),

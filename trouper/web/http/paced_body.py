@@ -26,7 +26,8 @@ class PacedBody(TrioBody):
         self._take: Take | None = None
         self._failure: RequestFailed | None = None
         self.received = 0
-        self._dropped: int | None = None
+        self._drops = False
+        self._dropped = 0
 
     def paced(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
         """Return a `receive` that waits for room."""
@@ -51,20 +52,19 @@ class PacedBody(TrioBody):
         self.discard()
         before = -1
         with trio.move_on_after(timeout_s):
-            while self._dropped is not None and before < self._dropped and not self._ended.is_set():
+            while before < self._dropped and not self._ended.is_set():
                 before = self._dropped
                 with trio.move_on_after(DROP_S):
                     await self._ended.wait()
 
     def discard(self) -> None:
         """Drop what was and will be received."""
-        if self._dropped is None:
-            self._dropped = 0
+        self._drops = True
         self.clear()
         self.make_room()
 
     def append(self, data: bytes) -> None:
-        if self._dropped is not None:
+        if self._drops:
             self._dropped += len(data)
             return
         self.received += len(data)
