@@ -339,6 +339,8 @@ class Service(CurrentRequest):
         ):
             self.read_past.skip("max_tokens")
         for name in dict.fromkeys(name for one in answers for name in one.accepted.ignored):
+            if self.settings.strict:
+                raise bad_request(f"unknown keyword {name!r}", name, "unknown_parameter")
             self.read_past.skip(name)
         self.note_ignored()
         # No fault of the body can follow, and a stream would keep megabytes of text.
