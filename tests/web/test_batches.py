@@ -178,14 +178,14 @@ async def test_a_file_of_unknown_models_has_as_many_errors_as_any_other(tmp_path
 
 async def test_what_an_endpoint_refuses_is_in_the_error_file(tmp_path: Path) -> None:
     """With the endpoint's own message; it may also read past what validation looks at."""
-    said = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+    usual = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
     bodies: dict[str, Any] = {
-        "good": said,
-        "past": said | {"background": "x"},
+        "good": usual,
+        "past": usual | {"background": "x"},
         "bad": {"messages": [], "max_tokens": "x"},
-        "model": said | {"model": 5},
-        "stream": said | {"stream": "x"},
-        "extra": said | {"extra_body": {"stream": 1}},
+        "model": usual | {"model": 5},
+        "stream": usual | {"stream": "x"},
+        "extra": usual | {"extra_body": {"stream": 1}},
     }
 
     errors = dict[str, Any]()

@@ -107,13 +107,13 @@ def relaxed(schema: Any) -> tuple[Any, list[Steps]]:
 def unknown_keywords(schema: Any) -> list[Steps]:
     """Return the paths of keywords that JSON Schema does not have, as of a typing error. Those
     that hold what a `$ref` names, and `x-...`, are not among them."""
-    parts = [(outer[key], steps) for outer, key, steps in _walk({"": schema})]
-    holders = {steps[0] for _, steps in parts if steps}
+    subschemas = [(outer[key], steps) for outer, key, steps in _walk({"": schema})]
+    holders = {steps[0] for _, steps in subschemas if steps}
     return [
         (*steps, name)
-        for part, steps in parts
-        if isinstance(part, dict)
-        for name in part.keys() - OWN - ANNOTATIONS
+        for subschema, steps in subschemas
+        if isinstance(subschema, dict)
+        for name in subschema.keys() - OWN - ANNOTATIONS
         if not name.startswith("x-") and (steps or name not in holders)
     ]
 

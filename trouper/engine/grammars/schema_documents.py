@@ -53,10 +53,10 @@ class SchemaDocument:
     def relaxed(self) -> SchemaDocument:
         """Drop what llguidance never follows, and what is too wide, unless strict. Unknown
         keywords are named in any case."""
-        named = self.without(self.schema, unknown_keywords(self.schema))
+        as_sent = self.without(self.schema, unknown_keywords(self.schema))
         if self.strict:
-            return named
-        found = named.without(*relaxed(self.schema))
+            return as_sent
+        found = as_sent.without(*relaxed(self.schema))
         return found.without(*narrowed(found.schema))
 
     def free(self) -> SchemaDocument:

@@ -338,11 +338,7 @@ class Service(CurrentRequest):
             new < old for new, old in zip(accepted, lengths, strict=True)
         ):
             self.read_past.skip("max_tokens")
-        for name in dict.fromkeys(name for one in answers for name in one.accepted.ignored):
-            if self.settings.strict:
-                raise bad_request(f"unknown keyword {name!r}", name, "unknown_parameter")
-            self.read_past.skip(name)
-        self.note_ignored()
+        self._name_keywords(path for one in answers for path in one.accepted.ignored)
         # No fault of the body can follow, and a stream would keep megabytes of text.
         self.read_past.adaptations.clear()
         return answers
@@ -400,6 +396,15 @@ class Service(CurrentRequest):
             if why and served.origin.model not in self._reported:
                 self._reported.add(served.origin.model)
                 log.warning("%s reads no images: %s", served.origin.model, why)
+        self.note_ignored()
+
+    def _name_keywords(self, paths: Iterable[str]) -> None:
+        """Name the keywords of schemas that no grammar follows. A strict server drops none, and
+        refuses those that are unknown (400)."""
+        for path in paths:
+            if self.settings.strict:
+                raise bad_request(f"unknown keyword {path!r}", path, "unknown_parameter")
+            self.read_past.skip(path)
         self.note_ignored()
 
     @property
