@@ -156,8 +156,8 @@ def _bytes_of(cache: Any) -> int:
 
 
 def measure_row(model: nn.Module) -> tuple[int, int]:
-    """Bytes that the model's own caches keep for a token, and besides. Evaluates nothing. (0, 0):
-    unknown, or an encoder."""
+    """Bytes that the model's own caches keep for a token, and besides, by passes that are built,
+    not run. (0, 0): unknown, or an encoder."""
     caches, sizes = make_prompt_cache(model), [0]
     try:
         for tokens in MEASURED:
