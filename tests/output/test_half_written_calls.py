@@ -86,14 +86,12 @@ def test_it_is_one_in_reasoning_that_names_markers_too(name: str) -> None:
 def test_text_between_calls_of_mistral_is_no_name_of_a_tool() -> None:
     outcomes: list[str] = []
     reading, call = parser("mistral", report=outcomes.append), CALLS["mistral"]
-    reading.push(call)
-    assert joined(reading.push("And ")) == [("CallEnded", ""), ("Content", "And")]
-    assert [kind for kind, _ in joined([*reading.push(call), *reading.end()])] == [
-        "CallStarted",
-        "CallArguments",
-        "CallEnded",
-    ]
+    kinds = ["CallStarted", "CallArguments", "CallEnded"]
+    assert [kind for kind, _ in joined(reading.push(call))] == kinds
+    assert joined(reading.push("And ")) == [("Content", "And")]
+    assert [kind for kind, _ in joined(reading.push(call))] == kinds
     assert outcomes == []
+    assert (reading.end(cut=True), reading.reason("stop")) == ([], "tool_calls")
 
 
 def test_objects_and_tags_are_read_in_each_others_place() -> None:

@@ -133,8 +133,8 @@ def _call(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[Non
     repaired = yield from stream_object(
         source, sink, Ends(layout.call_end, (layout.section_end, layout.other_end))
     )
-    yield from source.skip(SPACE + "`")
     if layout.call_end:
+        yield from source.skip(SPACE + "`")
         yield from source.matches(layout.call_end)
     sink.end(repaired=repaired and not source.cut)
 
