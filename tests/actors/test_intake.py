@@ -338,6 +338,35 @@ async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: 
     assert len(held.texts) == SLOW
 
 
+@pytest.mark.parametrize("text", ["hello", LONG])
+async def test_whoever_left_before_its_prompt_was_tokenized_is_not_admitted(
+    opened: Opened, text: str
+) -> None:
+    """What the server holds for a request is given back when its client leaves: more would be held
+    for ever."""
+    held, admits = Held(), list[int]()
+    submission, answer = opened.submission(generate(prompt=TextPrompt(text)))
+
+    def admit(prompt_tokens: int, max_tokens: int, named: bool) -> int:
+        admits.append(prompt_tokens)
+        return max_tokens
+
+    outside, inbox = trio.open_memory_channel[Submission](1)
+    outside.send_nowait(attrs.evolve(submission, admit=admit))
+    outside.close()
+    admitted, admitted_in = trio.open_memory_channel[Submission](1)
+    model = LoadedModel(card(context_length=200_000), held)
+    async with trio.open_nursery() as nursery:
+        if text == LONG:
+            nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
+            await eventually(lambda: held.texts == [LONG])
+        answer.close()
+        held.free.set()
+        if text != LONG:
+            nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
+    assert not admits and not admitted_in.statistics().current_buffer_used
+
+
 async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
     held = Held()
     model = LoadedModel(card(context_length=2_000_000), held)
