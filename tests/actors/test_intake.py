@@ -11,10 +11,18 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.actors.bench import Opened, Replies, code, generate, heard
-from tests.fakes import EOS, ByteTokenizer, card
+from tests.actors.bench import Opened, Replies, code, generate, heard, running
+from tests.fakes import EOS, ByteTokenizer, FakeEngine, card
 from tests.web.serving import eventually
-from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, TextPrompt, TokenPrompt
+from trouper import (
+    ChatPrompt,
+    Generate,
+    RequestFailed,
+    Sampling,
+    Settings,
+    TextPrompt,
+    TokenPrompt,
+)
 from trouper.actors.request_intake import prepare, take_in_requests
 from trouper.actors.runtime.prompt_tokenizing import LONG_LANE, LONG_TEXT
 from trouper.actors.runtime.submission import Submission
@@ -336,6 +344,54 @@ async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: 
         for _ in range(SLOW):
             (await admitted_in.receive()).close()
     assert len(held.texts) == SLOW
+
+
+@pytest.mark.parametrize("text", ["hello", LONG])
+async def test_whoever_left_before_its_prompt_was_tokenized_is_not_admitted(
+    opened: Opened, text: str
+) -> None:
+    """What the server holds for a request is given back when its client leaves: more would be held
+    for ever."""
+    held, admits = Held(), list[int]()
+    submission, answer = opened.submission(generate(prompt=TextPrompt(text)))
+
+    def admit(prompt_tokens: int, max_tokens: int, named: bool) -> int:
+        admits.append(prompt_tokens)
+        return max_tokens
+
+    outside, inbox = trio.open_memory_channel[Submission](1)
+    outside.send_nowait(attrs.evolve(submission, admit=admit))
+    outside.close()
+    admitted, admitted_in = trio.open_memory_channel[Submission](1)
+    model = LoadedModel(card(context_length=200_000), held)
+    async with trio.open_nursery() as nursery:
+        if text == LONG:
+            nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
+            await eventually(lambda: held.texts == [LONG])
+        answer.close()
+        held.free.set()
+        if text != LONG:
+            nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
+    assert not admits and not admitted_in.statistics().current_buffer_used
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_thread_keeps_its_turn_when_its_client_leaves(together: bool) -> None:
+    """Else one that leaves again and again has all threads, and others have none."""
+    held, threads = Held(), SIZES["quick"].threads
+    long = [TextPrompt(LONG), TextPrompt("y")]
+    async with running(FakeEngine(tokenizer=held)) as runtime, trio.open_nursery() as staying:
+        tokenize = partial(runtime.tokenize_together, long) if together else None
+        async with trio.open_nursery() as leaving:
+            for _ in range(threads):
+                leaving.start_soon(tokenize or partial(runtime.tokens, long[0]))
+            await eventually(lambda: len(held.texts) == threads)
+            leaving.cancel_scope.cancel()
+            staying.start_soon(runtime.tokens, long[0])
+            with trio.CancelScope(shield=True):
+                await wait_all_tasks_blocked()
+            assert runtime._lanes["quick"].waiting == 1
+            held.free.set()
 
 
 async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:

@@ -9,8 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.output.samples import ARGUMENTS, CALLS, TOOL, arguments_of, joined, parser, played
-from trouper.protocol.output_formats import HARMONY
+from tests.output.samples import (
+    ARGUMENTS,
+    CALLS,
+    NAMES,
+    TOOL,
+    TOOLS,
+    FormatTokenizer,
+    arguments_of,
+    joined,
+    parser,
+    played,
+)
+from trouper.protocol.output_formats import FUNCTIONARY_32, HARMONY
+from trouper.web.output.formats.registry import call_format
 from trouper.web.output.formats.text_source import TextSource
 from trouper.web.output.tool_calls import Tools
 
@@ -49,6 +61,37 @@ def test_it_is_one_in_reasoning_that_was_never_closed(name: str) -> None:
     assert [kind for kind, _ in found] == ["Reasoning", "CallStarted", "CallArguments", "CallEnded"]
     considered = played(name, [f"<think>\nhm {call} or not</think>No."])
     assert considered == [("Reasoning", f"hm {call} or not"), ("Content", "No.")]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {HARMONY, FUNCTIONARY_32, "xlam"}))
+def test_a_call_behind_text_that_begins_like_one_is_still_a_call(name: str) -> None:
+    """An agent that works on a chat template names its markers, and then calls a tool."""
+    written, call = call_format(TOOLS, FormatTokenizer.of(name)), CALLS[name]
+    for start in (*written.starts, *written.bare):
+        text = f"Use {start} tags.\n"
+        for pieces in ([text + call], [*text, *call]):
+            content, *calls = played(name, pieces)
+            # Parsers of mlx-lm pass over text in front of a call.
+            assert content in {("Content", text.rstrip()), ("Content", "Use")}
+            assert calls == played(name, [call])
+
+
+@pytest.mark.parametrize("name", ["cwm", "hunyuan", "kimi_k2"])
+def test_it_is_one_in_reasoning_that_names_markers_too(name: str) -> None:
+    [start, *_] = call_format(TOOLS, FormatTokenizer.of(name)).starts
+    found = played(name, [f"<think>\nUse {start} tags.\n{CALLS[name]}"])
+    assert found == [("Reasoning", f"Use {start} tags."), *played(name, [CALLS[name]])]
+
+
+def test_text_between_calls_of_mistral_is_no_name_of_a_tool() -> None:
+    outcomes: list[str] = []
+    reading, call = parser("mistral", report=outcomes.append), CALLS["mistral"]
+    kinds = ["CallStarted", "CallArguments", "CallEnded"]
+    assert [kind for kind, _ in joined(reading.push(call))] == kinds
+    assert joined(reading.push("And ")) == [("Content", "And")]
+    assert [kind for kind, _ in joined(reading.push(call))] == kinds
+    assert outcomes == []
+    assert (reading.end(cut=True), reading.reason("stop")) == ([], "tool_calls")
 
 
 def test_objects_and_tags_are_read_in_each_others_place() -> None:
@@ -265,6 +308,8 @@ RUNS = {
         "x",
     ),
     "ends in harmony's": (HARMONY, CALLS[HARMONY].partition("<b>")[0], "<|call|> ", "x"),
+    "starts of calls": ("cwm", "", "<tool:", ""),
+    "starts of calls in reasoning": ("cwm", "<think>", "<tool:", "</tool>"),
 }
 
 

@@ -308,14 +308,6 @@ def test_a_limit_is_exact() -> None:
     assert account.usage["m"].requests == 1
 
 
-def test_an_aborted_request_reserves_nothing() -> None:
-    account = KeyAccounts(lambda: 0.0).of(ApiKey("k", tokens_per_minute=100))
-    reservation = account.reserve("m")
-    reservation.end(record(0, 0))
-    assert reservation.admit(50, 50, True) == 50
-    assert account.tokens.taken() == 0
-
-
 def test_what_a_key_without_limits_has_used_is_forgotten() -> None:
     """Else every request of a server without keys would leave some bytes for ever."""
     clock = FastClock()

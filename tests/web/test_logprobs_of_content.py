@@ -17,7 +17,7 @@ from tests.web.streams import joined, joined_chat
 from tests.web.test_response_shape import HEAD, answer_of, events_of
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.scheduling.answer_output import TextStream
-from trouper.protocol.output_formats import HARMONY
+from trouper.protocol.output_formats import FUNCTIONARY_32, HARMONY
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.protocol.replies import joined as one_delta
 from trouper.web.openai.chat_dialect import ChatDialect
@@ -205,6 +205,14 @@ ANSWERS: dict[str, tuple[ScriptedAnswer, list[str]]] = {
             ],
         ),
         ["Yes", "."],
+    ),
+    "blanks in Functionary's text": (
+        ScriptedAnswer.of(FUNCTIONARY_32, ["all\n", "Yes", " ", "it", "\n", " ", "is", "\n"]),
+        ["Yes", " ", "it", "\n", " ", "is", "\n"],
+    ),
+    "blanks before a call of Functionary": (
+        ScriptedAnswer.of(FUNCTIONARY_32, ["all\n", "So:", "\n", ">>>", "edit\n", "{}"]),
+        ["So:"],
     ),
     "without a parser": (
         ScriptedAnswer.of("hermes", ["<think>", "END", "a"], ("END",), parses=False),

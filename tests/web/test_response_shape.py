@@ -167,8 +167,12 @@ def test_blanks_alone_are_no_message(blank: str) -> None:
         shape = shape_of(answer)
         for delta in deltas_of(pieces):
             shape.text(0, delta, answer)
-        shape.ending(0, Finished("stop", 2), answer)
-        assert [item["type"] for item in shape.response()["output"]] == kinds
+        events = events_of(shape.ending(0, Finished("stop", 2), answer))
+        [item] = shape.response()["output"]
+        assert [item["type"]] == kinds
+        if kinds == ["message"]:
+            assert item["content"][0]["text"] == blank
+            assert [event["delta"] for event in events if "delta" in event] == [blank]
 
 
 async def test_a_log_is_read_by_many_at_their_own_pace() -> None:

@@ -91,8 +91,10 @@ class Intake:
 
     async def _prepare(self, submission: Submission, lane: Lane | None) -> None:
         try:
-            prepared = await self._prepared(submission, lane)
-            message = None if prepared is None else prepared.admitted()
+            message = await self._prepared(submission, lane)
+            # What `admit` holds for a client that has left would never be given back.
+            if message is not None:
+                message = None if message.aborted else message.admitted()
         except RequestFailed as refused:
             submission.fail(refused.problem)
         except (trio.Cancelled, KeyboardInterrupt, SystemExit):

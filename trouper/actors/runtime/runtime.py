@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
+from typing import TypeVar
 
 import attrs
 import trio
@@ -25,7 +26,7 @@ from trouper.actors.runtime.prompt_tokenizing import (
     tokens_of,
 )
 from trouper.actors.runtime.submission import Admit, Submission, open_submission
-from trouper.actors.runtime.worker_threads import Lanes
+from trouper.actors.runtime.worker_threads import Lane, Lanes
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.health import ChannelStats
 from trouper.protocol.model import AdapterCard, Engine, ModelCard, Tokenizer
@@ -50,6 +51,7 @@ from trouper.protocol.requests import (
 )
 from trouper.protocol.settings import Settings
 
+T = TypeVar("T")
 MakeRoom = Callable[[int], Awaitable[None]]
 """Makes room for so many bytes among the weights of all models. Raises `RequestFailed` (507)."""
 
@@ -192,8 +194,7 @@ class Runtime:
         Raises `RequestFailed` (400, 429, 503)."""
         if is_short(prompt):
             return self._tokens_of(prompt)
-        async with self._lanes[lane_of_text(prompt)].turn(tenant):
-            return await self._lanes.run(self._tokens_of, prompt)
+        return await self._in_lane(lane_of_text(prompt), tenant, partial(self._tokens_of, prompt))
 
     async def tokenize_together(
         self, prompts: Sequence[Prompt], tenant: str = ""
@@ -209,9 +210,16 @@ class Runtime:
         if len(texts) < 2 or sum(map(characters_of, texts)) > LONG_LANE:
             return {}
         longest = max_prompt_tokens_of(self.model, self.settings)
-        async with self._lanes["quick"].turn(tenant):
-            tokens = await self._lanes.run(tokenize_together, texts, self.tokenizer, longest)
+        work = partial(tokenize_together, texts, self.tokenizer, longest)
+        tokens = await self._in_lane("quick", tenant, work)
         return dict(zip(map(id, texts), tokens, strict=False))
+
+    async def _in_lane(self, lane: Lane, tenant: str, work: Callable[[], T]) -> T:
+        async with self._lanes[lane].turn(tenant):
+            # The thread goes on when its client leaves, and keeps the turn.
+            with trio.CancelScope(shield=True):
+                result = await self._lanes.run(work)
+        return result
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         card, tokenizer = self.model, self.tokenizer

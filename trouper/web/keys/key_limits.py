@@ -155,7 +155,6 @@ class Reservation:
     _model: str
     _request: RequestTokens
     _held: int = 0
-    _ended: bool = False
 
     def admit(self, prompt_tokens: int, max_tokens: int, named: bool) -> int:
         """Reserve the tokens of a prompt and its answer. Returns the bound of the answer:
@@ -163,7 +162,7 @@ class Reservation:
         could hold `max_tokens`. Raises `RequestFailed`: 429 if this minute has no room, 400 if none
         has."""
         limit = self._account.key.tokens_per_minute
-        if limit is None or self._ended:
+        if limit is None:
             return max_tokens
         others = self._request.window.taken()
         if not named:
@@ -194,7 +193,6 @@ class Reservation:
 
     def end(self, record: RequestRecord) -> None:
         """Correct the reservation to the tokens used. Called once."""
-        self._ended = True
         # Refused, or left the queue: nothing was computed without a row.
         if record.admitted_at is None:
             self._account.tokens.settle(self._held, 0)

@@ -193,7 +193,8 @@ class ResponseDialect:
         if self._parser.stopped_in_call:
             events += self._close_call("incomplete")
         if not self._output:
-            events += self._start_message() + self._write("")
+            blank = "".join(self._blank)
+            events += self._start_message() + self._write(blank)
         elif self._seen and self._open is not None and self._open.kind == "content":
             events += self._write("")
         if finished.reason == "length":

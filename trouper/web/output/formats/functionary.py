@@ -78,11 +78,14 @@ def _content(source: TextSource, sink: CallSink) -> Steps[str | None]:
             yield
             continue
         if not text and (blanks := source.take(BLANKS)):
+            if not space:
+                sink.held_from = source.offset - len(blanks)
             space.append(blanks)
             continue
         if not text and (yield from source.matches(MARKER)):
             recipient = yield from _recipient(source, sink)
             if recipient is not None:
+                sink.held_from = None
                 return recipient
             source.rewind(0)
         if not text and not (text := (yield from source.next())):
@@ -90,3 +93,4 @@ def _content(source: TextSource, sink: CallSink) -> Steps[str | None]:
             return None
         sink.content("".join(space) + text)
         space.clear()
+        sink.held_from = None

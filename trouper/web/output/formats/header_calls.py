@@ -18,15 +18,13 @@ from trouper.web.output.formats.json_calls import (
     json_section,
     stream_object,
 )
-from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
+from trouper.web.output.formats.text_source import SPACE, Steps, TextSource
 
 DEEPSEEK_HEADER = re.compile(
     r"(?:function)?\s*+(?:<｜tool▁sep｜>\s*+)?([^\s<]++)\s*+"
     r"(?:<｜tool▁sep｜>\s*+)?(?:```(?:json)?\s*+)?"
 )
-MISTRAL_HEADER = re.compile(
-    r"\s*+(?:\[TOOL_CALLS\]\s*+)?([^\s\[\]]++)\s*+(?:\[CALL_ID\][^\[\]]*+)?(?:\[ARGS\]\s*+)?"
-)
+MISTRAL_HEADER = re.compile(r"\s*+([^\s\[\]]++)\s*+(?:\[CALL_ID\][^\[\]]*+)?(?:\[ARGS\]\s*+)?")
 HUNYUAN_HEADER = re.compile(r"\s*+([^\s<`]++)\s*+(?:```(?:json)?\s*+)?")
 FUNCTIONARY_HEADER = re.compile(r"([^\s<>]++)>\s*+")
 SOLAR_HEADER = re.compile(r"[^<]*+<\|tool_call:name\|>\s*+([^\s<]++)\s*+<\|tool_call:args\|>\s*+")
@@ -37,7 +35,6 @@ PLAMO_HEADER = re.compile(
     r"\s*+<\|plamo:begin_tool_name:plamo\|>([^<]++)<\|plamo:end_tool_name:plamo\|>\s*+"
     r"<\|plamo:begin_tool_arguments:plamo\|>(?:<\|plamo:constrain\|>json<\|plamo:msg\|>)?+\s*+"
 )
-MISTRAL_CALL = "[TOOL_CALLS]"
 KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 
 
@@ -100,7 +97,8 @@ PLAMO = HeaderLayout(
     "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
     "<|plamo:end_tool_requests:plamo|>",
 )
-MISTRAL = HeaderLayout("", partial(_name_by, MISTRAL_HEADER.fullmatch), "", "")
+MISTRAL = HeaderLayout("[TOOL_CALLS]", partial(_name_by, MISTRAL_HEADER.fullmatch), "", "")
+"""`MarkedAnswer` has read the first call's start."""
 
 
 def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[bool]:
@@ -113,16 +111,11 @@ def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> 
         has_call = sink.calls > before
         if has_call and (yield from source.first_of(ends)):
             return True
-        if has_call and not layout.call_start:
-            char = yield from source.peek()
-            if char in (END, "<"):
-                return False
-            if char == "[" and not (yield from source.matches(MISTRAL_CALL)):
-                return False
-        if layout.call_start and not (yield from source.matches(layout.call_start)):
+        if not (yield from source.matches(layout.call_start)):
             if has_call:
                 return False
-            raise NotACall
+            if layout is not MISTRAL:
+                raise NotACall
         yield from _call(source, sink, layout)
         source.keep()
 
@@ -140,8 +133,8 @@ def _call(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[Non
     repaired = yield from stream_object(
         source, sink, Ends(layout.call_end, (layout.section_end, layout.other_end))
     )
-    yield from source.skip(SPACE + "`")
     if layout.call_end:
+        yield from source.skip(SPACE + "`")
         yield from source.matches(layout.call_end)
     sink.end(repaired=repaired and not source.cut)
 

@@ -196,24 +196,34 @@ class MarkedAnswer:
             closed = yield from self._format.section(source, sink)
         except NotACall:
             sink.kind = "content"
-            if marked or sink.calls > before:
+            start = self._last_start()
+            if not start and (marked or sink.calls > before):
                 sink.report("no_call")
-            self._not_called(before)
+            self._not_called(before, start)
             return
         self._begin_content()
         self._unclosed = not closed and bool(self._format.end)
 
-    def _not_called(self, before: int) -> None:
-        """Text behind the last call is content; `before`: number of earlier calls. The last
-        character may begin a marker."""
+    def _last_start(self) -> int:
+        """Position of the last start marker, or of the space before it, in a failed section behind
+        its own marker; 0: none."""
+        # Earlier ones are passed over, lest long runs of markers be read again for each of them.
+        kept, calls = self._source.kept, self._format
+        for markers in (calls.starts, calls.bare):
+            if (start := max((kept.rfind(marker, 1) for marker in markers), default=-1)) > 0:
+                return len(kept[:start].rstrip(SPACE))
+        return 0
+
+    def _not_called(self, before: int, start: int) -> None:
+        """Text behind the last call, up to `start`, is content; `before`: number of earlier calls.
+        The last character may begin a marker."""
         source = self._source
         if self._sink.calls > before:
             self._taken_space()
             self._fresh, self._bare = True, False
-        if source.position > 1:
-            source.rewind(source.position - 1)
-        elif not source.position:
+        if not source.position:
             return
+        source.rewind(start or max(1, source.position - 1))
         self._emit(source.kept)
         source.keep()
 
@@ -286,7 +296,7 @@ class MarkedAnswer:
             yield from source.skip()
             accepted = (yield from source.peek()) == END and not source.cut
         except NotACall:
-            behind, accepted = max(1, source.position - 1), False
+            behind, accepted = self._last_start() or max(1, source.position - 1), False
         source.pinned = False
         if not accepted:
             source.rewind(behind)
