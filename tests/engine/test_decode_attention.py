@@ -31,14 +31,22 @@ from tests.engine.test_exactness import (
 )
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.heads import HEADS
-from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
+from trouper.engine.kv import (
+    compiled_pass,
+    decode_attention,
+    decode_kernel,
+    prefill_attention,
+    prefill_kernel,
+)
 from trouper.engine.kv.compiled_pass import CompiledPasses, TracedPrompt, TracedRegion, Untraceable
 from trouper.engine.kv.decode_kernel import Heads, KernelCall
 from trouper.engine.kv.model_caches import state_slots
+from trouper.engine.kv.prefill_attention import TRIED_LENGTHS, TRIED_WIDTH
+from trouper.engine.kv.prefill_kernel import PrefillCall
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.passes.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
+from trouper.engine.passes.pass_shapes import MAX_KERNEL_WIDTH, PLANNED_ELEMENTS, ROUNDED, Shapes
 from trouper.engine.passes.region import Region
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
@@ -46,7 +54,7 @@ from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
 BY_LENGTH = attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32, length_kernel=True)
-TRIAL = decode_attention.computes
+TRIAL, TRIAL_OF_CHUNKS = decode_attention.computes, prefill_attention.computes
 ONE_BANK = attrs.evolve(BY_LENGTH, first_bank=512)
 DRAFTED = [
     "llama",
@@ -83,6 +91,27 @@ def masked(heads: Heads, call: KernelCall) -> mx.array:
     return (weights @ values).reshape(call.queries.shape)
 
 
+CHUNKS = list[tuple[int, ...]]()
+"""Shapes of the queries of each call of the kernel over chunks, in a test."""
+
+
+def masked_chunks(call: PrefillCall) -> mx.array:
+    """What the kernel over chunks computes, for each row by itself."""
+    CHUNKS.append(tuple(call.queries.shape))
+    outputs = []
+    for row, (slot, length) in enumerate(np.array(call.rows).tolist()):
+        width, end = call.queries.shape[2], length + call.queries.shape[2]
+        assert end <= call.keys.shape[2], "each row's buffers have room for the pass"
+        keys, values = (part[slot : slot + 1, :, :end] for part in (call.keys, call.values))
+        mask = mx.arange(end) <= length + mx.arange(width)[:, None]
+        outputs.append(
+            mx.fast.scaled_dot_product_attention(
+                call.queries[row : row + 1], keys, values, scale=call.scale, mask=mask
+            )
+        )
+    return mx.concatenate(outputs)
+
+
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the queries of each call."""
@@ -95,6 +124,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(decode_kernel, "run", run)
     monkeypatch.setattr(decode_attention, "HEAD_DIMS", range(1, 1000))
     monkeypatch.setattr(decode_attention, "computes", lambda *_: True)
+    monkeypatch.setattr(prefill_kernel, "run", masked_chunks)
+    CHUNKS.clear()
+    monkeypatch.setattr(prefill_attention, "TILES", range(1, 1000))
+    monkeypatch.setattr(prefill_attention, "DTYPES", [mx.float32])
+    monkeypatch.setattr(prefill_attention, "computes", lambda *_: True)
     return calls
 
 
@@ -399,6 +433,21 @@ class TestTrial:
         two_rows("llama", shapes=ONE_BANK)
         assert kernel[0][0] == len(decode_attention.TRIED_LENGTHS) and len(kernel) > 1
 
+    def test_one_over_chunks_that_is_wrong_is_not_used(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        TRIAL_OF_CHUNKS.cache_clear()
+        monkeypatch.setattr(prefill_attention, "computes", TRIAL_OF_CHUNKS)
+        monkeypatch.setattr(prefill_kernel, "run", lambda call: masked_chunks(call) * 1.2)
+        play_randomly("llama", greedy_requests("llama"), 2, BY_LENGTH)
+        assert len(CHUNKS) == 1
+        assert "over chunks" in caplog.text and "wrong" in caplog.text
+        CHUNKS.clear()
+        monkeypatch.setattr(prefill_kernel, "run", masked_chunks)
+        TRIAL_OF_CHUNKS.cache_clear()
+        assert TRIAL_OF_CHUNKS(mx.float32, 64)
+        assert [(len(TRIED_LENGTHS), 2, TRIED_WIDTH, 64)] == CHUNKS
+
     @pytest.mark.parametrize("fault", ["wrong", "refused"])
     def test_one_that_is_not_costs_nothing_but_time(
         self, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -467,6 +516,28 @@ def test_which_passes_are_by_length() -> None:
     assert not by_length(9, 5, singly=False), "a chunk of a prompt"
     assert not by_length(MAX_KERNEL_WIDTH + 1, 5)
     assert not by_length(1, 5, start=1)
+
+
+def test_which_chunks_have_attention_by_lengths() -> None:
+    shapes = attrs.evolve(BY_LENGTH, mask_elements=PLANNED_ELEMENTS)
+
+    def tiled(width: int, *lengths: int, start: int = 3) -> bool:
+        counts = np.full(len(lengths), width, np.int32)
+        return Region(start, np.array(lengths, np.int32), counts, width, shapes).tiled
+
+    assert tiled(8, 0) and tiled(64, 0, 5, 300) and tiled(512, 1024), "no plan, no mask"
+    assert tiled(1256, 2048) and tiled(512, 9001), "the rest of a prompt, a chunk behind a hit"
+    assert not tiled(2048, 0) and not tiled(512, 8192), "long chunks of a row alone have plans"
+    assert not tiled(2000, 50_000), "half as fast as cuDNN, which takes longer than a plan"
+    assert not tiled(1, 5)
+    assert not Region(0, np.zeros(1, np.int32), np.full(1, 8, np.int32), 8, ROUNDED).tiled
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_chunks_of_several_prompts_are_read_from_whole_buffers(name: str) -> None:
+    two_rows(name, shapes=ONE_BANK)
+    together = [shape for shape in CHUNKS if shape[0] == 2]
+    assert CHUNKS and bool(together) == (name == "llama"), "states absorb padding"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def run(heads: Heads, call: KernelCall) -> mx.array:
         else (queries.shape, queries.dtype)
     )
     [out] = _kernel()(
-        inputs=[queries, keys, call.values, call.lengths, _scalar(call.scale), sinks],
+        inputs=[queries, keys, call.values, call.lengths, scalar(call.scale), sinks],
         template=[
             ("T", queries.dtype),
             ("O", dtype),
@@ -130,7 +130,7 @@ def _join() -> Kernel:
 
 
 @cache
-def _scalar(value: float) -> mx.array:
+def scalar(value: float) -> mx.array:
     return mx.array([value], mx.float32)
 
 

@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.adaptations.row_offsets import USUAL, Traits
-from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import Room, SlotCache
+from trouper.engine.kv.whole_buffer import WholeBuffer
 
 # More tokens than any row has.
 ANY_LENGTH = 2**31
@@ -89,8 +89,8 @@ class RingSlots(SlotCache):
         return self.region.by_length and self.region.width == 1
 
     def _for_kernel(self, buffer: mx.array) -> WholeBuffer:
-        view, visible = partial(self._view, buffer), partial(self._visible, self.window)
-        return WholeBuffer(buffer, self.region, view, visible, ring=self.ring, window=self.window)
+        view, mask = partial(self._view, buffer), partial(self._mask, self.window)
+        return WholeBuffer(buffer, self.region, view, mask, ring=self.ring, window=self.window)
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
         """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. At most
@@ -133,7 +133,10 @@ class RingSlots(SlotCache):
         by lengths."""
         if self._by_length and not return_array and window_size in (None, self.window):
             return None
-        return self._shape_mask(self._visible(window_size or self.window))
+        return self._mask(window_size or self.window)
+
+    def _mask(self, window: int) -> mx.array:
+        return self._shape_mask(self._visible(window))
 
     def _visible(self, window: int) -> mx.array:
         # (n, width, keys) bool: the mask of `make_mask`.

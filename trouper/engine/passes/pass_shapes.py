@@ -43,6 +43,10 @@ PREPARED_CARD: dict[str, Any] = {
 # Limits of attention by lengths for several tokens a row: their number, and the product with all
 # rows' tokens. Beyond, tensor cores with a mask are worth more than a compiled pass.
 MAX_KERNEL_WIDTH, MAX_KERNEL_SCORES = 33, 100_000
+# Maximum queries times keys of a row for attention over chunks by lengths (`prefill_attention.py`).
+# On an H200 cuDNN takes half as long without a mask, but for a plan, and several times as long with
+# a mask: the first bound is for chunks that have plans, the second one for others.
+PLANNED_ELEMENTS, TILED_ELEMENTS = 2**21, 2**24
 # Tokens by which first buffers grow early, where all layers have the same lengths. Growth of all in
 # one step would take 20 ms.
 LEAD = 64
@@ -127,6 +131,14 @@ class Shapes:
         few = width <= MAX_KERNEL_WIDTH and rows * width * tokens <= MAX_KERNEL_SCORES
         return self.length_kernel and (width == 1 or few)
 
+    def tiled(self, rows: int, tokens: int, width: int) -> bool:
+        """Whether attention of a pass of `width` tokens a row, up to `tokens`, is by lengths, on
+        tensor cores. Long chunks of a row alone that end at multiples have plans."""
+        if not self.length_kernel or width == 1:
+            return False
+        planned = rows == 1 and not width % CHUNK_STEP and not tokens % CHUNK_STEP
+        return width * tokens <= (self.mask_elements if planned else TILED_ELEMENTS)
+
     def copied(self, width: int, keys: int) -> bool:
         """Whether a chunk's attention gets copies of keys and values (`Region.copied`): where MLX
         would use cuDNN."""
@@ -163,9 +175,10 @@ EXACT = Shapes(pass_tokens=16, lone_tokens=16)
 ACCELERATED = Shapes(pass_tokens=64, lone_tokens=64)
 # On an H100 (0.6B) a short prompt's first token took 31 ms in two passes, 17 in one.
 ROUNDED = Shapes(pass_tokens=256, lone_tokens=LONE_WIDTHS[-1], rounded=True)
+WITH_KERNELS = attrs.evolve(ROUNDED, length_kernel=True, mask_elements=PLANNED_ELEMENTS)
 
 
 def of_device() -> Shapes:
     if device.prepares_shapes():
-        return attrs.evolve(ROUNDED, length_kernel=device.runs_cuda_kernels())
+        return WITH_KERNELS if device.runs_cuda_kernels() else ROUNDED
     return EXACT if device.is_cpu() else ACCELERATED

@@ -83,6 +83,9 @@ class Region:
         fills_first_slots = not start and (width == 1 or singly)
         by_length = shapes.by_length(len(lengths), self.longest, width)
         self.by_length = fills_first_slots and reach is None and by_length
+        # The same, for chunks of prompts in any slots (`prefill_attention.py`).
+        tiled = shapes.tiled(len(lengths), self.longest, width)
+        self.tiled = tiled and reach is None and not self.by_length
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property
@@ -95,6 +98,12 @@ class Region:
         """(n,) int32: tokens in KV after the pass, for attention by lengths; also the rope offset
         without deltas."""
         return mx.array(self.lengths + self.width)
+
+    @cached_property
+    def slots_and_lengths(self) -> mx.array:
+        """(n, 2) int32: slot, and tokens in KV before the pass."""
+        slots = np.arange(self.start, self.stop, dtype=np.int32)
+        return mx.array(np.stack([slots, self.lengths], axis=1))
 
     @cached_property
     def positions(self) -> mx.array:
