@@ -12,6 +12,7 @@
 #include <vector>
 #include <algorithm>
 #include <ucontext.h>
+using std::max;
 using std::min;
 struct Dim { int x, y, z; };
 static Dim threadIdx, blockIdx, gridDim;

@@ -41,7 +41,7 @@ from trouper.engine.kv import (
 from trouper.engine.kv.compiled_pass import CompiledPasses, TracedPrompt, TracedRegion, Untraceable
 from trouper.engine.kv.decode_kernel import Heads, KernelCall
 from trouper.engine.kv.model_caches import state_slots
-from trouper.engine.kv.prefill_attention import TRIED_LENGTHS, TRIED_WIDTH
+from trouper.engine.kv.prefill_attention import TRIED_WIDTH
 from trouper.engine.kv.prefill_kernel import PrefillCall
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import rows_for
@@ -95,18 +95,32 @@ CHUNKS = list[tuple[int, ...]]()
 """Shapes of the queries of each call of the kernel over chunks, in a test."""
 
 
-def masked_chunks(call: PrefillCall) -> mx.array:
+def masked_chunks(heads: Heads, call: PrefillCall) -> mx.array:
     """What the kernel over chunks computes, for each row by itself."""
     CHUNKS.append(tuple(call.queries.shape))
+    width, capacity = call.queries.shape[2], call.keys.shape[2]
     outputs = []
     for row, (slot, length) in enumerate(np.array(call.rows).tolist()):
-        width, end = call.queries.shape[2], length + call.queries.shape[2]
-        assert end <= call.keys.shape[2], "each row's buffers have room for the pass"
-        keys, values = (part[slot : slot + 1, :, :end] for part in (call.keys, call.values))
-        mask = mx.arange(end) <= length + mx.arange(width)[:, None]
+        end = length + width
+        position, query = np.arange(end), np.arange(length, end)[:, None]
+        visible = position <= query
+        index = position
+        if heads.ring:
+            own = call.joined & (position >= length)
+            index = np.where(own, position + (capacity - end), position % heads.ring)
+            visible &= position > query - heads.window
+        assert index.max() < capacity, "each row's buffers have room for the pass"
+        keys, values = (
+            part[slot : slot + 1][:, :, mx.array(index)] for part in (call.keys, call.values)
+        )
         outputs.append(
             mx.fast.scaled_dot_product_attention(
-                call.queries[row : row + 1], keys, values, scale=call.scale, mask=mask
+                call.queries[row : row + 1],
+                keys,
+                values,
+                scale=call.scale,
+                mask=mx.array(visible),
+                sinks=call.sinks,
             )
         )
     return mx.concatenate(outputs)
@@ -128,7 +142,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     CHUNKS.clear()
     monkeypatch.setattr(prefill_attention, "TILES", range(1, 1000))
     monkeypatch.setattr(prefill_attention, "DTYPES", [mx.float32])
-    monkeypatch.setattr(prefill_attention, "computes", lambda *_: True)
+    monkeypatch.setattr(prefill_attention, "computes", lambda *_, **__: True)
     return calls
 
 
@@ -438,15 +452,16 @@ class TestTrial:
     ) -> None:
         TRIAL_OF_CHUNKS.cache_clear()
         monkeypatch.setattr(prefill_attention, "computes", TRIAL_OF_CHUNKS)
-        monkeypatch.setattr(prefill_kernel, "run", lambda call: masked_chunks(call) * 1.2)
+        monkeypatch.setattr(prefill_kernel, "run", lambda *call: masked_chunks(*call) * 1.2)
         play_randomly("llama", greedy_requests("llama"), 2, BY_LENGTH)
         assert len(CHUNKS) == 1
         assert "over chunks" in caplog.text and "wrong" in caplog.text
         CHUNKS.clear()
         monkeypatch.setattr(prefill_kernel, "run", masked_chunks)
         TRIAL_OF_CHUNKS.cache_clear()
-        assert TRIAL_OF_CHUNKS(mx.float32, 64)
-        assert [(len(TRIED_LENGTHS), 2, TRIED_WIDTH, 64)] == CHUNKS
+        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30), joined=False)
+        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30, sinks=True), joined=True)
+        assert {shape[2] for shape in CHUNKS} == {11, TRIED_WIDTH}
 
     @pytest.mark.parametrize("fault", ["wrong", "refused"])
     def test_one_that_is_not_costs_nothing_but_time(
@@ -533,11 +548,16 @@ def test_which_chunks_have_attention_by_lengths() -> None:
     assert not Region(0, np.zeros(1, np.int32), np.full(1, 8, np.int32), 8, ROUNDED).tiled
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_chunks_of_several_prompts_are_read_from_whole_buffers(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next"])
+def test_chunks_of_several_prompts_share_attention_by_lengths(name: str) -> None:
     two_rows(name, shapes=ONE_BANK)
     together = [shape for shape in CHUNKS if shape[0] == 2]
-    assert CHUNKS and bool(together) == (name == "llama"), "states absorb padding"
+    assert CHUNKS and bool(together) == (name != "qwen3_next"), "states absorb padding"
+
+
+def test_quantized_kv_is_read_by_lengths_where_it_is_dequantized() -> None:
+    two_rows("llama", shapes=ONE_BANK, kv=KvFormat(8, 32))
+    assert CHUNKS
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from tests.engine import on_threads
-from trouper.engine.kv.decode_attention import mask_of
 from trouper.engine.kv.decode_kernel import Heads
-from trouper.engine.kv.prefill_kernel import FILE, TILES
+from trouper.engine.kv.prefill_attention import example
+from trouper.engine.kv.prefill_kernel import FILE, TILES, PrefillCall
 from trouper.engine.platform.cuda_kernels import INCLUDED
 
 PROGRAM = """
@@ -26,76 +27,78 @@ int main() {
     const T* queries = read<T>(rows * heads * width * D);
     const T* keys = read<T>(%(slots)d * key_heads * capacity * D);
     const T* values = read<T>(%(slots)d * key_heads * capacity * D);
-    const int* places = read<int>(rows * 2);
+    const int* of_rows = read<int>(rows * 2);
+    const T* sinks = read<T>(heads);
     T* out = (T*)calloc(rows * heads * width * D, sizeof(T));
     launch({(width + QUERIES - 1) / QUERIES, heads, rows}, QUERIES * 2, [=] {
-        prefill_attention::attend<T, D, QUERIES, %(keys)d>(queries, keys, values, places, 0.2f, out, heads, width, key_heads, capacity);
+        prefill_attention::attend<T, D, QUERIES, %(keys)d, %(window)d, %(ring)d, %(joined)d, %(sinks)d>(
+            queries, keys, values, of_rows, %(scale)ff, sinks, out, heads, width, key_heads, capacity);
     });
     fwrite(out, sizeof(T), rows * heads * width * D, stdout);
 }
 """
 
 
-@pytest.mark.parametrize(
-    ("heads", "width", "slots"),
-    [
-        (Heads(mx.bfloat16, 64, 2, 2), 70, {1: 0, 3: 61}),
-        (Heads(mx.bfloat16, 128, 1, 2), 9, {0: 64, 2: 130}),
-        (Heads(mx.bfloat16, 256, 1, 1), 33, {1: 20}),
-    ],
-    ids=lambda value: str(getattr(value, "dim", value)),
-)
-@pytest.mark.long(but=("64-*",))
-def test_the_kernel_is_attention_up_to_each_querys_position(
-    heads: Heads, width: int, slots: dict[int, int], tmp_path: Path
-) -> None:
-    """`slots`: tokens before the pass of each row, by slot. Behind its tokens are no numbers."""
-    dim, key_heads, all_heads = heads.dim, heads.key_heads, heads.key_heads * heads.group
-    tile, keys_of_tile = TILES[dim]
-    lengths = np.array([*slots.values()], np.int32)
-    capacity, number = int(lengths.max()) + width + 3, max(slots) + 2
+def run_on_threads(heads: Heads, call: PrefillCall, directory: Path) -> mx.array:
+    rows, all_heads, width, dim = call.queries.shape
+    tile, keys = TILES[dim]
+    slots, key_heads, capacity, _ = call.keys.shape
     names = {
-        "rows": len(slots),
+        "rows": rows,
         "heads": all_heads,
         "key_heads": key_heads,
         "width": width,
         "capacity": capacity,
-        "slots": number,
+        "slots": slots,
         "dim": dim,
         "queries": tile,
-        "keys": keys_of_tile,
+        "keys": keys,
+        "window": heads.window,
+        "ring": heads.ring,
+        "joined": call.joined,
+        "sinks": heads.sinks,
+        "scale": call.scale,
         "included": INCLUDED,
         "source": FILE,
     }
-    sizes = [(len(slots), all_heads, width, dim), *[(number, key_heads, capacity, dim)] * 2]
-    queries, keys, values = (
-        mx.random.normal(size, key=key).astype(mx.bfloat16)
-        for size, key in zip(sizes, mx.random.split(mx.random.key(dim), 3), strict=True)
-    )
-    used = np.zeros((number, 1, capacity, 1), bool)
-    for slot, length in slots.items():
-        used[slot, :, : length + width] = True
-    keys, values = (
-        mx.where(mx.array(used), part, mx.array(float("nan"), part.dtype))
-        for part in (keys, values)
-    )
-    places = np.stack([np.array([*slots], np.int32), lengths], axis=1)
-    read = [
-        *(np.array(part.view(mx.uint8)).tobytes() for part in (queries, keys, values)),
-        places.tobytes(),
-    ]
-    done = on_threads.run(PROGRAM % names, b"".join(read), tmp_path)
-    got = mx.array(np.frombuffer(done, np.uint16)).view(mx.bfloat16).astype(mx.float32)
-    mask = mask_of(heads, lengths, width, capacity)
-    of_rows = [mx.nan_to_num(part[mx.array([*slots])]) for part in (keys, values)]
-    expected = mx.fast.scaled_dot_product_attention(
-        queries.astype(mx.float32),
-        *(part.astype(mx.float32) for part in of_rows),
-        scale=0.2,
-        mask=mask[:, None],
-    )
-    np.testing.assert_allclose(
-        np.array(got.reshape(len(slots), width, all_heads, dim).swapaxes(1, 2)),
-        np.array(expected),
-        atol=0.02,
-    )
+    sinks = mx.zeros(all_heads, mx.bfloat16) if call.sinks is None else call.sinks
+    arrays = [call.queries, call.keys, call.values, call.rows, sinks]
+    given = b"".join(np.array(array.view(mx.uint8)).tobytes() for array in arrays)
+    done = on_threads.run(PROGRAM % names, given, directory)
+    got = mx.array(np.frombuffer(done, np.uint16)).view(mx.bfloat16)
+    return got.reshape(rows, width, all_heads, dim).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "joined", "lengths"),
+    [
+        (Heads(mx.bfloat16, 64, 2, 2), 70, False, (0, 61)),
+        (Heads(mx.bfloat16, 96, 1, 2, sinks=True), 9, False, (64, 130)),
+        (Heads(mx.bfloat16, 128, 1, 1), 66, False, (0, 60)),
+        (Heads(mx.bfloat16, 256, 1, 1), 33, False, (20,)),
+        (Heads(mx.bfloat16, 64, 1, 1, 20, 30, sinks=True), 90, True, (3, 80)),
+        (Heads(mx.bfloat16, 64, 1, 2, 20, 30), 11, False, (100, 7)),
+    ],
+    ids=lambda value: str(value).replace("mlx.core.", ""),
+)
+@pytest.mark.long(but=("*dim=64*ring=30*", "*dim=128*"))
+def test_the_kernel_is_attention_up_to_each_querys_position(
+    heads: Heads, width: int, joined: bool, lengths: tuple[int, ...], tmp_path: Path
+) -> None:
+    call, expected = example(heads, np.array(lengths, np.int32), width, joined=joined)
+    got = run_on_threads(heads, call, tmp_path)
+    np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), atol=0.02)
+
+
+def test_rows_are_in_any_slots_and_what_they_have_not_written_is_not_read(tmp_path: Path) -> None:
+    heads, lengths, width = Heads(mx.bfloat16, 64, 1, 1), np.array([5, 40], np.int32), 20
+    call, expected = example(heads, lengths, width)
+    slots = np.array([3, 1], np.int32)
+    buffers = [mx.full((5, 1, 70, 64), float("nan"), mx.bfloat16) for _ in range(2)]
+    for buffer, part in zip(buffers, (call.keys, call.values), strict=True):
+        for row, (slot, length) in enumerate(zip(slots, lengths + width, strict=True)):
+            buffer[int(slot), :, : int(length)] = part[row, :, : int(length)]
+    rows = mx.array(np.stack([slots, lengths], axis=1))
+    moved = attrs.evolve(call, keys=buffers[0], values=buffers[1], rows=rows)
+    got = run_on_threads(heads, moved, tmp_path)
+    np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), atol=0.02)

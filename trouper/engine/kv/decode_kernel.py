@@ -74,7 +74,7 @@ def run(heads: Heads, call: KernelCall) -> mx.array:
     splits = -(-tokens // SPLIT_TOKENS)
     split = splits > 1
     part = part_of(heads.group * width, dim)
-    sinks = _no_sinks(queries.dtype) if call.sinks is None else call.sinks
+    sinks = no_sinks(queries.dtype) if call.sinks is None else call.sinks
     shape, dtype = (
         ((rows, all_heads, width, splits, dim + 2), mx.float32)
         if split
@@ -135,5 +135,5 @@ def scalar(value: float) -> mx.array:
 
 
 @cache
-def _no_sinks(dtype: mx.Dtype) -> mx.array:
+def no_sinks(dtype: mx.Dtype) -> mx.array:
     return mx.zeros(1, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ class FullSlots(SlotCache):
     """The counterpart of mlx-lm's KVCache."""
 
     kernel_reads = True
-    """Whether the kernels of attention can read the buffers."""
+    """Whether kernels of attention may read buffers: models call it with what they get."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write (n, heads, width, dim); return (n, heads, keys, dim). The mask hides foreign
@@ -39,13 +39,17 @@ class FullSlots(SlotCache):
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """(n, heads, keys, dim) views of the pass's rows, or whole buffers."""
-        keys, values = map(self._for_attention, self.buffers)
+        keys, values = (
+            self._for_attention(buffer, partial(self._gapless, buffer)) for buffer in self.buffers
+        )
         return keys, values
 
-    def _for_attention(self, buffer: mx.array) -> Any:
+    def _for_attention(
+        self, buffer: mx.array, view: Callable[[], mx.array], *, gathered: bool = False
+    ) -> Any:
         if not self._for_kernel:
-            return self._gapless(buffer)
-        return WholeBuffer(buffer, self.region, partial(self._gapless, buffer), self._mask)
+            return view()
+        return WholeBuffer(buffer, self.region, view, self._mask, gathered=gathered)
 
     @property
     def _for_kernel(self) -> bool:

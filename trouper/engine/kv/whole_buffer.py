@@ -22,3 +22,6 @@ class WholeBuffer:
     ring: int = 0
     window: int = 0
     """See `Heads`."""
+    gathered: bool = False
+    """Whether the buffer has the pass's rows alone, row i at index i. A ring is as before the pass
+    then, with the pass's tokens behind it."""

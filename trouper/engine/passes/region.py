@@ -106,6 +106,11 @@ class Region:
         return mx.array(np.stack([slots, self.lengths], axis=1))
 
     @cached_property
+    def indices_and_lengths(self) -> mx.array:
+        """(n, 2) int32: `slots_and_lengths` for arrays of these rows alone."""
+        return self.slots_and_lengths - mx.array([self.start, 0], mx.int32)
+
+    @cached_property
     def positions(self) -> mx.array:
         """(n, width) int32: absolute positions."""
         return mx.array(self.lengths[:, None] + np.arange(self.width, dtype=np.int32))
