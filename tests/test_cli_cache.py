@@ -3,9 +3,11 @@ touched."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -66,6 +68,20 @@ def test_stats_is_the_sum(stored: tuple[RunStore, list[RunInfo]]) -> None:
         "free disk",
     ):
         assert said in output
+
+
+@pytest.mark.parametrize("command", ["stats", "verify"])
+def test_a_reader_that_leaves_is_no_fault_of_the_directory(
+    command: str, stored: tuple[RunStore, list[RunInfo]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `trouper cache stats | head -1`."""
+
+    def leave(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(click, "echo", leave)
+    outcome = call(stored[0], command)
+    assert (outcome.exit_code, outcome.stderr) == (1, "")
 
 
 def test_verify_says_what_is_damaged_and_removes_it_if_told_to(

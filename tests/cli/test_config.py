@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,9 @@ def test_print_config_says_what_holds_and_why() -> None:
             line.removeprefix("# ").startswith(f"{field.name.replace('_', '-')} =")
             for line in lines
         )
+    keys = re.findall(r"^(?:# )?([\w-]+) =", printed.partition("\n[models")[0], re.MULTILINE)
+    flags = re.findall(r"^  --([\w-]+)", serve("--help").stdout, re.MULTILINE)
+    assert [key for key in keys if key in flags] == [flag for flag in flags if flag in keys]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ SET = (
     ("seed 1.5", "seed must be a whole number, not 1.5"),
     ("reasoning_effort much", "reasoning_effort must be high, low, medium, minimal, none, xhigh"),
     ("logit_bias 3", "logit_bias must be an object, not 3"),
+    ("response_format json", 'response_format must be an object, not "json"'),
     ("temperature 0.5", ""),
     ("max_tokens 100", ""),
     ("stop END", ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from io import StringIO
 from typing import Any
 
@@ -26,8 +27,6 @@ def text(shown: RenderableType, width: int = 120) -> str:
 
 async def health() -> dict[str, Any]:
     """A real one."""
-    import json
-
     from tests.web.serving import exchange, get
 
     async with serving() as served:
@@ -189,9 +188,15 @@ async def test_the_command_prints_what_it_sees() -> None:
             "--url",
             f"http://127.0.0.1:{served.port}",
         ]
-        outcome = await trio.to_thread.run_sync(lambda: CliRunner().invoke(cli.main, arguments))
+        outcome, as_json = [
+            await trio.to_thread.run_sync(CliRunner().invoke, cli.main, [*arguments, *more])
+            for more in ((), ("--json",))
+        ]
     assert outcome.exit_code == 0, outcome.output
     assert "1 done, 0 failed, 1 in all" in outcome.stdout
+    body = json.loads(as_json.stdout)
+    assert body["cache_stats"]["requests_completed"] == 1
+    assert body["tokens_per_s"] == {"decoded": 0, "prefilled": 0, "spared": 0}
 
 
 @pytest.mark.parametrize("arguments", [("top", "--once"), ("chat", "hm?")])

@@ -378,6 +378,14 @@ def test_states_of_before_count_where_rows_may_draft(speculation: str, enter: in
     finish(asked)
 
 
+def test_rows_of_which_nothing_is_cached_are_bounded() -> None:
+    short = world(44, kv=attrs.evolve(KV, cached=False))
+    ask(short, 4, max_tokens=20)
+    run(short, 9)
+    assert (len(running(short)), preempted(short)) == (2, 2)
+    finish(short)
+
+
 def test_what_a_model_keeps_may_be_unknown() -> None:
     asked = CoreWorld(1, kv=KvLayout(cached=False), kv_memory=ByteSize(1000))
     assert asked.core._budget.limit_bytes is None

@@ -23,9 +23,11 @@ from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
 from trouper.engine.kv.block_store import BlockArrays, BlockStore, readable, stored_from
 from trouper.engine.kv.kv_layout import ArrayShape, Layout, kv_layout, layout_of
 from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.kv.single_rows import SingleRows
 from trouper.engine.passes import pass_shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Tensors
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import Admit, BlockId, Chunk, Load, Plan, Restore, RowId, Store
 from trouper.protocol.replies import TokenLogprobs
 
@@ -47,6 +49,9 @@ CUT_ANYWHERE = [
     "kimi_k25",
     "llama4_text",
 ]
+
+
+ALONE = Capabilities(batch="rows of different lengths differ")
 
 
 @cache
@@ -362,6 +367,25 @@ class TestOrdersThatAreWrong:
         assert not kv_layout(model, PLAIN).cached
         with pytest.raises(AssertionError, match="cannot be stored"):
             engine.launch(Plan(0, evict=ids(0, 1)))
+
+    @pytest.mark.parametrize("name", ["llama", "gemma2", "mamba2"])
+    def test_what_a_row_keeps_that_runs_alone_is_measured(self, name: str) -> None:
+        """`--kv-memory` bounded no such rows."""
+        kv, rows = kv_layout(model_of(name), PLAIN, ALONE), SingleRows(model_of(name))
+        for tokens in (5, 1000):
+            row = RowId(tokens)
+            rows.open(row)
+            rows.prefill({row: [1] * tokens})
+            assert rows.nbytes / 2 <= kv.row_bytes(tokens) <= rows.nbytes * 3, tokens
+            rows.drop([row])
+
+    def test_rows_that_cannot_be_restored_are_counted(self) -> None:
+        kv, usual = (
+            kv_layout(model_of("gemma2"), PLAIN, found)
+            for found in (Capabilities(restore="differs"), Capabilities())
+        )
+        assert (kv.cached, kv.needs_snapshots) == (False, False)
+        assert kv.row_bytes(1000) == usual.row_bytes(1000) > 0
 
 
 class TestPayloads:

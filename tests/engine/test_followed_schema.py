@@ -149,3 +149,26 @@ def test_data_is_no_schema() -> None:
     assert followed("true") == "true"
     untouched = '{"default": 1e400, "type" : "number"}'
     assert followed(untouched) == untouched
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_unknown_keywords_are_named(strict: bool) -> None:
+    """Not annotations, nor what a reference names, nor names of properties and data."""
+    node: Json = {"type": "object", "require": ["a"], "properties": {"require": TEXT}}
+    schema = {
+        "propertys": {"a": TEXT},
+        "anyOf": [{"$ref": "#/components/schemas/Node"}, TEXT | {"nullable": True, "x-order": 1}],
+        "components": {"schemas": {"Node": node}},
+        "default": {"require": 1},
+        "$comment": "",
+        "examples": [],
+    }
+    grammar = Grammar("json_schema", json.dumps(schema), "s", strict=strict)
+    assert set(tiny().tokenizer.compile_grammar(grammar).ignored) == {
+        "s.propertys",
+        "s.anyOf.1.nullable",
+        "s.components.schemas.Node.require",
+    }
+    call = {"name": "f", "parameters": {"require": []}, "param": "tools.0", "strict": strict}
+    calls = Grammar("calls", json.dumps([call]), "tools", strict=False)
+    assert tiny().tokenizer.compile_grammar(calls).ignored == ("tools.0.require",)

@@ -21,10 +21,13 @@ from tests.web.serving import (
     eventually,
     exchange,
     get,
+    pace,
     post,
     serving,
 )
 from trouper.cli.log_setup import JsonLines, name_request
+from trouper.protocol.kv import KvLayout
+from trouper.protocol.setting_fields import ByteSize
 
 ID = "X-Request-Id: mine-1\r\n"
 SECRET = "my own secret"
@@ -83,6 +86,20 @@ async def test_a_request_is_one_line(log: Log) -> None:
     assert SECRET not in log.text
     assert answer["choices"][0]["text"] not in log.text
     assert not log["response"], "it has a line already"
+
+
+async def test_how_long_a_request_was_preempted(log: Log) -> None:
+    """There is memory for 80 tokens, and for one of the two answers at a time."""
+    settings = {"kv_memory": ByteSize(8000), "speculation": "off"}
+    kv = KvLayout(token_bytes=100, capacity_step=1, first_bank=0)
+    async with serving(FakeEngine(before_step=pace, kv=kv), settings) as served:
+        body = {"prompt": SECRET[:5], "max_tokens": 50, "ignore_eos": True}
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(ask, served, body)
+    (one, other) = log["request"]
+    assert "preempted_s" not in one
+    assert 0 < other["preempted_s"] < other["whole_s"]
 
 
 async def test_chat_and_what_is_streamed(log: Log) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import attrs
 import cohere
 import pytest
 import trio
@@ -13,6 +14,7 @@ import trio
 from tests.fakes import FakeEngine, Ranking
 from tests.web.serving import Served, ask, eventually, serving
 from trouper.actors.runtime.answer import Answer
+from trouper.protocol.model import LoadedModel
 from trouper.web.openai.rerank import (
     INSTRUCTION,
     SYSTEM,
@@ -79,6 +81,30 @@ class TestRerank:
             assert few["results"] == [
                 {k: v for k, v in one.items() if k != "document"} for one in said["results"][:2]
             ]
+
+    @pytest.mark.parametrize("name", ["fake", "Qwen3-Reranker-0.6B"])
+    async def test_a_model_of_another_kind_is_named(
+        self, name: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Named(FakeEngine):
+            async def load(self) -> LoadedModel:
+                loaded = await super().load()
+                return attrs.evolve(loaded, card=attrs.evolve(loaded.card, id=name))
+
+        async with serving(Named(tokenizer=Ranking())) as served:
+            for path, body in (
+                ("/v1/rerank", ASKED),
+                ("/v1/rerank", ASKED),
+                ("/v1/score", {"text_1": "a", "text_2": "b"}),
+                ("/v1/embeddings", {"input": "x"}),
+                ("/v1/embeddings", {"input": "x"}),
+            ):
+                status, answer = await ask(served, body, path)
+                assert status == 200
+                if path == "/v1/rerank":
+                    assert ("warnings" in answer["meta"]) is (name == "fake")
+        doubts = [line for line in caplog.messages if "is not known as" in line]
+        assert ["reranker" in line for line in doubts] == [True, False][name != "fake" :]
 
     async def test_as_text_embeddings_inference_answers(self) -> None:
         body = {"query": "barks?", "texts": ["a dog", "a spoon"], "truncate": True}

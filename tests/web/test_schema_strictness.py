@@ -111,8 +111,12 @@ async def test_a_format_is_as_strict_as_it_says(strict: bool | None) -> None:
 
 @pytest.mark.parametrize("path", PLACES)
 async def test_a_strict_server_drops_nothing(path: str) -> None:
-    grammar, _ = await compiled(path, request(path), strict=True)
-    assert grammar.strict
+    """And refuses what lenient ones name."""
+    tokenizer = Dropping()
+    async with serving(FakeEngine(tokenizer=tokenizer), strict=True) as served:
+        status, _, answer = await exchange(served, post(path, request(path)))
+    assert (tokenizer.compiled[0].strict, status) == (True, 400)
+    assert b"unknown keyword 'tools.uniqueItems'" in answer
 
 
 @pytest.mark.parametrize("compact", [False, True])

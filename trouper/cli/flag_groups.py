@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import click
 
@@ -125,6 +126,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "tp_reduce_dtype",
     ),
 }
+HELP_ORDER = {name: index for index, name in enumerate(chain(*GROUPS.values()))}
 # Accepted, in no help.
 OLDER = ("max_batch_size", "sequence_cache_size")
 OLDER_TITLE = "Older names"
@@ -144,9 +146,8 @@ class GroupedCommand(click.Command):
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        grouped = {name for names in GROUPS.values() for name in names}
         rows = self._rows(ctx)
-        own = [row for name, row in rows.items() if name not in grouped]
+        own = [row for name, row in rows.items() if name not in HELP_ORDER]
         with formatter.section("Options"):
             formatter.write_dl(own)
         for title, names in GROUPS.items():
@@ -166,7 +167,7 @@ class CommandWithFlagsOfServe(GroupedCommand):
     """A command whose help shows its own flags and names `trouper serve --help` for the others."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        of_serve = {name for names in GROUPS.values() for name in names} - {"config"}
+        of_serve = HELP_ORDER.keys() - {"config"}
         rows = self._rows(ctx)
         with formatter.section("Options"):
             formatter.write_dl([row for name, row in rows.items() if name not in of_serve])

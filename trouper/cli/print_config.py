@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from trouper import __version__
+from trouper.cli.flag_groups import HELP_ORDER
 from trouper.cli.model_tables import ModelTable, ModelTables
 from trouper.cli.settings_file import file_read, model_tables
 from trouper.cli.terminal_text import BREAKS, line_shown
@@ -41,7 +42,10 @@ def _lines(context: click.Context) -> Iterator[str]:
     read = line_shown(str(path or "none"))
     default = "trouper.toml here or ~/.config/trouper/config.toml"
     yield f"# Read by --config FILE; without it {default}. Now: {read}."
-    for parameter in context.command.params:
+    last = len(HELP_ORDER)
+    for parameter in sorted(
+        context.command.params, key=lambda each: HELP_ORDER.get(each.name or "", last)
+    ):
         if (
             isinstance(parameter, click.Option)
             and parameter.name in context.params

@@ -62,7 +62,7 @@ class ServerChecks:
             return
         forms = [*self._forms(schema)]
         if value is not None and not any(_allows(form, value) for form in forms):
-            expected = " or ".join(filter(None, map(_name, forms)))
+            expected = " or ".join(dict.fromkeys(filter(None, map(_name, forms))))
             raise CommandRefused(f"{name} must be {expected}, not {json.dumps(value)}")
 
     @cached_property

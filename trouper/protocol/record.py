@@ -38,6 +38,7 @@ class RequestRecord:
     first_token_at: float | None = None
     last_token_at: float | None = None
     ended_at: float
+    preempted_s: float = 0.0
     unix_offset: float = 0.0
     transitions: tuple[Transition, ...] = ()
     """The last ones, with the reasons for waits."""

@@ -83,6 +83,8 @@ class History:
     request_id: str = ""
     clock: Callable[[], float] = time.monotonic
     transitions: deque[Transition] = attrs.field(factory=lambda: deque(maxlen=KEPT))
+    preempted_s: float = 0.0
+    """Without the present preemption, until `end`."""
     _held: Transition | None = None
     # The wait of the answer's reader, apart from `transitions`: readers wait for a token's time
     # again and again, which would push all other waits out.
@@ -101,7 +103,7 @@ class History:
         if last is not None and (last.state, last.reason, last.detail) == (state, reason, detail):
             return
         now = self.clock()
-        self._tell(last, now)
+        self._leave(last, now)
         self.transitions.append(Transition(state, reason, now, detail))
 
     def hold(self, reason: WaitReason) -> None:
@@ -115,16 +117,18 @@ class History:
         if held is None:
             return
         now = self.clock()
-        if self._tell(held, now):
+        if self._leave(held, now):
             self.transitions += (held, Transition("decoding", "", now))
 
     def end(self) -> None:
         """Log the wait in which the request ended, if long."""
         self.release()
-        self._tell(self.latest, self.clock())
+        self._leave(self.latest, self.clock())
 
-    def _tell(self, ended: Transition | None, now: float) -> bool:
-        """Log a long wait that has ended. Returns whether it was one."""
+    def _leave(self, ended: Transition | None, now: float) -> bool:
+        """Count a preemption, and log a long wait. Returns whether it was one."""
+        if ended is not None and ended.state == "preempted":
+            self.preempted_s += now - ended.at
         if ended is None or not ended.reason or now - ended.at < LONG_WAIT_S:
             return False
         seconds = now - ended.at

@@ -395,6 +395,7 @@ class Answer(ClosesAtEnd):
             first_token_at=self.first_token_at,
             last_token_at=self.last_token_at,
             ended_at=trio.current_time(),
+            preempted_s=self.history.preempted_s,
             transitions=tuple(self.history.transitions),
         )
 

@@ -46,7 +46,7 @@ def _of_directory(command: Callable[..., None], *, must_exist: bool = False) -> 
         try:
             command(directory, **given)
         except OSError as error:
-            if error.filename is None and error.errno == errno.ENOSPC:
+            if error.filename is None and error.errno in (errno.ENOSPC, errno.EPIPE):
                 raise  # That of the output, since only `clear` changes the directory.
             refuse(f"{error.filename or directory}: {error.strerror or error}")
 

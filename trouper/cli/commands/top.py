@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
@@ -73,13 +74,15 @@ class Rates:
         self._at, self._counted = now, counted
 
 
-def models_of(body: Health) -> dict[str, Health]:
+def models_of(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """A single model has an empty name."""
-    several: Mapping[str, Health] | None = body.get("models")
+    several: dict[str, dict[str, Any]] | None = body.get("models")
     return dict(several) if several else {"": body}
 
 
-def page(url: str, body: Health, rates: Mapping[str, Rates], problem: str = "") -> RenderableType:
+def page(
+    url: str, body: dict[str, Any], rates: Mapping[str, Rates], problem: str = ""
+) -> RenderableType:
     """`problem`: why the data is old"""
     parts: list[RenderableType] = [Text(problem, style="bold red")] if problem else []
     for name, health in models_of(body).items():
@@ -206,7 +209,8 @@ LONGEST_S = 86400
     help="How often it looks.",
 )
 @click.option("--once", is_flag=True, help="Print the figures once, and end.")
-def top(where: Where, /, interval_s: float, once: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="The same as one JSON object.")
+def top(where: Where, /, interval_s: float, once: bool, as_json: bool) -> None:
     """Watch a running server: tokens a second, rows, cache, memory, actors. Ctrl-C leaves."""
     console = Console()
     with ExitStack() as stack:
@@ -215,9 +219,13 @@ def top(where: Where, /, interval_s: float, once: bool) -> None:
         client = stack.enter_context(where.client())
         watching = Watching(where.url, client)
         watching.fetch()
-        if once or not console.is_terminal:
+        if once or as_json or not console.is_terminal:
             time.sleep(interval_s)
-            console.print(watching.fetch())
+            figures = watching.fetch()
+            if as_json:
+                click.echo(json.dumps(watching.body()))
+            else:
+                console.print(figures)
             return
         try:
             with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -251,6 +259,13 @@ class Watching:
             shown = page(self._url, body, self._rates)
         self._body, self._seen_at = body, time.monotonic()
         return shown
+
+    def body(self) -> dict[str, Any]:
+        """Return what was fetched last, with each model's `tokens_per_s`."""
+        for name, health in models_of(self._body).items():
+            if (rates := self._rates.get(name)) is not None:
+                health["tokens_per_s"] = {kind: seen[-1] for kind, seen in rates.seen.items()}
+        return self._body
 
     def frame(self) -> RenderableType:
         """Show the last known state if the server does not answer as Trouper."""

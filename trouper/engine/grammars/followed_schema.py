@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from trouper.engine.grammars.schema_faults import LIST_KEYS, NAMED, SINGLE, UNFOLLOWED, Steps
+from trouper.engine.grammars.schema_faults import LIST_KEYS, NAMED, OWN, SINGLE, UNFOLLOWED, Steps
 
 Json = dict[str, Any]
 
@@ -65,6 +65,30 @@ KEYS = (
     *BOUNDS,
     *(f"{end}{name}" for end in ("min", "max") for name in COUNTS),
 )
+ANNOTATIONS = frozenset(
+    {
+        "$id",
+        "id",
+        "$anchor",
+        "$comment",
+        "$vocabulary",
+        "$defs",
+        "definitions",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "contentMediaType",
+        "contentEncoding",
+        "contentSchema",
+        "discriminator",
+        "xml",
+        "externalDocs",
+    }
+)
+"""Keywords of JSON Schema and OpenAPI that permit and forbid nothing, beside those of `OWN`."""
 REWRITTEN = re.compile(f'"({"|".join(map(re.escape, (*KEYS, *UNFOLLOWED)))})"')
 
 
@@ -80,23 +104,44 @@ def relaxed(schema: Any) -> tuple[Any, list[Steps]]:
     return _rewritten(schema, dropped), dropped
 
 
+def unknown_keywords(schema: Any) -> list[Steps]:
+    """Return the paths of keywords that JSON Schema does not have, as of a typing error. Those
+    that hold what a `$ref` names, and `x-...`, are not among them."""
+    subschemas = [(outer[key], steps) for outer, key, steps in _walk({"": schema})]
+    holders = {steps[0] for _, steps in subschemas if steps}
+    return [
+        (*steps, name)
+        for subschema, steps in subschemas
+        if isinstance(subschema, dict)
+        for name in subschema.keys() - OWN - ANNOTATIONS
+        if not name.startswith("x-") and (steps or name not in holders)
+    ]
+
+
 def _rewritten(schema: Any, dropped: list[Steps] | None = None) -> Any:
     """`dropped`: filled with the paths of dropped keywords; None: all asserting ones stay."""
     holder: Json = {"": schema}
-    _rewrite(holder, "", (), schema, dropped)
-    if holder[""] is False and schema is not False:
-        holder[""] = schema
-    root, seen = holder[""], dict[int, Any]()
-    waiting: list[tuple[Any, Steps]] = [(root, ())]
+    for outer, key, steps in _walk(holder):
+        _rewrite(outer, key, steps, holder[""], dropped)
+        if holder[""] is False:
+            holder[""] = schema
+    return holder[""]
+
+
+def _walk(holder: Json) -> Iterator[tuple[Any, Any, Steps]]:
+    """Yield each subschema, the outer ones first: the object or array around it, its key or index,
+    and its path. It may be replaced meanwhile."""
+    yield holder, "", ()
+    seen = dict[int, Any]()
+    waiting: list[tuple[Any, Steps]] = [(holder[""], ())]
     while waiting:
         outer, steps = waiting.pop()
         seen[id(outer)] = outer
-        for inside, key, further in [*_subschemas(outer), *_referred(outer, root)]:
+        for inside, key, further in [*_subschemas(outer), *_referred(outer, holder[""])]:
             if id(inside[key]) not in seen:
                 path = further[1:] if further[:1] == ("#",) else (*steps, *further)
-                _rewrite(inside, key, path, root, dropped)
+                yield inside, key, path
                 waiting.append((inside[key], path))
-    return root
 
 
 def _rewrite(outer: Any, key: Any, steps: Steps, root: Any, dropped: list[Steps] | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from trouper.engine.grammars.followed_schema import relaxed
+from trouper.engine.grammars.followed_schema import relaxed, unknown_keywords
 from trouper.engine.grammars.schema_faults import Steps, narrowed, path_of
 from trouper.protocol.grammar import Grammar
 
@@ -51,10 +51,12 @@ class SchemaDocument:
         return attrs.evolve(self, schema=schema, dropped=(*self.dropped, *locations))
 
     def relaxed(self) -> SchemaDocument:
-        """Drop what llguidance never follows, and what is too wide, unless strict."""
+        """Drop what llguidance never follows, and what is too wide, unless strict. Unknown
+        keywords are named in any case."""
+        as_sent = self.without(self.schema, unknown_keywords(self.schema))
         if self.strict:
-            return self
-        found = self.without(*relaxed(self.schema))
+            return as_sent
+        found = as_sent.without(*relaxed(self.schema))
         return found.without(*narrowed(found.schema))
 
     def free(self) -> SchemaDocument:

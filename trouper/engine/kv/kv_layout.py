@@ -24,6 +24,7 @@ from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import STEPS_BACK, StateSlots
 from trouper.engine.kv.ring_slots import RingSlots, ring_length, ring_slack
+from trouper.engine.kv.single_rows import measure_row
 from trouper.engine.passes.pass_shapes import LEAD, NO_CUDNN, of_device
 from trouper.engine.passes.region import Region
 from trouper.protocol.capabilities import Capabilities
@@ -229,12 +230,20 @@ def kv_layout(
     MTP head. `draft_tokens`: the longest draft."""
     if capabilities is None:
         capabilities = guessed(model)
-    if not capabilities.allows("restore"):
-        reason = capabilities.batch or capabilities.restore
-        return KvLayout(cached=False, description=f"not kept beyond a row ({reason})")
+    reason = capabilities.batch or capabilities.restore
+    not_kept = f"not kept beyond a row ({reason})"
+    if capabilities.batch:
+        token_bytes, row_bytes = measure_row(model)
+        return KvLayout(
+            cached=False,
+            token_bytes=token_bytes,
+            ring_slack_bytes=row_bytes,
+            first_bank=0,
+            description=not_kept,
+        )
     layout = layout_of(model, kv, *drafters)
     verified_bytes = layout.state_bytes + (1 + draft_tokens) * layout.call_bytes
-    return KvLayout(
+    kept = KvLayout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,
         ring_slack_bytes=layout.ring_token_bytes * ring_length(0, ring_slack(draft_tokens)),
@@ -246,6 +255,15 @@ def kv_layout(
         first_bank=FIRST_BANK if capabilities.allows("banks") else None,
         description=_description(layout, kv),
         shapes=layout.digest,
+    )
+    if not reason:
+        return kept
+    return attrs.evolve(
+        kept,
+        cached=False,
+        snapshot_bytes=0,
+        ring_slack_bytes=kept.ring_slack_bytes + kept.snapshot_bytes,
+        description=not_kept,
     )
 
 

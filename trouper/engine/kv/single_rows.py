@@ -20,6 +20,10 @@ from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import KvBound, RowId
 
+# Tokens of three passes: after the first, which may be as long as most windows, two equal ones show
+# the growth.
+MEASURED = (1024, 256, 256)
+
 
 class SingleRows:
     """Each row has the model's own caches and passes. No KV is stored or restored."""
@@ -149,3 +153,17 @@ def _bytes_of(cache: Any) -> int:
     # Some of mlx-vlm's. Empty before the first pass.
     states = (array for _, array in tree_flatten(cache.state))
     return sum(array.nbytes for array in states if isinstance(array, mx.array))
+
+
+def measure_row(model: nn.Module) -> tuple[int, int]:
+    """Bytes that the model's own caches keep for a token, and besides, by passes that are built,
+    not run. (0, 0): unknown, or an encoder."""
+    caches, sizes = make_prompt_cache(model), [0]
+    try:
+        for tokens in MEASURED:
+            model(mx.ones((1, tokens), mx.int32), cache=caches)
+            sizes.append(sum(map(_bytes_of, caches)))
+    except Exception:  # noqa: BLE001  Any architecture's code.
+        return 0, 0
+    per_token = -(-(sizes[-1] - sizes[-2]) // MEASURED[-1])
+    return per_token, max(0, sizes[-1] - per_token * sum(MEASURED))

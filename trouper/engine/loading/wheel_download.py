@@ -74,6 +74,7 @@ def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,  # Ctrl-C goes to the server; pip ends when nobody reads it.
     ) as pip:
         assert pip.stdout is not None
         try:

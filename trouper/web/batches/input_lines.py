@@ -28,26 +28,26 @@ MAX_ID_CHARS = 512
 
 
 class Ways(msgspec.Struct):
-    stream: bool | None = None
-    background: bool | None = None
+    stream: Any = None
+    background: Any = None
 
 
 class LineBody(Ways):
-    """Fields of a body that validation reads."""
+    """Fields of a body that validation reads. Their types are the endpoint's to check."""
 
-    model: str | None = None
+    model: Any = None
     extra_body: msgspec.Raw = msgspec.Raw(b"null")
     """Other servers' place for parameters; the body's own parameters win."""
 
     def asks_for(self, name: str) -> str | None:
         """Return where the body turns a parameter on, if anywhere."""
         if (own := getattr(self, name)) is not None:
-            return f"body.{name}" if own else None
+            return f"body.{name}" if own is True else None
         try:
             extra = msgspec.json.decode(self.extra_body, type=Ways)
         except msgspec.ValidationError:  # Its endpoint reads past it, or refuses it.
             return None
-        return f"body.extra_body.{name}" if getattr(extra, name) else None
+        return f"body.extra_body.{name}" if getattr(extra, name) is True else None
 
 
 class InputLine(msgspec.Struct):
@@ -128,7 +128,7 @@ class _Validation:
             or self._id(parsed.custom_id, line)
             or self._body(parsed.body, line)
         )
-        if fault is None and parsed.body.model is not None:
+        if fault is None and isinstance(parsed.body.model, str):
             self.models.setdefault(parsed.body.model, line)
         return fault
 
@@ -165,7 +165,7 @@ class _Validation:
 
     @staticmethod
     def _body(body: LineBody, line: int) -> LineError | None:
-        if body.model is not None and len(body.model) > MAX_ID_CHARS:  # Each name is kept.
+        if isinstance(body.model, str) and len(body.model) > MAX_ID_CHARS:  # Each name is kept.
             message = (
                 f"line {line}: body.model {quoted(body.model)} has more than {MAX_ID_CHARS} "
                 "characters"

@@ -18,7 +18,15 @@ OF_MANY_PROMPTS = frozenset({"/v1/embeddings", "/v1/rerank", "/v1/score"})
 """Endpoints whose prompts share a line, unless one fails: a document has hundreds."""
 
 OF_ONE_PROMPT = frozenset(
-    {"disk_tokens", "generated_tokens", "queue_s", "prefill_s", "decode_s", "first_token_s"}
+    {
+        "disk_tokens",
+        "generated_tokens",
+        "queue_s",
+        "prefill_s",
+        "decode_s",
+        "first_token_s",
+        "preempted_s",
+    }
 )
 """Fields of a line that is not shared."""
 
@@ -98,6 +106,7 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         "prefill_s": _rounded(record.prefill_s),
         "decode_s": _rounded(record.decode_s),
         "first_token_s": _rounded(record.first_token_s),
+        "preempted_s": _rounded(record.preempted_s or None),
         "whole_s": _rounded(record.total_s),
     }
     return {name: value for name, value in fields.items() if value is not None}

@@ -229,7 +229,7 @@ def usage_body(scores: Sequence[PairScore]) -> Json:
 
 
 def rerank_body(
-    request: RerankRequest, request_id: str, model: str, scores: Sequence[PairScore]
+    request: RerankRequest, request_id: str, model: str, scores: Sequence[PairScore], doubt: str
 ) -> Json:
     """Format at most `top_n`, the best first."""
     results: list[dict[str, Any]] = []
@@ -245,8 +245,16 @@ def rerank_body(
         "model": model,
         "results": results,
         "usage": usage_body(scores),
-        "meta": META,
+        "meta": {**META, "warnings": [doubt]} if doubt else META,
     }
+
+
+def doubt_of(card: ModelCard, name: str) -> str:
+    """Why scores may say little, or "". Nothing but their names tells generative rerankers from
+    other models."""
+    if card.scores or "rerank" in card.id.lower():
+        return ""
+    return f"{name} is not known as a reranker: its scores may say little"
 
 
 def ranked(scores: Sequence[PairScore]) -> list[int]:
@@ -335,7 +343,8 @@ class Reranking:
         scores = await self._scores(served, pairs_to_rerank(parsed), parsed, "documents")
         if parsed.texts is not None:
             return as_json(ranked_texts(parsed, scores))
-        return as_json(rerank_body(parsed, self._service.request_id, served.name, scores))
+        doubt = doubt_of(served.runtime.model, served.name)
+        return as_json(rerank_body(parsed, self._service.request_id, served.name, scores, doubt))
 
     @ENDPOINT(
         path="/v1/score",
@@ -358,6 +367,8 @@ class Reranking:
         # Pairs of like length prefill together.
         card, request_id = served.runtime.model, self._service.request_id
         check_reranker(card, request)
+        if doubt := doubt_of(card, served.name):
+            self._service.warn_once(doubt)
         tokens = None if card.scores else answer_tokens(served.runtime.tokenizer)
         # Each pair has the whole query, and the instruction.
         words = len(request.instruction or "")

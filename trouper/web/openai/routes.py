@@ -191,6 +191,10 @@ class OpenAi:
         generates = await self._service.run_off_loop(
             embeddings.embedding_to_generate, parsed, self._service.request_id, card
         )
+        if card.kind == "generator" and "embed" not in card.id.lower():
+            self._service.warn_once(
+                f"{served.name} is not known as an embedder: its vectors may say little"
+            )
         if card.embedding is not None:
             self._service.hold(len(generates) * card.embedding.dimensions * embeddings.NUMBER_BYTES)
         at_a_time = embeddings.AT_A_TIME

@@ -124,7 +124,6 @@ class Service(CurrentRequest):
         self.read_upload: ReadUpload = no_uploads
         self._media = MediaFetcher(settings.allowed_media_domains)
         self._reported: set[str] = set()
-        """Models of which the log says why images are not read."""
 
     @property
     def has_background(self) -> bool:
@@ -338,9 +337,7 @@ class Service(CurrentRequest):
             new < old for new, old in zip(accepted, lengths, strict=True)
         ):
             self.read_past.skip("max_tokens")
-        for name in dict.fromkeys(name for one in answers for name in one.accepted.ignored):
-            self.read_past.skip(name)
-        self.note_ignored()
+        self._name_keywords(path for one in answers for path in one.accepted.ignored)
         # No fault of the body can follow, and a stream would keep megabytes of text.
         self.read_past.adaptations.clear()
         return answers
@@ -395,9 +392,23 @@ class Service(CurrentRequest):
                 message += f"; {why}" if why else ""
                 raise bad_request(message, "messages", "images_not_supported")
             self.read_past.skip(name)
-            if why and served.origin.model not in self._reported:
-                self._reported.add(served.origin.model)
-                log.warning("%s reads no images: %s", served.origin.model, why)
+            if why:
+                self.warn_once(f"{served.origin.model} reads no images: {why}")
+        self.note_ignored()
+
+    def warn_once(self, message: str) -> None:
+        """`message` names a model or another thing of which there are few."""
+        if message not in self._reported:
+            self._reported.add(message)
+            log.warning("%s", message)
+
+    def _name_keywords(self, paths: Iterable[str]) -> None:
+        """Name the keywords of schemas that no grammar follows. A strict server drops none, and
+        refuses those that are unknown (400)."""
+        for path in paths:
+            if self.settings.strict:
+                raise bad_request(f"unknown keyword {path!r}", path, "unknown_parameter")
+            self.read_past.skip(path)
         self.note_ignored()
 
     @property
