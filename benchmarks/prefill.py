@@ -129,6 +129,7 @@ async def burst(port: int, rows: int, count: int, seed: int) -> list[float]:
 def play_bursts(flags: argparse.Namespace, model: Path) -> list[Row]:
     made = []
     with servers.trouper(model, *FLAGS) as server, loop("bare_mlx", model, flags.bare_gpu) as mlx:
+        server.settle()
         for rows, count in flags.bursts:
             row = measure_burst(
                 server, mlx, rows, count, rounds=flags.rounds, context=context_of(model)
@@ -216,6 +217,7 @@ def play_beside(flags: argparse.Namespace, model: Path) -> list[Row]:
     made = []
     for stall_ms in flags.stall_ms:
         with servers.trouper(model, *FLAGS, "--decode-stall-ms", str(stall_ms)) as server:
+            server.settle()
             runs = [
                 trio.run(beside, server.port, flags.streams, flags.long, seed)
                 for seed in range(flags.rounds + 1)
