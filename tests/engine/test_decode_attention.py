@@ -46,7 +46,7 @@ from trouper.engine.kv.prefill_kernel import PrefillCall
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.passes.pass_shapes import MAX_KERNEL_WIDTH, PLANNED_ELEMENTS, ROUNDED, Shapes
+from trouper.engine.passes.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
 from trouper.engine.passes.region import Region
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
@@ -534,15 +534,18 @@ def test_which_passes_are_by_length() -> None:
 
 
 def test_which_chunks_have_attention_by_lengths() -> None:
-    shapes = attrs.evolve(BY_LENGTH, mask_elements=PLANNED_ELEMENTS)
-
-    def tiled(width: int, *lengths: int, start: int = 3) -> bool:
+    def region(width: int, *lengths: int) -> Region:
         counts = np.full(len(lengths), width, np.int32)
-        return Region(start, np.array(lengths, np.int32), counts, width, shapes).tiled
+        return Region(3, np.array(lengths, np.int32), counts, width, BY_LENGTH)
+
+    def tiled(width: int, *lengths: int) -> bool:
+        return region(width, *lengths).tiled
 
     assert tiled(8, 0) and tiled(64, 0, 5, 300) and tiled(512, 1024), "no plan, no mask"
     assert tiled(1256, 2048) and tiled(512, 9001), "the rest of a prompt, a chunk behind a hit"
-    assert not tiled(2048, 0) and not tiled(512, 8192), "long chunks of a row alone have plans"
+    assert tiled(512, 4096, 4096), "a plan for each number of rows"
+    for chunk in (region(2048, 0), region(512, 4096), region(512, 8192)):
+        assert not chunk.tiled and chunk.causal, "long chunks of a row alone have plans"
     assert not tiled(2000, 50_000), "half as fast as cuDNN, which takes longer than a plan"
     assert not tiled(1, 5)
     assert not Region(0, np.zeros(1, np.int32), np.full(1, 8, np.int32), 8, ROUNDED).tiled

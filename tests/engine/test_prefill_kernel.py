@@ -63,8 +63,8 @@ def run_on_threads(heads: Heads, call: PrefillCall, directory: Path) -> mx.array
     }
     sinks = mx.zeros(all_heads, mx.bfloat16) if call.sinks is None else call.sinks
     arrays = [call.queries, call.keys, call.values, call.rows, sinks]
-    given = b"".join(np.array(array.view(mx.uint8)).tobytes() for array in arrays)
-    done = on_threads.run(PROGRAM % names, given, directory)
+    sent = b"".join(np.array(array.view(mx.uint8)).tobytes() for array in arrays)
+    done = on_threads.run(PROGRAM % names, sent, directory)
     got = mx.array(np.frombuffer(done, np.uint16)).view(mx.bfloat16)
     return got.reshape(rows, width, all_heads, dim).swapaxes(1, 2)
 

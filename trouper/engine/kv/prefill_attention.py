@@ -94,7 +94,8 @@ def example(
         positions = _positions_of_ring(heads.ring, lengths, width, joined=joined)
         keys, values = (mx.take_along_axis(part, positions, axis=2) for part in (keys, values))
     rows = mx.array(np.stack([np.arange(count, dtype=np.int32), lengths], axis=1))
-    return PrefillCall(queries, keys, values, rows, heads.dim**-0.5, sinks, joined), expected
+    call = PrefillCall(queries, keys, values, rows, heads.dim**-0.5, sinks=sinks, joined=joined)
+    return call, expected
 
 
 def _positions_of_ring(ring: int, lengths: Ints, width: int, *, joined: bool) -> mx.array:

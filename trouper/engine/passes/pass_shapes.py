@@ -133,11 +133,15 @@ class Shapes:
 
     def tiled(self, rows: int, tokens: int, width: int) -> bool:
         """Whether attention of a pass of `width` tokens a row, up to `tokens`, is by lengths, on
-        tensor cores. Long chunks of a row alone that end at multiples have plans."""
-        if not self.length_kernel or width == 1:
-            return False
-        planned = rows == 1 and not width % CHUNK_STEP and not tokens % CHUNK_STEP
-        return width * tokens <= (self.mask_elements if planned else TILED_ELEMENTS)
+        tensor cores. Long chunks of a row alone that recur have plans."""
+        recurs = rows == 1 and not width % CHUNK_STEP and not tokens % CHUNK_STEP
+        bound = PLANNED_ELEMENTS if recurs else TILED_ELEMENTS
+        return self.length_kernel and width > 1 and width * tokens <= bound
+
+    def planned(self, tokens: int, width: int) -> bool:
+        """Whether attention of a row alone has neither a mask nor tiles, but a plan."""
+        bound = PLANNED_ELEMENTS if self.length_kernel else self.mask_elements
+        return self.rounded and width * tokens > bound and not self.tiled(1, tokens, width)
 
     def copied(self, width: int, keys: int) -> bool:
         """Whether a chunk's attention gets copies of keys and values (`Region.copied`): where MLX
@@ -175,10 +179,9 @@ EXACT = Shapes(pass_tokens=16, lone_tokens=16)
 ACCELERATED = Shapes(pass_tokens=64, lone_tokens=64)
 # On an H100 (0.6B) a short prompt's first token took 31 ms in two passes, 17 in one.
 ROUNDED = Shapes(pass_tokens=256, lone_tokens=LONE_WIDTHS[-1], rounded=True)
-WITH_KERNELS = attrs.evolve(ROUNDED, length_kernel=True, mask_elements=PLANNED_ELEMENTS)
 
 
 def of_device() -> Shapes:
     if device.prepares_shapes():
-        return WITH_KERNELS if device.runs_cuda_kernels() else ROUNDED
+        return attrs.evolve(ROUNDED, length_kernel=device.runs_cuda_kernels())
     return EXACT if device.is_cpu() else ACCELERATED

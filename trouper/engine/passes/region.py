@@ -72,7 +72,8 @@ class Region:
         # The mask is "causal", or none for a single token; else an array over `keys` positions.
         spares_no_shape = width == 1 or not shapes.rounded or not lengths[0]
         mask_is_too_large = width * self.longest > shapes.mask_elements
-        self.causal = self.level and (spares_no_shape or mask_is_too_large)
+        needs_no_array = mask_is_too_large or shapes.planned(self.longest, width)
+        self.causal = self.level and (spares_no_shape or needs_no_array)
         if reach is not None and reach.in_full_layers:
             self.causal = False
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
