@@ -47,7 +47,7 @@ class Packed(QuantizedSlots):
     def group_size(self) -> int:
         return self._kv.group_size
 
-    def keys_and_values(self) -> tuple[tuple[mx.array, ...], tuple[mx.array, ...]]:  # type: ignore[override]
+    def keys_and_values(self) -> tuple[tuple[mx.array, ...], tuple[mx.array, ...]]:
         parts = self._of_region()
         return tuple(parts[:3]), tuple(parts[3:])
 

@@ -95,10 +95,11 @@ class Loop:
 
 
 @contextmanager
-def loop(name: str, model: Path) -> Iterator[Loop]:
+def loop(name: str, model: Path, gpu: str | None = None) -> Iterator[Loop]:
     command = [sys.executable, "-c", BARE.format(name), str(model)]
+    own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | own
     ) as process:
         yield Loop(process)
         assert process.stdin is not None
@@ -127,7 +128,8 @@ async def burst(port: int, rows: int, count: int, seed: int) -> list[float]:
 
 def play_bursts(flags: argparse.Namespace, model: Path) -> list[Row]:
     made = []
-    with servers.trouper(model, *FLAGS) as server, loop("bare_mlx", model) as mlx:
+    with servers.trouper(model, *FLAGS) as server, loop("bare_mlx", model, flags.bare_gpu) as mlx:
+        server.settle()
         for rows, count in flags.bursts:
             row = measure_burst(
                 server, mlx, rows, count, rounds=flags.rounds, context=context_of(model)
@@ -215,6 +217,7 @@ def play_beside(flags: argparse.Namespace, model: Path) -> list[Row]:
     made = []
     for stall_ms in flags.stall_ms:
         with servers.trouper(model, *FLAGS, "--decode-stall-ms", str(stall_ms)) as server:
+            server.settle()
             runs = [
                 trio.run(beside, server.port, flags.streams, flags.long, seed)
                 for seed in range(flags.rounds + 1)
@@ -242,6 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bits", type=int, default=16)
     parser.add_argument(
         "--bursts", type=_burst, nargs="+", default=[(31, 330), (128, 100), (8, 2000)]
+    )
+    parser.add_argument(
+        "--bare-gpu", help="index of the bare loop's own GPU, for prompts that need the memory"
     )
     parser.add_argument("--torch", action="store_true", help="transformers on a GPU, too")
     parser.add_argument("--streams", type=int, default=15)

@@ -27,6 +27,10 @@ START_S = 300.0
 two minutes on an H100."""
 
 
+LOOK_S, QUIET_LOOKS = 0.5, 4
+"""Seconds between looks, and how many in a row show an idle server."""
+
+
 @attrs.frozen
 class Server:
     name: str
@@ -38,6 +42,14 @@ class Server:
     def cpu_s(self) -> float:
         times = self.process.cpu_times()
         return times.user + times.system
+
+    def settle(self) -> None:
+        """Wait until the server has prepared what it prepares in idle moments."""
+        quiet, used = 0, self.cpu_s()
+        while quiet < QUIET_LOOKS:
+            time.sleep(LOOK_S)
+            before, used = used, self.cpu_s()
+            quiet = quiet + 1 if used - before < LOOK_S / 5 else 0
 
     def resident_bytes(self) -> int:
         return int(self.process.memory_info().rss)

@@ -1,4 +1,4 @@
-// What the kernels of decode_attention.cuh and few_rows.cuh use of CUDA, on a CPU: one block after another. Each thread of a block has a stack of
+// What the kernels of decode_attention.cuh, prefill_attention.cuh and few_rows.cuh use of CUDA, on a CPU: one block after another. Each thread of a block has a stack of
 // its own, and runs until it waits; which one runs next is drawn, so that a barrier that is missing shows in one order or another. Threads of the
 // system did the same, but the kernel's time to switch between 128 of them was most of what a test took.
 #include <array>
@@ -12,6 +12,7 @@
 #include <vector>
 #include <algorithm>
 #include <ucontext.h>
+using std::max;
 using std::min;
 struct Dim { int x, y, z; };
 static Dim threadIdx, blockIdx, gridDim;
@@ -102,7 +103,7 @@ template <typename X> X* read(int size) {
     return array;
 }
 
-// What few_rows.cuh uses besides. Its own instructions are emulated here.
+// What kernels on tensor cores use besides. Instructions of tensor_cores.cuh and few_rows.cuh are emulated here.
 #define EMULATED
 struct uint4 { unsigned x, y, z, w; };
 inline float __uint_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
@@ -126,6 +127,8 @@ struct bfloat16 {
 };
 namespace few_rows {
 inline uint4 read_once(const uint4* at) { return *at; }
+}  // namespace few_rows
+namespace tensor_cores {
 template <typename T> inline unsigned both(float low, float high) { return T(low).bits | (unsigned)T(high).bits << 16; }
 static std::array<std::array<unsigned, 6>, 1024> fragments;
 // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type". Half k of a register is its k-th number.
@@ -146,4 +149,28 @@ template <typename T> inline void multiply(float (&sums)[4], unsigned a0, unsign
     }
     wait_at(barrier);
 }
-}  // namespace few_rows
+static std::array<const void*, 1024> rows_of_matrices;
+// PTX ISA, "ldmatrix": a lane gets two numbers of row lane / 4 of each matrix, or of its column.
+template <typename T> inline void load(unsigned (&matrices)[4], const T* row, bool transposed = false) {
+    const int thread = threadIdx.x, warp = thread & ~31, lane = thread & 31;
+    auto& barrier = warp_barriers[thread >> 5];
+    rows_of_matrices[thread] = row;
+    wait_at(barrier);
+    for (int i = 0; i < 4; i++) {
+        const auto number = [&](int of) {
+            const int at = lane / 4, other = lane % 4 * 2 + of;
+            return (unsigned)((const T*)rows_of_matrices[warp + i * 8 + (transposed ? other : at)])[transposed ? at : other].bits;
+        };
+        matrices[i] = number(0) | number(1) << 16;
+    }
+    wait_at(barrier);
+}
+template <typename T> inline void load_transposed(unsigned (&matrices)[4], const T* row) { load(matrices, row, true); }
+// Copies arrive when they are waited for.
+static std::array<std::vector<std::array<const void*, 2>>, 1024> copies;
+template <typename T> inline void copy(T* to, const T* from) { copies[threadIdx.x].push_back({to, from}); }
+inline void wait_for_copies() {
+    for (const auto& [to, from] : copies[threadIdx.x]) memcpy((void*)to, from, 16);
+    copies[threadIdx.x].clear();
+}
+}  // namespace tensor_cores

@@ -31,10 +31,18 @@ from tests.engine.test_exactness import (
 )
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.heads import HEADS
-from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
+from trouper.engine.kv import (
+    compiled_pass,
+    decode_attention,
+    decode_kernel,
+    prefill_attention,
+    prefill_kernel,
+)
 from trouper.engine.kv.compiled_pass import CompiledPasses, TracedPrompt, TracedRegion, Untraceable
 from trouper.engine.kv.decode_kernel import Heads, KernelCall
 from trouper.engine.kv.model_caches import state_slots
+from trouper.engine.kv.prefill_attention import TRIED_WIDTH
+from trouper.engine.kv.prefill_kernel import PrefillCall
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
@@ -46,7 +54,7 @@ from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
 BY_LENGTH = attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32, length_kernel=True)
-TRIAL = decode_attention.computes
+TRIAL, TRIAL_OF_CHUNKS = decode_attention.computes, prefill_attention.computes
 ONE_BANK = attrs.evolve(BY_LENGTH, first_bank=512)
 DRAFTED = [
     "llama",
@@ -83,6 +91,41 @@ def masked(heads: Heads, call: KernelCall) -> mx.array:
     return (weights @ values).reshape(call.queries.shape)
 
 
+CHUNKS = list[tuple[int, ...]]()
+"""Shapes of the queries of each call of the kernel over chunks, in a test."""
+
+
+def masked_chunks(heads: Heads, call: PrefillCall) -> mx.array:
+    """What the kernel over chunks computes, for each row by itself."""
+    CHUNKS.append(tuple(call.queries.shape))
+    width, capacity = call.queries.shape[2], call.keys.shape[2]
+    outputs = []
+    for row, (slot, length) in enumerate(np.array(call.rows).tolist()):
+        end = length + width
+        position, query = np.arange(end), np.arange(length, end)[:, None]
+        visible = position <= query
+        index = position
+        if heads.ring:
+            own = call.joined & (position >= length)
+            index = np.where(own, position + (capacity - end), position % heads.ring)
+            visible &= position > query - heads.window
+        assert index.max() < capacity, "each row's buffers have room for the pass"
+        keys, values = (
+            part[slot : slot + 1][:, :, mx.array(index)] for part in (call.keys, call.values)
+        )
+        outputs.append(
+            mx.fast.scaled_dot_product_attention(
+                call.queries[row : row + 1],
+                keys,
+                values,
+                scale=call.scale,
+                mask=mx.array(visible),
+                sinks=call.sinks,
+            )
+        )
+    return mx.concatenate(outputs)
+
+
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the queries of each call."""
@@ -95,6 +138,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     monkeypatch.setattr(decode_kernel, "run", run)
     monkeypatch.setattr(decode_attention, "HEAD_DIMS", range(1, 1000))
     monkeypatch.setattr(decode_attention, "computes", lambda *_: True)
+    monkeypatch.setattr(prefill_kernel, "run", masked_chunks)
+    CHUNKS.clear()
+    monkeypatch.setattr(prefill_attention, "TILES", range(1, 1000))
+    monkeypatch.setattr(prefill_attention, "DTYPES", [mx.float32])
+    monkeypatch.setattr(prefill_attention, "computes", lambda *_, **__: True)
     return calls
 
 
@@ -399,6 +447,22 @@ class TestTrial:
         two_rows("llama", shapes=ONE_BANK)
         assert kernel[0][0] == len(decode_attention.TRIED_LENGTHS) and len(kernel) > 1
 
+    def test_one_over_chunks_that_is_wrong_is_not_used(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        TRIAL_OF_CHUNKS.cache_clear()
+        monkeypatch.setattr(prefill_attention, "computes", TRIAL_OF_CHUNKS)
+        monkeypatch.setattr(prefill_kernel, "run", lambda *call: masked_chunks(*call) * 1.2)
+        play_randomly("llama", greedy_requests("llama"), 2, BY_LENGTH)
+        assert len(CHUNKS) == 1
+        assert "over chunks" in caplog.text and "wrong" in caplog.text
+        CHUNKS.clear()
+        monkeypatch.setattr(prefill_kernel, "run", masked_chunks)
+        TRIAL_OF_CHUNKS.cache_clear()
+        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30), joined=False)
+        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30, sinks=True), joined=True)
+        assert {shape[2] for shape in CHUNKS} == {11, TRIED_WIDTH}
+
     @pytest.mark.parametrize("fault", ["wrong", "refused"])
     def test_one_that_is_not_costs_nothing_but_time(
         self, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -467,6 +531,36 @@ def test_which_passes_are_by_length() -> None:
     assert not by_length(9, 5, singly=False), "a chunk of a prompt"
     assert not by_length(MAX_KERNEL_WIDTH + 1, 5)
     assert not by_length(1, 5, start=1)
+
+
+def test_which_chunks_have_attention_by_lengths() -> None:
+    def region(width: int, *lengths: int) -> Region:
+        counts = np.full(len(lengths), width, np.int32)
+        return Region(3, np.array(lengths, np.int32), counts, width, BY_LENGTH)
+
+    def tiled(width: int, *lengths: int) -> bool:
+        return region(width, *lengths).tiled
+
+    assert tiled(8, 0) and tiled(64, 0, 5, 300) and tiled(512, 1024), "no plan, no mask"
+    assert tiled(1256, 2048) and tiled(512, 9001), "the rest of a prompt, a chunk behind a hit"
+    assert tiled(512, 4096, 4096), "a plan for each number of rows"
+    for chunk in (region(2048, 0), region(512, 4096), region(512, 8192)):
+        assert not chunk.tiled and chunk.causal, "long chunks of a row alone have plans"
+    assert not tiled(2000, 50_000), "half as fast as cuDNN, which takes longer than a plan"
+    assert not tiled(1, 5)
+    assert not Region(0, np.zeros(1, np.int32), np.full(1, 8, np.int32), 8, ROUNDED).tiled
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next"])
+def test_chunks_of_several_prompts_share_attention_by_lengths(name: str) -> None:
+    two_rows(name, shapes=ONE_BANK)
+    together = [shape for shape in CHUNKS if shape[0] == 2]
+    assert CHUNKS and bool(together) == (name != "qwen3_next"), "states absorb padding"
+
+
+def test_quantized_kv_is_read_by_lengths_where_it_is_dequantized() -> None:
+    two_rows("llama", shapes=ONE_BANK, kv=KvFormat(8, 32))
+    assert CHUNKS
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from tests.engine import on_threads
+from trouper.engine.platform.cuda_kernels import INCLUDED
 from trouper.engine.products import few_rows
 from trouper.engine.products.few_rows import TILE, WARPS, WeightFormat
 
 PROGRAM = """
 #include "cuda_on_threads.h"
+#include "%(included)s"
 #include "%(source)s"
 using T = bfloat16;
 int main() {
@@ -90,6 +92,7 @@ def test_the_kernel_is_a_product_with_the_transposed_matrix(
         "bits": form.bits,
         "group": form.group_size or 1,
         "threads": WARPS * 32,
+        "included": INCLUDED,
         "source": few_rows.FILE,
     }
     starts = [0, *accumulate(parts)][:-1]

@@ -18,6 +18,7 @@ from trouper.workarounds import mlx_large_experts
 from trouper.workarounds.mlx_large_experts import LargeSwitchLinear, has_large_experts
 
 ROWS, EXPERTS, INPUTS, OUTPUTS = 126, 8, 32, 64
+TOLERANCE = 2e-2 if device.rounds_factors() else 1e-5
 EXPERT_BYTES = 4 * INPUTS * OUTPUTS
 MODULES = [
     "mlx_lm.models.switch_layers",
@@ -52,7 +53,7 @@ def test_each_row_is_multiplied_by_its_expert(
     expected = experts(x, indices)
     for is_sorted in (False, True):
         got = LargeSwitchLinear(experts)(x, indices, sorted_indices=is_sorted)
-        assert mx.allclose(got, expected, atol=1e-5)
+        assert mx.allclose(got, expected, atol=TOLERANCE)
 
 
 def test_step_3_7_is_affected_and_smaller_experts_are_not() -> None:

@@ -219,7 +219,9 @@ def _prefill_attention(
     # cuDNN plans for lengths and strides.
     shapes, row = engine.shapes, RowId(0)
     start = (
-        next((at for at in range(width, tokens, width) if shapes.alone(width, at)), tokens)
+        next(
+            (at for at in range(width, tokens, width) if shapes.planned(at + width, width)), tokens
+        )
         if width
         else tokens
     )

@@ -16,11 +16,12 @@ import numpy as np
 from mlx_lm.models import base
 
 from trouper.engine.encoders.encoder import window_mask
-from trouper.engine.kv.decode_attention import WholeBuffer, attend, supports
+from trouper.engine.kv import decode_attention, prefill_attention
 from trouper.engine.kv.model_caches import ListSlots, begin, pass_fault, slot_caches, state_slots
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.kv.whole_buffer import WholeBuffer
 from trouper.engine.passes.region import Region
 from trouper.engine.products import blocked_attention
 
@@ -139,9 +140,11 @@ def _attend(
     queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any, **options: Any
 ) -> mx.array:
     if isinstance(keys, WholeBuffer):
-        if mask is None and supports(queries, keys, values, options):
-            return attend(queries, keys, values, options)
-        mask = keys.mask()[:, None] if mask is None else mask
+        kernel = prefill_attention if keys.region.tiled else decode_attention
+        if not isinstance(mask, mx.array):  # None, or "causal", which a row's length says, too.
+            if kernel.supports(queries, keys, values, options):
+                return kernel.attend(queries, keys, values, options)
+            mask = keys.mask()
         keys, values = keys.view(), values.view()
     elif _is_cut(mask, keys):
         keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))

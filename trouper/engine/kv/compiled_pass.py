@@ -41,7 +41,7 @@ class TracedRegion(PartialRegion):
 
     def __init__(self, traced: Region, arrays: dict[Name, mx.array]) -> None:
         self.start, self.stop, self.width, self.room = 0, traced.stop, traced.width, 0
-        self.level = self.causal = self.copied = False
+        self.level = self.causal = self.copied = self.tiled = False
         self.singly, self.by_length = traced.singly, True
         self._flat_indices = {
             name: array for name, array in arrays.items() if isinstance(name, tuple)

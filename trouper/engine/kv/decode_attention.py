@@ -2,23 +2,21 @@
 
 # On CUDA, MLX's kernels for few queries take no mask: rows of different lengths would need a dozen
 # operations, and launches are a step's time (docs/performance.md). This kernel (`decode_kernel.py`)
-# reads whole buffers and lengths: no mask, no views, one operation, and shapes that change only
-# when buffers grow, as compiled passes need (`compiled_pass.py`).
+# reads whole buffers, where row i has slot i, and lengths: no mask, no views, one operation, and
+# shapes that change only when buffers grow, as compiled passes need (`compiled_pass.py`).
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import attrs
 import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv import decode_kernel
 from trouper.engine.kv.decode_kernel import HEAD_DIMS, SPLIT_TOKENS, Heads, KernelCall
-from trouper.engine.passes.region import Region
+from trouper.engine.kv.whole_buffer import WholeBuffer
 from trouper.engine.platform.cuda_kernels import fault_of
 
 log = logging.getLogger(__name__)
@@ -28,22 +26,6 @@ TRIED_LENGTHS = (0, 3, 70, SPLIT_TOKENS)
 # Outputs are of the order of 1, in bfloat16 within 0.02.
 TRIED_ERROR = 0.05
 OPTIONS = {"scale", "sinks"}
-
-
-@attrs.frozen(eq=False)
-class WholeBuffer:
-    """Keys or values of a decode pass: a layer's whole buffer (slots, heads, tokens, dim), where
-    row i has slot i. Not an array, like `Parts`."""
-
-    buffer: mx.array
-    region: Region
-    view: Callable[[], mx.array]
-    mask: Callable[[], mx.array]
-    """For devices without the kernel: the rows' view (n, heads, keys, dim) and mask (n, width,
-    keys)."""
-    ring: int = 0
-    window: int = 0
-    """See `Heads`."""
 
 
 def supports(

@@ -74,14 +74,14 @@ def run(heads: Heads, call: KernelCall) -> mx.array:
     splits = -(-tokens // SPLIT_TOKENS)
     split = splits > 1
     part = part_of(heads.group * width, dim)
-    sinks = _no_sinks(queries.dtype) if call.sinks is None else call.sinks
+    sinks = no_sinks(queries.dtype) if call.sinks is None else call.sinks
     shape, dtype = (
         ((rows, all_heads, width, splits, dim + 2), mx.float32)
         if split
         else (queries.shape, queries.dtype)
     )
     [out] = _kernel()(
-        inputs=[queries, keys, call.values, call.lengths, _scalar(call.scale), sinks],
+        inputs=[queries, keys, call.values, call.lengths, scalar(call.scale), sinks],
         template=[
             ("T", queries.dtype),
             ("O", dtype),
@@ -130,10 +130,10 @@ def _join() -> Kernel:
 
 
 @cache
-def _scalar(value: float) -> mx.array:
+def scalar(value: float) -> mx.array:
     return mx.array([value], mx.float32)
 
 
 @cache
-def _no_sinks(dtype: mx.Dtype) -> mx.array:
+def no_sinks(dtype: mx.Dtype) -> mx.array:
     return mx.zeros(1, dtype)

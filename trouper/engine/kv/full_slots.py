@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.kv.whole_buffer import WholeBuffer
 from trouper.engine.passes.region import padded
 
 
@@ -17,7 +17,7 @@ class FullSlots(SlotCache):
     """The counterpart of mlx-lm's KVCache."""
 
     kernel_reads = True
-    """Whether the kernel of `decode_attention.py` can read the buffers."""
+    """Whether kernels of attention may read buffers: models call it with what they get."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write (n, heads, width, dim); return (n, heads, keys, dim). The mask hides foreign
@@ -38,16 +38,26 @@ class FullSlots(SlotCache):
         self._updated = True
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """(n, heads, keys, dim) views of the pass's rows, or whole buffers (`Region.by_length`)."""
-        if self.region.by_length and self.kernel_reads:
-            return self._for_kernel(self.buffers[0]), self._for_kernel(self.buffers[1])
-        keys, values = self._of_region()
-        return (
-            (mx.contiguous(keys), mx.contiguous(values)) if self.region.copied else (keys, values)
+        """(n, heads, keys, dim) views of the pass's rows, or whole buffers."""
+        keys, values = (
+            self._for_attention(buffer, partial(self._gapless, buffer)) for buffer in self.buffers
         )
+        return keys, values
 
-    def _for_kernel(self, buffer: mx.array) -> WholeBuffer:
-        return WholeBuffer(buffer, self.region, partial(self._view, buffer), self.region.mask)
+    def _for_attention(
+        self, buffer: mx.array, view: Callable[[], mx.array], *, gathered: bool = False
+    ) -> Any:
+        if not self._for_kernel:
+            return view()
+        return WholeBuffer(buffer, self.region, view, self._mask, gathered=gathered)
+
+    @property
+    def _for_kernel(self) -> bool:
+        return self.kernel_reads and (self.region.by_length or self.region.tiled)
+
+    def _gapless(self, buffer: mx.array) -> mx.array:
+        view = self._view(buffer)
+        return mx.contiguous(view) if self.region.copied else view
 
     def _of_region(self) -> list[mx.array]:
         return [self._view(buffer) for buffer in self.buffers]
@@ -90,10 +100,14 @@ class FullSlots(SlotCache):
         needs_no_array = width == 1 or not return_array
         if region.causal and not windowed and needs_no_array:
             return None if width == 1 else "causal"
-        kernel_masks = region.by_length and self.kernel_reads
-        if kernel_masks and not windowed and not return_array:
+        if self._for_kernel and not windowed and not return_array:
             return None
         return self._shape_mask(region.mask(window_size if windowed else None))
+
+    def _mask(self) -> mx.array | str:
+        # As `make_mask` without kernels.
+        region = self.region
+        return "causal" if region.causal and region.width > 1 else self._shape_mask(region.mask())
 
 
 class OpenSlots(FullSlots):

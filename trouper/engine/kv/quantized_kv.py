@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import mlx.core as mx
 
@@ -37,8 +39,6 @@ PLAIN = KvFormat()
 class QuantizedSlots(FullSlots):
     """`FullSlots` with packed values, scales and biases as buffers, of keys, then of values."""
 
-    kernel_reads = False
-
     def __init__(self, kv: KvFormat, traits: Traits = USUAL) -> None:
         super().__init__(traits)
         self._kv = kv
@@ -50,7 +50,7 @@ class QuantizedSlots(FullSlots):
         super().finish()
         self._fetched = None
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Quantize and write (n, heads, width, dim); return dequantized (n, heads, keys, dim)."""
         sides = [self._quantized(keys), self._quantized(values)]
         self._widths = tuple(map(len, sides))
@@ -58,12 +58,21 @@ class QuantizedSlots(FullSlots):
         self._put([part for side in sides for part in side])
         return self.keys_and_values()
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+    @property
+    def _for_kernel(self) -> bool:
+        # The kernel for one token a row reads buffers, not what is dequantized.
+        return self.kernel_reads and self.region.tiled
+
+    def keys_and_values(self) -> tuple[Any, Any]:
         """Dequantized keys and values, cached for layers that share KV."""
         if self._fetched is None:
-            parts, keys = self._of_region(), self._widths[0]
-            self._fetched = self._plain(parts[:keys]), self._plain(parts[keys:])
-        return self._fetched
+            parts, of_keys = self._of_region(), self._widths[0]
+            self._fetched = self._plain(parts[:of_keys]), self._plain(parts[of_keys:])
+        keys, values = self._fetched
+        return (
+            self._for_attention(keys, lambda: keys, gathered=True),
+            self._for_attention(values, lambda: values, gathered=True),
+        )
 
     def _quantized(self, side: mx.array) -> list[mx.array]:
         if not self._kv.takes(side.shape[3]):

@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.adaptations.row_offsets import USUAL, Traits
-from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import Room, SlotCache
+from trouper.engine.kv.whole_buffer import WholeBuffer
 
 # More tokens than any row has.
 ANY_LENGTH = 2**31
@@ -79,18 +79,33 @@ class RingSlots(SlotCache):
     def keys_and_values(self) -> tuple[Any, Any]:
         """(n, heads, keys, dim): the ring, or for a wide pass the ring before and the new tokens.
         By lengths, the whole buffers."""
-        if self._by_length:
-            return self._for_kernel(self.buffers[0]), self._for_kernel(self.buffers[1])
-        return self._fetched or self._ring_contents()
+        if self._fetched:
+            keys, values = self._fetched
+            return self._for_attention(keys, lambda: keys), self._for_attention(
+                values, lambda: values
+            )
+        keys, values = (
+            self._for_attention(buffer, partial(self._view, buffer)) for buffer in self.buffers
+        )
+        return keys, values
 
     @property
-    def _by_length(self) -> bool:
-        # Whether attention by lengths applies, which would see padding behind drafts.
-        return self.region.by_length and self.region.width == 1
+    def _for_kernel(self) -> bool:
+        # Attention by lengths of several tokens would see padding behind drafts.
+        return self.region.tiled or (self.region.by_length and self.region.width == 1)
 
-    def _for_kernel(self, buffer: mx.array) -> WholeBuffer:
-        view, visible = partial(self._view, buffer), partial(self._visible, self.window)
-        return WholeBuffer(buffer, self.region, view, visible, ring=self.ring, window=self.window)
+    def _for_attention(self, buffer: mx.array, view: Callable[[], mx.array]) -> Any:
+        if not self._for_kernel:
+            return view()
+        return WholeBuffer(
+            buffer,
+            self.region,
+            view,
+            partial(self._mask, self.window),
+            ring=self.ring,
+            window=self.window,
+            gathered=self._fetched is not None,
+        )
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
         """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. At most
@@ -131,9 +146,12 @@ class RingSlots(SlotCache):
     ) -> mx.array | None:
         """(n, 1, width, keys) bool: True where a query attends to a key, keys in ring order. None
         by lengths."""
-        if self._by_length and not return_array and window_size in (None, self.window):
+        if self._for_kernel and not return_array and window_size in (None, self.window):
             return None
-        return self._shape_mask(self._visible(window_size or self.window))
+        return self._mask(window_size or self.window)
+
+    def _mask(self, window: int) -> mx.array:
+        return self._shape_mask(self._visible(window))
 
     def _visible(self, window: int) -> mx.array:
         # (n, width, keys) bool: the mask of `make_mask`.

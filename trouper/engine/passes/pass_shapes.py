@@ -43,6 +43,10 @@ PREPARED_CARD: dict[str, Any] = {
 # Limits of attention by lengths for several tokens a row: their number, and the product with all
 # rows' tokens. Beyond, tensor cores with a mask are worth more than a compiled pass.
 MAX_KERNEL_WIDTH, MAX_KERNEL_SCORES = 33, 100_000
+# Maximum queries times keys of a row for attention over chunks by lengths (`prefill_attention.py`).
+# On an H200 cuDNN takes half as long without a mask, but for a plan, and several times as long with
+# a mask: the first bound is for chunks that have plans, the second one for others.
+PLANNED_ELEMENTS, TILED_ELEMENTS = 2**21, 2**24
 # Tokens by which first buffers grow early, where all layers have the same lengths. Growth of all in
 # one step would take 20 ms.
 LEAD = 64
@@ -126,6 +130,18 @@ class Shapes:
         """Whether `width` tokens a row, of up to `tokens`, get attention by lengths."""
         few = width <= MAX_KERNEL_WIDTH and rows * width * tokens <= MAX_KERNEL_SCORES
         return self.length_kernel and (width == 1 or few)
+
+    def tiled(self, rows: int, tokens: int, width: int) -> bool:
+        """Whether attention of a pass of `width` tokens a row, up to `tokens`, is by lengths, on
+        tensor cores. Long chunks of a row alone that recur have plans."""
+        recurs = rows == 1 and not width % CHUNK_STEP and not tokens % CHUNK_STEP
+        bound = PLANNED_ELEMENTS if recurs else TILED_ELEMENTS
+        return self.length_kernel and width > 1 and width * tokens <= bound
+
+    def planned(self, tokens: int, width: int) -> bool:
+        """Whether attention of a row alone has neither a mask nor tiles, but a plan."""
+        bound = PLANNED_ELEMENTS if self.length_kernel else self.mask_elements
+        return self.rounded and width * tokens > bound and not self.tiled(1, tokens, width)
 
     def copied(self, width: int, keys: int) -> bool:
         """Whether a chunk's attention gets copies of keys and values (`Region.copied`): where MLX

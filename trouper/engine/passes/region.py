@@ -72,7 +72,8 @@ class Region:
         # The mask is "causal", or none for a single token; else an array over `keys` positions.
         spares_no_shape = width == 1 or not shapes.rounded or not lengths[0]
         mask_is_too_large = width * self.longest > shapes.mask_elements
-        self.causal = self.level and (spares_no_shape or mask_is_too_large)
+        needs_no_array = mask_is_too_large or shapes.planned(self.longest, width)
+        self.causal = self.level and (spares_no_shape or needs_no_array)
         if reach is not None and reach.in_full_layers:
             self.causal = False
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
@@ -83,6 +84,9 @@ class Region:
         fills_first_slots = not start and (width == 1 or singly)
         by_length = shapes.by_length(len(lengths), self.longest, width)
         self.by_length = fills_first_slots and reach is None and by_length
+        # The same, for chunks of prompts in any slots (`prefill_attention.py`).
+        tiled = shapes.tiled(len(lengths), self.longest, width)
+        self.tiled = tiled and reach is None and not self.by_length
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property
@@ -95,6 +99,17 @@ class Region:
         """(n,) int32: tokens in KV after the pass, for attention by lengths; also the rope offset
         without deltas."""
         return mx.array(self.lengths + self.width)
+
+    @cached_property
+    def slots_and_lengths(self) -> mx.array:
+        """(n, 2) int32: slot, and tokens in KV before the pass."""
+        slots = np.arange(self.start, self.stop, dtype=np.int32)
+        return mx.array(np.stack([slots, self.lengths], axis=1))
+
+    @cached_property
+    def indices_and_lengths(self) -> mx.array:
+        """(n, 2) int32: `slots_and_lengths` for arrays of these rows alone."""
+        return self.slots_and_lengths - mx.array([self.start, 0], mx.int32)
 
     @cached_property
     def positions(self) -> mx.array:

@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from trouper.engine.platform.error_text import line_of
 
+INCLUDED = Path(__file__).with_name("tensor_cores.cuh")
 Kernel = Callable[..., list[mx.array]]
 """As from `mlx.core.fast.cuda_kernel`."""
 
@@ -17,9 +18,9 @@ Kernel = Callable[..., list[mx.array]]
 def kernel(
     name: str, file: Path, inputs: Sequence[str], source: str, outputs: Sequence[str] = ("out",)
 ) -> Kernel:
-    """A kernel that calls functions of the included file, as MLX hashes the source at each
+    """A kernel that calls functions of the included files, as MLX hashes the source at each
     launch."""
-    header = f'#include "{file.as_posix()}"\n'
+    header = "".join(f'#include "{each.as_posix()}"\n' for each in (INCLUDED, file))
     compiled = mx.fast.cuda_kernel(
         name=name,
         input_names=list(inputs),

@@ -6,27 +6,11 @@
 // and of row lane / 4 of x. Which inputs a lane has is free, as long as both factors agree: so a lane reads 16 bytes of a row at once.
 #pragma once
 namespace few_rows {
-using uint = unsigned;
+using tensor_cores::both, tensor_cores::multiply, tensor_cores::uint;
 constexpr int WARPS = 8;
 
 // EMULATED: the test that runs this on a CPU has its own (tests/engine/cuda_on_threads.h).
 #ifndef EMULATED
-template <typename T> __device__ __forceinline__ void multiply(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1);
-template <typename T> __device__ __forceinline__ uint both(float low, float high);
-#define FEW_ROWS_TYPE(TYPE, MMA, CONVERT) \
-    template <> __device__ __forceinline__ void multiply<TYPE>(float (&sums)[4], uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) { \
-        asm volatile(MMA " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-                     : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) \
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)); \
-    } \
-    template <> __device__ __forceinline__ uint both<TYPE>(float low, float high) { \
-        uint pair; \
-        asm(CONVERT " %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low)); \
-        return pair; \
-    }
-FEW_ROWS_TYPE(__nv_bfloat16, "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", "cvt.rn.bf16x2.f32")
-FEW_ROWS_TYPE(__half, "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "cvt.rn.f16x2.f32")
-#undef FEW_ROWS_TYPE
 // Each weight is read once: it need not stay in the cache that x is read from.
 __device__ __forceinline__ uint4 read_once(const uint4* at) {
     uint4 got;

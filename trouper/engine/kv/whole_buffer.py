@@ -1,0 +1,27 @@
+"""A layer's whole buffer of keys or values, for kernels that know each row's slot and length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.passes.region import Region
+
+
+@attrs.frozen(eq=False)
+class WholeBuffer:
+    """Keys or values of a pass: (slots, heads, tokens, dim). Not an array, like `Parts`."""
+
+    buffer: mx.array
+    region: Region
+    view: Callable[[], mx.array]
+    mask: Callable[[], mx.array | str]
+    """Where no kernel can be used: the rows' view (n, heads, keys, dim), and attention's mask."""
+    ring: int = 0
+    window: int = 0
+    """See `Heads`."""
+    gathered: bool = False
+    """Whether the buffer has the pass's rows alone, row i at index i. A ring is as before the pass
+    then, with the pass's tokens behind it."""
