@@ -31,6 +31,7 @@ from tests.engine.test_exactness import (
 )
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.heads import HEADS
+from tests.zoo import vlm_playing
 from trouper.engine.kv import (
     compiled_pass,
     decode_attention,
@@ -46,7 +47,7 @@ from trouper.engine.kv.prefill_kernel import PrefillCall
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.passes.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
+from trouper.engine.passes.pass_shapes import EXACT, MAX_KERNEL_WIDTH, ROUNDED, Shapes
 from trouper.engine.passes.region import Region
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
@@ -556,6 +557,18 @@ def test_chunks_of_several_prompts_share_attention_by_lengths(name: str) -> None
     two_rows(name, shapes=ONE_BANK)
     together = [shape for shape in CHUNKS if shape[0] == 2]
     assert CHUNKS and bool(together) == (name != "qwen3_next"), "states absorb padding"
+
+
+@pytest.mark.parametrize("name", ["paddleocr_vl", "ernie4_5_moe_vl"])
+def test_models_of_mlx_vlm_get_masks_as_arrays_and_lengths_without_waiting(name: str) -> None:
+    """PaddleOCR-VL cuts masks to the keys that it gets; ERNIE reads its rows' length."""
+    model, _ = vlm_playing.build(name)
+    requests = [Request([5, 6, 7], 6), Request([8, 9, 10, 11, 12], 6)]
+    plain, engine = (StepEngine(model, VOCABULARY, shapes=shapes) for shapes in (EXACT, ONE_BANK))
+    expected = [row.tokens for row in Driver(plain).play(requests)]
+    assert [row.tokens for row in Driver(engine).play(requests)] == expected
+    assert bool(CHUNKS) == (name == "ernie4_5_moe_vl")
+    assert not any("eval" in each.fault for each in compiled(engine)._compiled.values())
 
 
 def test_quantized_kv_is_read_by_lengths_where_it_is_dequantized() -> None:

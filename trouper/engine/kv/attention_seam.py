@@ -63,6 +63,11 @@ class JoinedSlots:
             return 0
         return self.region.after if self._updated else self.region.offset
 
+    @property
+    def _offset(self) -> int:
+        """See `SlotCache`."""
+        return self.region.longest - self.region.width
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Write (n, heads, width, dim); return keys and values of each bank."""
         fetched = [

@@ -96,11 +96,13 @@ class FullSlots(SlotCache):
         """A mask as of mlx-lm's KVCache: None, "causal", or (n, 1, width, keys) bool, True where a
         query attends to a key."""
         region = self.region
-        windowed = window_size is not None and region.longest > window_size
         needs_no_array = width == 1 or not return_array
+        if not needs_no_array:
+            region.tiled = False  # A model that computes with masks may compute with keys.
+        windowed = window_size is not None and region.longest > window_size
         if region.causal and not windowed and needs_no_array:
             return None if width == 1 else "causal"
-        if self._for_kernel and not windowed and not return_array:
+        if self._for_kernel and not windowed and needs_no_array:
             return None
         return self._shape_mask(region.mask(window_size if windowed else None))
 

@@ -85,6 +85,12 @@ class SlotCache:
             return 0
         return self.region.after if self._updated else self.region.offset
 
+    @property
+    def _offset(self) -> int:
+        """The longest row's tokens before the pass, which mlx-vlm's models read here
+        (`cache_position_offset`): of `offset` they would wait for the device in each pass."""
+        return self.region.longest - self.region.width
+
     def row(self, slot: int, tokens: int) -> list[mx.array]:
         """(heads, tokens, dim) views of a row in each buffer, in buffer order."""
         return [buffer[slot, :, : self._used_tokens(tokens)] for buffer in self.buffers]
