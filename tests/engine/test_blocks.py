@@ -381,8 +381,8 @@ class TestOrdersThatAreWrong:
 
     def test_rows_that_cannot_be_restored_are_counted(self) -> None:
         kv, usual = (
-            kv_layout(model_of("gemma2"), PLAIN, found)
-            for found in (Capabilities(restore="differs"), Capabilities())
+            kv_layout(model_of("gemma2"), PLAIN, allowed)
+            for allowed in (Capabilities(restore="differs"), Capabilities())
         )
         assert (kv.cached, kv.needs_snapshots) == (False, False)
         assert kv.row_bytes(1000) == usual.row_bytes(1000) > 0

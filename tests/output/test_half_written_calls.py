@@ -57,7 +57,7 @@ def test_it_is_text_where_it_names_no_tool_and_counted(name: str) -> None:
 @pytest.mark.parametrize("name", STARTS)
 def test_it_is_one_in_reasoning_that_was_never_closed(name: str) -> None:
     call = CALLS[name].removeprefix(STARTS[name])
-    found = played(name, [f"<think>\nhm\n{call}"])
+    events = played(name, [f"<think>\nhm\n{call}"])
     assert [kind for kind, _ in found] == ["Reasoning", "CallStarted", "CallArguments", "CallEnded"]
     considered = played(name, [f"<think>\nhm {call} or not</think>No."])
     assert considered == [("Reasoning", f"hm {call} or not"), ("Content", "No.")]
@@ -79,8 +79,8 @@ def test_a_call_behind_text_that_begins_like_one_is_still_a_call(name: str) -> N
 @pytest.mark.parametrize("name", ["cwm", "hunyuan", "kimi_k2"])
 def test_it_is_one_in_reasoning_that_names_markers_too(name: str) -> None:
     [start, *_] = call_format(TOOLS, FormatTokenizer.of(name)).starts
-    found = played(name, [f"<think>\nUse {start} tags.\n{CALLS[name]}"])
-    assert found == [("Reasoning", f"Use {start} tags."), *played(name, [CALLS[name]])]
+    events = played(name, [f"<think>\nUse {start} tags.\n{CALLS[name]}"])
+    assert events == [("Reasoning", f"Use {start} tags."), *played(name, [CALLS[name]])]
 
 
 def test_text_between_calls_of_mistral_is_no_name_of_a_tool() -> None:
