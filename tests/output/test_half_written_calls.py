@@ -57,7 +57,7 @@ def test_it_is_text_where_it_names_no_tool_and_counted(name: str) -> None:
 @pytest.mark.parametrize("name", STARTS)
 def test_it_is_one_in_reasoning_that_was_never_closed(name: str) -> None:
     call = CALLS[name].removeprefix(STARTS[name])
-    events = played(name, [f"<think>\nhm\n{call}"])
+    found = played(name, [f"<think>\nhm\n{call}"])
     assert [kind for kind, _ in found] == ["Reasoning", "CallStarted", "CallArguments", "CallEnded"]
     considered = played(name, [f"<think>\nhm {call} or not</think>No."])
     assert considered == [("Reasoning", f"hm {call} or not"), ("Content", "No.")]
