@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -159,6 +160,8 @@ class Heap:
     async def _give_back(self) -> None:
         await trio.sleep(GIVE_BACK_AFTER_S)
         self._due, self._held_bytes = False, 0
+        # The frames of a cancelled task refer to each other, and to the prompt.
+        gc.collect(1)
         await give_back()
 
 
