@@ -158,6 +158,22 @@ async def test_a_head_beside_another_stream_waits_for_no_token(
     assert waits == ["other"]
 
 
+async def test_the_head_and_the_end_of_a_stream_are_no_writes_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, writes = SocketWriter._taken, list[bytes]()
+
+    def noted(writer: SocketWriter, data: bytes) -> int:
+        writes.append(data)
+        return real(writer, data)
+
+    monkeypatch.setattr(SocketWriter, "_taken", noted)
+    async with serving(FakeEngine()) as served:
+        await streamed(served, "r", max_tokens=1)
+    assert writes[0].startswith(b"HTTP/1.1 200") and not writes[0].endswith(b"\r\n\r\n")
+    assert writes[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
 class Wide(ByteTokenizer):
     """Each token is much text, so that few of them fill the buffers of a connection."""
 

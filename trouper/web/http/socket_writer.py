@@ -18,6 +18,9 @@ class SocketWriter:
         """`timeout_s` bounds each waiting write. `cut` ends the connection."""
         self._stream, self._timeout_s, self.cut = stream, timeout_s, cut
         self._lock = trio.Lock()
+        self.corked = False
+        """Whether writes wait for the next one, to which they are joined."""
+        self._held = b""
 
     def write_now(self, chunk: bytes) -> bytes:
         """Send a chunk of a chunked body (RFC 9112, 7.1), and return the unsent bytes: all during
@@ -29,6 +32,10 @@ class SocketWriter:
 
     async def write(self, data: bytes) -> None:
         """Send all data, or end the connection if the client reads nothing."""
+        data, self._held = self._held + data, b""
+        if self.corked or not data:
+            self._held = data
+            return
         try:
             self._lock.acquire_nowait()
         except trio.WouldBlock:
