@@ -181,7 +181,7 @@ async def test_what_cancelled_requests_leave_is_collected_once_it_may_be_much(
     gc.disable()
     try:
         del cycle
-        memory.count(2 * current_request.HUGE_HOLDING)
+        memory.count(2 * current_request.MAX_GARBAGE_BYTES)
         await eventually(lambda: freed() is None)
     finally:
         gc.enable()

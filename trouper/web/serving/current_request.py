@@ -49,6 +49,10 @@ HUGE_BODY = 2**20
 # to the system.
 HUGE_HOLDING = 2**24
 
+# Bytes held for requests after which garbage is collected: the frames of a cancelled task refer to
+# each other, and to the prompt.
+MAX_GARBAGE_BYTES = 2**28
+
 # Delay between a huge request and the return of memory; one call serves several requests.
 GIVE_BACK_AFTER_S = 0.5
 BATCH_OWNER = "trouper.batch_owner"
@@ -144,7 +148,7 @@ class Heap:
 
     def __init__(self) -> None:
         self._due = False
-        self._held_bytes = 0
+        self._held_bytes = self._uncollected_bytes = 0
 
     def count(self, held_bytes: int) -> None:
         """Count what was held for a request that has ended."""
@@ -159,9 +163,11 @@ class Heap:
 
     async def _give_back(self) -> None:
         await trio.sleep(GIVE_BACK_AFTER_S)
+        self._uncollected_bytes += self._held_bytes
         self._due, self._held_bytes = False, 0
-        # The frames of a cancelled task refer to each other, and to the prompt.
-        gc.collect(1)
+        if self._uncollected_bytes > MAX_GARBAGE_BYTES:
+            self._uncollected_bytes = 0
+            gc.collect(1)
         await give_back()
 
 
