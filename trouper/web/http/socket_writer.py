@@ -28,13 +28,14 @@ class SocketWriter:
         # Through the connection's task a chunk would cost a task switch, two cancel scopes and four
         # layers of events.
         framed = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        return framed if self._lock.locked() else framed[self._taken(framed) :]
+        if self._lock.locked():
+            return framed
+        data = self._joined(framed)
+        return data[self._taken(data) :] if data else b""
 
     async def write(self, data: bytes) -> None:
         """Send all data, or end the connection if the client reads nothing."""
-        data, self._held = self._held + data, b""
-        if self.corked or not data:
-            self._held = data
+        if not (data := self._joined(data)):
             return
         try:
             self._lock.acquire_nowait()
@@ -48,6 +49,13 @@ class SocketWriter:
         finally:
             self._lock.release()
         await trio.lowlevel.checkpoint()
+
+    def _joined(self, data: bytes) -> bytes:
+        """Return what is written now, which is nothing while corked."""
+        data, self._held = self._held + data, b""
+        if self.corked:
+            data, self._held = b"", data
+        return data
 
     def _taken(self, data: bytes) -> int:
         try:

@@ -74,7 +74,7 @@ def _prompt(item: Any, path: str) -> Prompt:
 
 
 def _tokens(tokens: list[float], path: str) -> TokenPrompt:
-    if any(not 0 <= token < 2**31 for token in tokens):
+    if tokens and not 0 <= min(tokens) <= max(tokens) < 2**31:
         raise bad_request("token ids must be between 0 and 2^31 - 1", path, "invalid_token")
     return TokenPrompt(tuple(map(int, tokens)))
 

@@ -336,7 +336,8 @@ class CurrentRequest:
             raise RequestFailed(too_large(self.body_limit))
 
     def note_ignored(self) -> None:
-        self.ignored.note(self.read_past.take_new(), request.path)
+        if names := self.read_past.take_new():
+            self.ignored.note(names, request.path)
 
     def ignored_names(self) -> str:
         self.note_ignored()

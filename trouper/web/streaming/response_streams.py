@@ -252,6 +252,7 @@ class EventStream(ResponseBody):
             writer=writer,
             delivery=delivery,
             heartbeat_s=self._heartbeat_s,
+            joins_end=self._before_end is at_once,
         )
 
     def _heartbeat(self) -> bytes:
