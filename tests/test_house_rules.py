@@ -249,6 +249,23 @@ def test_each_name_and_pair_of_the_ratchet_is_still_needed() -> None:
     assert [*list_unneeded(faults(), read_ratchet())] == [], "`just house --lower` removes them"
 
 
+def self_referring(tree: ast.AST) -> Iterator[str]:
+    """Functions inside others that name themselves."""
+    for outer in functions(tree):
+        for inner in functions(outer):
+            names = {node.id for node in ast.walk(inner) if isinstance(node, ast.Name)}
+            if inner is not outer and inner.name in names:
+                yield inner.name
+
+
+def test_no_function_refers_to_itself() -> None:
+    """Such a function, and what it uses of the one around it, is left to the garbage collector:
+    the states of rows, on the device."""
+    assert [(str(path), name) for path, tree in trees() for name in self_referring(tree)] == []
+    broken = "def outer(x):\n    def walk(y):\n        return walk(x)\n    return walk(x)"
+    assert [*self_referring(ast.parse(broken))] == ["walk"]
+
+
 # -- essays --------------------------------------------------------------------------------------
 
 ESSAYS = {

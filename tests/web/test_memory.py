@@ -6,6 +6,7 @@ import gc
 import gzip
 import json
 import sys
+from weakref import ref
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from trouper.protocol.problems import is_shortage
 from trouper.protocol.replies import Finished
 from trouper.system import heap
 from trouper.web.app import AppRequest
+from trouper.web.http.guard import Connection
 from trouper.web.http.json_response import formatted
 from trouper.web.http.paced_body import PacedBody
 from trouper.web.serving import current_request
@@ -24,6 +26,10 @@ from trouper.web.streaming.response_streams import AnswerEvent, shielded
 
 MB = 2**20
 HUGE = "x" * (12 * MB)
+
+
+class Cycle:
+    itself: Cycle
 
 
 async def several(served: Served, count: int) -> None:
@@ -149,6 +155,36 @@ async def test_a_refused_text_is_freed_without_a_garbage_collection(kind: str) -
             await eventually(lambda: not held_texts())
         finally:
             gc.enable()
+
+
+async def test_an_ended_connection_is_freed_without_a_garbage_collection() -> None:
+    """It and its protocol referred to each other, with all that either had."""
+    async with serving(FakeEngine()) as served:
+        gc.collect()  # Other tests' connections.
+        gc.disable()
+        try:
+            await ask(served, {"prompt": "x", "max_tokens": 1})
+            await eventually(
+                lambda: not [one for one in gc.get_objects() if isinstance(one, Connection)]
+            )
+        finally:
+            gc.enable()
+
+
+async def test_what_cancelled_requests_leave_is_collected_once_it_may_be_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Frames of their tasks and the `Cancelled` in them refer to each other, and to the prompt."""
+    monkeypatch.setattr(current_request, "GIVE_BACK_AFTER_S", 0.0)
+    memory, cycle = current_request.Heap(), Cycle()
+    freed, cycle.itself = ref(cycle), cycle
+    gc.disable()
+    try:
+        del cycle
+        memory.count(2 * current_request.MAX_GARBAGE_BYTES)
+        await eventually(lambda: freed() is None)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what a heap keeps is glibc's")

@@ -228,7 +228,6 @@ class Runtime:
         return insert_images(tokens, prompt, card, tokenizer, self.settings)[0]
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:
-        deadline = answer._limits.next_deadline()
         try:
             if self.draining:
                 raise RequestFailed(self.problem_of_end())
@@ -237,6 +236,7 @@ class Runtime:
                 await trio.lowlevel.checkpoint_if_cancelled()
                 self._requests.send_nowait(submission)
                 return
+            deadline = answer._limits.next_deadline()
             with trio.move_on_at(deadline.at):
                 await self._requests.send(submission)
                 return

@@ -547,7 +547,7 @@ def end_outside_images(
             if exceeded:
                 continue
             exceeded = True
-        ended.append(attrs.evolve(chunk, tokens=tokens))
+        ended.append(chunk if tokens == chunk.tokens else attrs.evolve(chunk, tokens=tokens))
     return tuple(ended)
 
 

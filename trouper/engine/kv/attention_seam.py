@@ -97,13 +97,13 @@ class JoinedSlots:
 
 def joined(caches: Sequence[Sequence[Any]], region: Region, ranges: Sequence[slice]) -> list[Any]:
     """Join the equally nested caches of several banks. All banks share recurrent states."""
+    return [_join(same, region, ranges) for same in zip(*caches, strict=True)]
 
-    def join(same: Sequence[Any]) -> Any:
-        if isinstance(same[0], ListSlots):
-            return ListSlots(*map(join, zip(*(cache.caches for cache in same), strict=True)))
-        return same[0] if isinstance(same[0], StateSlots) else JoinedSlots(same, region, ranges)
 
-    return [join(same) for same in zip(*caches, strict=True)]
+def _join(same: Sequence[Any], region: Region, ranges: Sequence[slice]) -> Any:
+    if isinstance(same[0], ListSlots):
+        return ListSlots(*joined([cache.caches for cache in same], region, ranges))
+    return same[0] if isinstance(same[0], StateSlots) else JoinedSlots(same, region, ranges)
 
 
 NAME = "scaled_dot_product_attention"

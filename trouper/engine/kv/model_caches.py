@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ from mlx_lm.models.cache import (
 )
 
 from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.adaptations.row_offsets import Traits
 from trouper.engine.kv.full_slots import ChunkSlots, FullSlots, OpenSlots
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -156,22 +158,26 @@ def slot_caches(
 ) -> list[Any]:
     """One slot cache for each of the model's caches; `states` replace recurrent ones. Rings and
     states are bounded and never quantized. `slack`: tokens that a ring holds beyond the window."""
-    found, following = adapted(model), iter(state_slots(model) if states is None else states)
-    traits = found.traits
+    following = iter(state_slots(model) if states is None else states)
+    make = partial(_slots_of, traits=adapted(model).traits, kv=kv, slack=slack, states=following)
+    return [make(cache) for cache in make_prompt_cache(model)]
+
+
+def _slots_of(
+    cache: Any, traits: Traits, kv: KvFormat, slack: int, states: Iterator[StateSlots]
+) -> Any:
+    # No function inside another that calls itself: it would refer to itself, and the collector
+    # alone would free the states.
+    if _is_list(cache):
+        return ListSlots(*(_slots_of(part, traits, kv, slack, states) for part in cache.caches))
+    kind = kind_of(cache)
+    if issubclass(kind, ArraysCache):
+        return next(states)
+    if issubclass(kind, ChunkedKVCache):
+        return ChunkSlots(traits)
+    if issubclass(kind, RotatingKVCache):
+        return RingSlots(cache.max_size, slack, traits)
     full, quantized = (
         (OpenSlots, OpenQuantizedSlots) if traits.open_buffers else (FullSlots, QuantizedSlots)
     )
-
-    def counterpart(cache: Any) -> Any:
-        if _is_list(cache):
-            return ListSlots(*map(counterpart, cache.caches))
-        kind = kind_of(cache)
-        if issubclass(kind, ArraysCache):
-            return next(following)
-        if issubclass(kind, ChunkedKVCache):
-            return ChunkSlots(traits)
-        if issubclass(kind, RotatingKVCache):
-            return RingSlots(cache.max_size, slack, traits)
-        return quantized(kv, traits) if kv.bits else full(traits)
-
-    return [counterpart(cache) for cache in make_prompt_cache(model)]
+    return quantized(kv, traits) if kv.bits else full(traits)

@@ -46,6 +46,11 @@ def is_integer(value: object) -> bool:
     return type(value) is int or (type(value) is float and value.is_integer())
 
 
+def are_integers(values: list[Any]) -> bool:
+    """As `is_integer`, of all."""
+    return {*map(type, values)} == {int} or all(map(is_integer, values))
+
+
 def json_type(value: object) -> str:
     if value is None:
         return "null"

@@ -78,6 +78,8 @@ class Connection:
             except* Exception:
                 log.exception("a connection failed; the others go on")
         self.cut()
+        with suppress(AttributeError):
+            del self._protocol  # Each refers to the other.
 
     async def _serve(self) -> None:
         socket = self._stream.socket

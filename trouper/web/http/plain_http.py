@@ -208,9 +208,7 @@ class PlainHttp:
         match event:
             case stream_events.Response():
                 headers = [*event.headers, *self.config.response_headers("h11")]
-                if self._requests >= self.config.keep_alive_max_requests:
-                    headers.append((b"connection", b"close"))
-                await self._send_event(h11.Response(status_code=event.status_code, headers=headers))
+                await self._send_head(event.status_code, headers)
             case stream_events.Body(data=data):
                 await self._send_event(h11.Data(data=data))
             case stream_events.EndBody():
@@ -218,11 +216,13 @@ class PlainHttp:
             case stream_events.StreamClosed():
                 await self._end_request()
 
+    async def _send_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if await self._closes() or self._requests >= self.config.keep_alive_max_requests:
+            headers.append((b"connection", b"close"))
+        await self._send_event(h11.Response(status_code=status, headers=headers))
+
     async def _send_event(self, event: H11SendableEvent) -> None:
         """Send an event. A head with a length waits for the body, for a single write."""
-        if type(event) is h11.Response and await self._closes():
-            headers = [*event.headers, (b"connection", b"close")]
-            event = h11.Response(status_code=event.status_code, headers=headers)
         try:
             data = self.connection.send(event) or b""
         except h11.LocalProtocolError:
@@ -280,6 +280,6 @@ class PlainHttp:
         ]
         if problem.retry_after_s is not None:
             headers.append((b"retry-after", str(problem.retry_after_s).encode()))
-        await self._send_event(h11.Response(status_code=problem.status, headers=headers))
+        await self._send_head(problem.status, headers)
         await self._send_event(h11.Data(data=body))
         await self._send_event(h11.EndOfMessage())

@@ -12,7 +12,13 @@ from msgspec import Meta
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from trouper.protocol.sampling import SamplingDefaults
-from trouper.web.http.body_parsing import at_most, between, checked_text, combination, is_integer
+from trouper.web.http.body_parsing import (
+    are_integers,
+    at_most,
+    between,
+    checked_text,
+    combination,
+)
 from trouper.web.http.field_types import HUGE, MAX_TOKENS, Count, TokenId
 from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_schema import LENGTH, TEXT, TOKEN, Json, Unsupported, array, either
@@ -54,7 +60,7 @@ def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
         message = f"{name} must be a string, an array of strings or token ids; not empty"
         raise bad_request(message, name, "invalid_type")
     at_most(name, value, MAX_TOKENS)
-    if all(map(is_integer, value)):
+    if are_integers(value):
         return (_tokens(value, name),)
     if len(value) > limit:
         raise bad_request(
@@ -68,13 +74,13 @@ def _prompt(item: Any, path: str) -> Prompt:
         return TextPrompt(checked_text(item, path))
     if isinstance(item, list):
         at_most(path, item, MAX_TOKENS)
-    if isinstance(item, list) and all(map(is_integer, item)):
+    if isinstance(item, list) and are_integers(item):
         return _tokens(item, path)
     raise bad_request(f"{path} must be a string or an array of token ids", path, "invalid_type")
 
 
 def _tokens(tokens: list[float], path: str) -> TokenPrompt:
-    if any(not 0 <= token < 2**31 for token in tokens):
+    if tokens and not 0 <= min(tokens) <= max(tokens) < 2**31:
         raise bad_request("token ids must be between 0 and 2^31 - 1", path, "invalid_token")
     return TokenPrompt(tuple(map(int, tokens)))
 

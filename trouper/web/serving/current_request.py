@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -47,6 +48,10 @@ HUGE_BODY = 2**20
 # Bytes held for requests with small bodies, such as those for scores, after which memory goes back
 # to the system.
 HUGE_HOLDING = 2**24
+
+# Bytes held for requests after which garbage is collected: the frames of a cancelled task refer to
+# each other, and to the prompt.
+MAX_GARBAGE_BYTES = 2**28
 
 # Delay between a huge request and the return of memory; one call serves several requests.
 GIVE_BACK_AFTER_S = 0.5
@@ -143,7 +148,7 @@ class Heap:
 
     def __init__(self) -> None:
         self._due = False
-        self._held_bytes = 0
+        self._held_bytes = self._uncollected_bytes = 0
 
     def count(self, held_bytes: int) -> None:
         """Count what was held for a request that has ended."""
@@ -158,7 +163,11 @@ class Heap:
 
     async def _give_back(self) -> None:
         await trio.sleep(GIVE_BACK_AFTER_S)
+        self._uncollected_bytes += self._held_bytes
         self._due, self._held_bytes = False, 0
+        if self._uncollected_bytes > MAX_GARBAGE_BYTES:
+            self._uncollected_bytes = 0
+            gc.collect(1)
         await give_back()
 
 
@@ -327,7 +336,8 @@ class CurrentRequest:
             raise RequestFailed(too_large(self.body_limit))
 
     def note_ignored(self) -> None:
-        self.ignored.note(self.read_past.take_new(), request.path)
+        if names := self.read_past.take_new():
+            self.ignored.note(names, request.path)
 
     def ignored_names(self) -> str:
         self.note_ignored()
