@@ -106,7 +106,7 @@ def masked_chunks(heads: Heads, call: PrefillCall) -> mx.array:
         visible = position <= query
         index = position
         if heads.ring:
-            own = call.joined & (position >= length)
+            own = call.appended & (position >= length)
             index = np.where(own, position + (capacity - end), position % heads.ring)
             visible &= position > query - heads.window
         assert index.max() < capacity, "each row's buffers have room for the pass"
@@ -459,8 +459,8 @@ class TestTrial:
         CHUNKS.clear()
         monkeypatch.setattr(prefill_kernel, "run", masked_chunks)
         TRIAL_OF_CHUNKS.cache_clear()
-        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30), joined=False)
-        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30, sinks=True), joined=True)
+        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30), appended=False)
+        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30, sinks=True), appended=True)
         assert {shape[2] for shape in CHUNKS} == {11, TRIED_WIDTH}
 
     @pytest.mark.parametrize("fault", ["wrong", "refused"])
