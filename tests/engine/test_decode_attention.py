@@ -423,6 +423,17 @@ class TestBuffers:
             "less than one of the buffers of two layers"
         )
 
+    def test_chunks_are_written_in_place(self) -> None:
+        rows, chunks = self.rows(), {RowId(2): [5] * 8, RowId(3): [5] * 7}
+        for row in chunks:
+            rows.open(row, 400)
+        mx.eval(rows.prefill(chunks) or [])
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(rows.prefill(chunks) or [])
+        assert CHUNKS[-1][:3] == (2, 4, 8), "of two rows, by lengths"
+        assert mx.get_peak_memory() - before < rows.nbytes / 4
+
     def test_nothing_keeps_the_rows(self) -> None:
         rows = self.rows()
         gone = weakref.ref(rows)
