@@ -24,14 +24,14 @@ SHAPES = attrs.evolve(ROUNDED, length_kernel=True)
 def test_models_that_compute_with_keys_lose_banks_alone(
     name: str, computes: bool, mode: SelfCheckMode
 ) -> None:
-    found = Check(build(name), CONFIGS[name], 512, PLAIN, mode, shapes=SHAPES).run().capabilities
-    assert bool(found.banks) is computes
-    assert (found.batch, found.drafts, found.restore, found.prefill_together) == ("", "", "", "")
+    left = Check(build(name), CONFIGS[name], 512, PLAIN, mode, shapes=SHAPES).run().capabilities
+    assert bool(left.banks) is computes
+    assert (left.batch, left.drafts, left.restore, left.prefill_together) == ("", "", "", "")
 
 
 @pytest.mark.parametrize("name", ["gemma2", "deepseek_v3"])
 def test_models_that_compute_with_keys_run_with_quantized_kv(name: str) -> None:
     """They did not start: the check's own row of quantized KV got whole buffers."""
     kv = KvFormat(8, 32)
-    found = Check(build(name), CONFIGS[name], 512, kv, "fast", shapes=SHAPES).run().capabilities
-    assert found.banks and not found.batch
+    left = Check(build(name), CONFIGS[name], 512, kv, "fast", shapes=SHAPES).run().capabilities
+    assert left.banks and not left.batch
