@@ -22,15 +22,15 @@ ERROR = {mx.float16: 4e-3, mx.bfloat16: 0.02}
 """Results are of the order of 1."""
 
 
-def check(heads: Heads, width: int, *, joined: bool = False) -> None:
-    assert computes(attrs.evolve(heads, key_heads=1, group=1), joined=joined)
-    call, expected = example(heads, LENGTHS, width, joined=joined)
+def check(heads: Heads, width: int, *, appended: bool = False) -> None:
+    assert computes(attrs.evolve(heads, key_heads=1, group=1), appended=appended)
+    call, expected = example(heads, LENGTHS, width, appended=appended)
     got = run(heads, call)
     error = mx.abs(got.astype(mx.float32) - expected).max().item()
     assert isinstance(error, float) and error < ERROR[heads.dtype]
     few = attrs.evolve(call, queries=call.queries[2:4], rows=call.rows[2:4])
     assert mx.array_equal(run(heads, few), got[2:4]), "no row's result depends on others"
-    if not joined:
+    if not appended:
         start = width // 2
         later = attrs.evolve(
             call, queries=call.queries[:, :, start:], rows=call.rows + mx.array([0, start])
@@ -50,7 +50,7 @@ def test_each_query_attends_up_to_its_own_position(dim: int, dtype: mx.Dtype, wi
 def test_rings(dim: int, window: int, ring: int, sinks: bool) -> None:
     heads = Heads(mx.bfloat16, dim, 2, 3, window, ring, sinks)
     for width in (2, 60, 300):
-        check(heads, width, joined=True)
+        check(heads, width, appended=True)
     for width in (2, 1 + ring - window):
         check(heads, width)
 

@@ -107,7 +107,7 @@ def masked_chunks(heads: Heads, call: PrefillCall) -> mx.array:
         visible = position <= query
         index = position
         if heads.ring:
-            own = call.joined & (position >= length)
+            own = call.appended & (position >= length)
             index = np.where(own, position + (capacity - end), position % heads.ring)
             visible &= position > query - heads.window
         assert index.max() < capacity, "each row's buffers have room for the pass"
@@ -424,6 +424,17 @@ class TestBuffers:
             "less than one of the buffers of two layers"
         )
 
+    def test_chunks_are_written_in_place(self) -> None:
+        rows, chunks = self.rows(), {RowId(2): [5] * 8, RowId(3): [5] * 7}
+        for row in chunks:
+            rows.open(row, 400)
+        mx.eval(rows.prefill(chunks) or [])
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(rows.prefill(chunks) or [])
+        assert CHUNKS[-1][:3] == (2, 4, 8), "of two rows, by lengths"
+        assert mx.get_peak_memory() - before < rows.nbytes / 4
+
     def test_nothing_keeps_the_rows(self) -> None:
         rows = self.rows()
         gone = weakref.ref(rows)
@@ -460,8 +471,8 @@ class TestTrial:
         CHUNKS.clear()
         monkeypatch.setattr(prefill_kernel, "run", masked_chunks)
         TRIAL_OF_CHUNKS.cache_clear()
-        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30), joined=False)
-        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30, sinks=True), joined=True)
+        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30), appended=False)
+        assert TRIAL_OF_CHUNKS(Heads(mx.float32, 64, 1, 1, 20, 30, sinks=True), appended=True)
         assert {shape[2] for shape in CHUNKS} == {11, TRIED_WIDTH}
 
     @pytest.mark.parametrize("fault", ["wrong", "refused"])

@@ -31,7 +31,7 @@ int main() {
     const T* sinks = read<T>(heads);
     T* out = (T*)calloc(rows * heads * width * D, sizeof(T));
     launch({(width + QUERIES - 1) / QUERIES, heads, rows}, QUERIES * 2, [=] {
-        prefill_attention::attend<T, D, QUERIES, %(keys)d, %(window)d, %(ring)d, %(joined)d, %(sinks)d>(
+        prefill_attention::attend<T, D, QUERIES, %(keys)d, %(window)d, %(ring)d, %(appended)d, %(sinks)d>(
             queries, keys, values, of_rows, %(scale)ff, sinks, out, heads, width, key_heads, capacity);
     });
     fwrite(out, sizeof(T), rows * heads * width * D, stdout);
@@ -55,7 +55,7 @@ def run_on_threads(heads: Heads, call: PrefillCall, directory: Path) -> mx.array
         "keys": keys,
         "window": heads.window,
         "ring": heads.ring,
-        "joined": call.joined,
+        "appended": call.appended,
         "sinks": heads.sinks,
         "scale": call.scale,
         "included": INCLUDED,
@@ -70,7 +70,7 @@ def run_on_threads(heads: Heads, call: PrefillCall, directory: Path) -> mx.array
 
 
 @pytest.mark.parametrize(
-    ("heads", "width", "joined", "lengths"),
+    ("heads", "width", "appended", "lengths"),
     [
         (Heads(mx.bfloat16, 64, 2, 2), 70, False, (0, 61)),
         (Heads(mx.bfloat16, 96, 1, 2, sinks=True), 9, False, (64, 130)),
@@ -83,9 +83,9 @@ def run_on_threads(heads: Heads, call: PrefillCall, directory: Path) -> mx.array
 )
 @pytest.mark.long(but=("*dim=64*ring=30*", "*dim=128*"))
 def test_the_kernel_is_attention_up_to_each_querys_position(
-    heads: Heads, width: int, joined: bool, lengths: tuple[int, ...], tmp_path: Path
+    heads: Heads, width: int, appended: bool, lengths: tuple[int, ...], tmp_path: Path
 ) -> None:
-    call, expected = example(heads, np.array(lengths, np.int32), width, joined=joined)
+    call, expected = example(heads, np.array(lengths, np.int32), width, appended=appended)
     got = run_on_threads(heads, call, tmp_path)
     np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), atol=0.02)
 

@@ -214,8 +214,8 @@ def _decode_attention(
 def _prefill_attention(
     engine: StepEngine, vocabulary: int, tokens: int, width: int
 ) -> Iterator[Callable[[], None]]:
-    """Run chunks of `width` tokens up to masks as arrays, then yield attention at each multiple
-    with a real chunk's queries."""
+    """Run chunks of `width` tokens up to the first that gets a plan, then yield attention at each
+    multiple with a real chunk's queries."""
     # cuDNN plans for lengths and strides.
     shapes, row = engine.shapes, RowId(0)
     start = (

@@ -146,7 +146,7 @@ def _attend(
 ) -> mx.array:
     if isinstance(keys, WholeBuffer):
         kernel = prefill_attention if keys.region.tiled else decode_attention
-        if not isinstance(mask, mx.array):  # None, or "causal", which a row's length says, too.
+        if not isinstance(mask, mx.array):  # None or "causal": a kernel masks by the lengths.
             if kernel.supports(queries, keys, values, options):
                 return kernel.attend(queries, keys, values, options)
             mask = keys.mask()

@@ -17,7 +17,7 @@ class FullSlots(SlotCache):
     """The counterpart of mlx-lm's KVCache."""
 
     kernel_reads = True
-    """Whether kernels of attention may read buffers: models call it with what they get."""
+    """Whether models hand what they get to attention as it is, so that kernels may read buffers."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write (n, heads, width, dim); return (n, heads, keys, dim). The mask hides foreign
@@ -38,7 +38,7 @@ class FullSlots(SlotCache):
         self._updated = True
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """(n, heads, keys, dim) views of the pass's rows, or whole buffers."""
+        """(n, heads, keys, dim) views of the pass's rows; for kernels, whole buffers."""
         keys, values = (
             self._for_attention(buffer, partial(self._gapless, buffer)) for buffer in self.buffers
         )

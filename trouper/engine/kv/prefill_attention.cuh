@@ -1,6 +1,6 @@
 // Attention of prompts' chunks by the rows' lengths, for prefill_kernel.py, where its method is described: queries (rows, heads, width, D),
 // keys and values (slots, key heads, capacity, D), for each row its slot and the tokens in KV before the pass. `out`: (rows, width, heads, D).
-// With a RING, position p has the index p % RING; if JOINED, the pass's own tokens lie behind the ring, as the buffers' last `width` ones.
+// With a RING, position p has the index p % RING; if APPENDED, the pass's own tokens lie behind the ring, as the buffers' last `width` ones.
 #pragma once
 namespace prefill_attention {
 using tensor_cores::uint;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void fetch(T* tile, const T* rows, int begin, int las
 }
 
 // Blocks (tiles of QUERIES queries, heads, rows) of QUERIES * 2 threads: a warp has 16 queries.
-template <typename T, int D, int QUERIES, int KEYS, int WINDOW, int RING, bool JOINED, bool SINKS>
+template <typename T, int D, int QUERIES, int KEYS, int WINDOW, int RING, bool APPENDED, bool SINKS>
 __device__ __forceinline__ void attend(const T* queries, const T* keys, const T* values, const int* rows, float scale, const T* sinks,
                                        T* out, int heads, int width, int key_heads, int capacity) {
     constexpr int THREADS = QUERIES * 2;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void attend(const T* queries, const T* keys, const T*
     const long long of_head = ((long long)slot * key_heads + head / (heads / key_heads)) * capacity * D;
     const auto index = [=](int position) {
         if constexpr (RING == 0) return position;
-        return JOINED && position >= before ? capacity - width + position - before : position % (RING ? RING : 1);
+        return APPENDED && position >= before ? capacity - width + position - before : position % (RING ? RING : 1);
     };
     const int from = WINDOW ? max(0, before + first - (WINDOW - 1)) / KEYS * KEYS : 0;
     fetch<D, QUERIES, THREADS>(query_tile, queries + ((long long)blockIdx.z * heads + head) * width * D, first, width - 1, [](int query) { return query; });

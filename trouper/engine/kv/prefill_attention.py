@@ -43,7 +43,7 @@ def supports(
         and keys.buffer.dtype == values.buffer.dtype == queries.dtype
         and queries.dtype in DTYPES
         and options.keys() <= OPTIONS
-        and computes(_heads(queries, keys, options), joined=_is_joined(keys))
+        and computes(_heads(queries, keys, options), appended=_is_appended(keys))
     )
 
 
@@ -53,16 +53,16 @@ def _heads(queries: mx.array, keys: WholeBuffer, options: dict[str, Any]) -> Hea
     return Heads(queries.dtype, dim, 1, 1, window=keys.window, ring=keys.ring, sinks=sinks)
 
 
-def _is_joined(keys: WholeBuffer) -> bool:
+def _is_appended(keys: WholeBuffer) -> bool:
     return keys.gathered and keys.ring > 0
 
 
 @cache
-def computes(heads: Heads, *, joined: bool) -> bool:
+def computes(heads: Heads, *, appended: bool) -> bool:
     """Try once whether the device runs the kernel, and correctly; otherwise chunks get MLX's
     attention."""
-    width = TRIED_WIDTH if joined or not heads.ring else max(1 + heads.ring - heads.window, 1)
-    call, expected = example(heads, TRIED_LENGTHS, width, joined=joined)
+    width = TRIED_WIDTH if appended or not heads.ring else max(1 + heads.ring - heads.window, 1)
+    call, expected = example(heads, TRIED_LENGTHS, width, appended=appended)
     fault = fault_of(
         lambda: prefill_kernel.run(heads, call).astype(mx.float32) - expected, TRIED_ERROR
     )
@@ -72,7 +72,7 @@ def computes(heads: Heads, *, joined: bool) -> bool:
 
 
 def example(
-    heads: Heads, lengths: Ints, width: int, *, joined: bool = False
+    heads: Heads, lengths: Ints, width: int, *, appended: bool = False
 ) -> tuple[PrefillCall, mx.array]:
     """A call with random numbers, a row of each length, and what MLX's attention makes of it in
     float32, (n, heads, width, dim)."""
@@ -91,18 +91,18 @@ def example(
         sinks=None if sinks is None else sinks.astype(mx.float32),
     )
     if heads.ring:
-        positions = _positions_of_ring(heads.ring, lengths, width, joined=joined)
+        positions = _positions_of_ring(heads.ring, lengths, width, appended=appended)
         keys, values = (mx.take_along_axis(part, positions, axis=2) for part in (keys, values))
     rows = mx.array(np.stack([np.arange(count, dtype=np.int32), lengths], axis=1))
-    call = PrefillCall(queries, keys, values, rows, heads.dim**-0.5, sinks=sinks, joined=joined)
+    call = PrefillCall(queries, keys, values, rows, heads.dim**-0.5, sinks=sinks, appended=appended)
     return call, expected
 
 
-def _positions_of_ring(ring: int, lengths: Ints, width: int, *, joined: bool) -> mx.array:
+def _positions_of_ring(ring: int, lengths: Ints, width: int, *, appended: bool) -> mx.array:
     # (n, 1, any, 1): the position at each index, 0 where there is none yet.
-    last = (lengths if joined else lengths + width)[:, None] - 1
+    last = (lengths if appended else lengths + width)[:, None] - 1
     positions = last - (last - np.arange(ring)) % ring
-    if joined:
+    if appended:
         positions = np.concatenate([positions, lengths[:, None] + np.arange(width)], axis=1)
     return mx.array(np.maximum(positions, 0)[:, None, :, None])
 
@@ -120,6 +120,6 @@ def attend(
         region.indices_and_lengths if keys.gathered else region.slots_and_lengths,
         options["scale"],
         sinks=options.get("sinks"),
-        joined=_is_joined(keys),
+        appended=_is_appended(keys),
     )
     return prefill_kernel.run(_heads(queries, keys, options), call)

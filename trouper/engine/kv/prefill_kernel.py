@@ -22,7 +22,7 @@ TILES = {64: (64, 64), 80: (64, 64), 96: (64, 64), 128: (64, 64), 256: (32, 32)}
 DTYPES = (mx.bfloat16, mx.float16)
 FILE = Path(__file__).with_name("prefill_attention.cuh")
 SOURCE = """
-    prefill_attention::attend<T, D, QUERIES, KEYS, WINDOW, RING, JOINED, SINKS>(
+    prefill_attention::attend<T, D, QUERIES, KEYS, WINDOW, RING, APPENDED, SINKS>(
         queries, keys, values, rows, scale[0], sinks, out,
         queries_shape[1], queries_shape[2], keys_shape[1], keys_shape[2]);
 """
@@ -41,13 +41,13 @@ class PrefillCall:
     scale: float
     sinks: mx.array | None = None
     """(heads,)."""
-    joined: bool = False
-    """Whether the pass's tokens lie behind the ring, which is as before."""
+    appended: bool = False
+    """Whether the pass's tokens lie behind the ring, which is as before the pass."""
 
 
 def run(heads: Heads, call: PrefillCall) -> mx.array:
-    """Attention of each row's queries up to their own positions: (n, heads, width, dim). `heads`:
-    key heads and group count as 1."""
+    """Attention of each row's queries up to their own positions: (n, heads, width, dim). The
+    numbers of heads are those of the arrays, not of `heads`."""
     queries = call.queries
     rows, all_heads, width, dim = queries.shape
     tile, keys = TILES[dim]
@@ -62,7 +62,7 @@ def run(heads: Heads, call: PrefillCall) -> mx.array:
             ("KEYS", keys),
             ("WINDOW", heads.window),
             ("RING", heads.ring),
-            ("JOINED", call.joined),
+            ("APPENDED", call.appended),
             ("SINKS", heads.sinks),
         ],
         grid=(-(-width // tile) * threads, all_heads, rows),

@@ -78,7 +78,7 @@ class RingSlots(SlotCache):
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """(n, heads, keys, dim): the ring, or for a wide pass the ring before and the new tokens.
-        By lengths, the whole buffers."""
+        For kernels, a `WholeBuffer`."""
         if self._fetched:
             keys, values = self._fetched
             return self._for_attention(keys, lambda: keys), self._for_attention(
@@ -91,7 +91,7 @@ class RingSlots(SlotCache):
 
     @property
     def _for_kernel(self) -> bool:
-        # Attention by lengths of several tokens would see padding behind drafts.
+        # With several tokens a row the kernel for decoding takes padding for kept tokens.
         return self.region.tiled or (self.region.by_length and self.region.width == 1)
 
     def _for_attention(self, buffer: mx.array, view: Callable[[], mx.array]) -> Any:

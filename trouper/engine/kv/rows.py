@@ -103,6 +103,15 @@ class Rows(Protocol):
         """Each bank, shortest rows first. Rows without banks count as one."""
 
 
+def guess(model: nn.Module) -> Capabilities:
+    """Guess capabilities, and by building a pass whether rows may have several banks. Evaluates
+    nothing."""
+    found = guessed(model)
+    if found.allows("banks") and (reason := attention_seam.fault(model)):
+        return found.without("banks", f"attention over several banks cannot be built: {reason}")
+    return found
+
+
 def rows_for(
     model: nn.Module,
     kv: KvFormat,
@@ -115,9 +124,7 @@ def rows_for(
 ) -> tuple[Rows, Capabilities]:
     """Rows for a model, draft model and head (a `TargetHead`), with the capabilities.
     `capabilities` None: guessed."""
-    found = capabilities or guessed(model)
-    if capabilities is None and found.allows("banks") and (reason := attention_seam.fault(model)):
-        found = found.without("banks", f"attention over several banks cannot be built: {reason}")
+    found = capabilities or guess(model)
     if found.allows("batch"):
         return SlotRows(model, found, kv, slack, shapes, draft=draft, head=head), found
     return SingleRows(model), found

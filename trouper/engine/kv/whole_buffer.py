@@ -23,5 +23,5 @@ class WholeBuffer:
     window: int = 0
     """See `Heads`."""
     gathered: bool = False
-    """Whether the buffer has the pass's rows alone, row i at index i. A ring is as before the pass
-    then, with the pass's tokens behind it."""
+    """Whether it is an array of the pass's rows alone, row i at index i. A gathered ring is as
+    before the pass, with the pass's tokens appended."""

@@ -43,9 +43,9 @@ PREPARED_CARD: dict[str, Any] = {
 # Limits of attention by lengths for several tokens a row: their number, and the product with all
 # rows' tokens. Beyond, tensor cores with a mask are worth more than a compiled pass.
 MAX_KERNEL_WIDTH, MAX_KERNEL_SCORES = 33, 100_000
-# Maximum queries times keys of a row for attention over chunks by lengths (`prefill_attention.py`).
-# On an H200 cuDNN takes half as long without a mask, but for a plan, and several times as long with
-# a mask: the first bound is for chunks that have plans, the second one for others.
+# Maximum queries times keys of a row for the kernel over chunks (`prefill_attention.py`). On an
+# H200 cuDNN takes half the kernel's time without a mask, several times its time with one, and 42 ms
+# to plan a new shape. The first bound is for shapes that recur, the second one for others.
 PLANNED_ELEMENTS, TILED_ELEMENTS = 2**21, 2**24
 # Tokens by which first buffers grow early, where all layers have the same lengths. Growth of all in
 # one step would take 20 ms.
@@ -70,7 +70,8 @@ class Shapes:
     first_bank: int = FIRST_BANK
     """Maximum tokens of rows in the bank of level 0; each level doubles the number."""
     length_kernel: bool = False
-    """Whether the device has attention by lengths (`decode_attention.py`)."""
+    """Whether the device has the kernels of attention by lengths (`decode_attention.py`,
+    `prefill_attention.py`)."""
     shared_tokens: int = SHARED_TOKENS
     """Maximum tokens of rows in a shared bank."""
 
@@ -127,19 +128,20 @@ class Shapes:
         return 1 + (1 << (tokens - 2).bit_length()) if tokens > 2 else tokens
 
     def by_length(self, rows: int, tokens: int, width: int) -> bool:
-        """Whether `width` tokens a row, of up to `tokens`, get attention by lengths."""
+        """Whether the kernel for decoding computes attention of `width` tokens a row, with up to
+        `tokens` tokens each."""
         few = width <= MAX_KERNEL_WIDTH and rows * width * tokens <= MAX_KERNEL_SCORES
         return self.length_kernel and (width == 1 or few)
 
     def tiled(self, rows: int, tokens: int, width: int) -> bool:
-        """Whether attention of a pass of `width` tokens a row, up to `tokens`, is by lengths, on
-        tensor cores. Long chunks of a row alone that recur have plans."""
+        """Whether the kernel over chunks computes attention of `width` tokens a row, with up to
+        `tokens` tokens each. cuDNN gets long chunks of a row alone whose shapes recur."""
         recurs = rows == 1 and not width % CHUNK_STEP and not tokens % CHUNK_STEP
         bound = PLANNED_ELEMENTS if recurs else TILED_ELEMENTS
         return self.length_kernel and width > 1 and width * tokens <= bound
 
     def planned(self, tokens: int, width: int) -> bool:
-        """Whether attention of a row alone has neither a mask nor tiles, but a plan."""
+        """Whether a chunk of a row alone gets cuDNN's attention without a mask, by a plan."""
         bound = PLANNED_ELEMENTS if self.length_kernel else self.mask_elements
         return self.rounded and width * tokens > bound and not self.tiled(1, tokens, width)
 

@@ -11,8 +11,9 @@ import attrs
 from mlx import nn
 
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
-from trouper.engine.kv.model_caches import by_caches, guessed
+from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
+from trouper.engine.kv.rows import guess
 from trouper.engine.passes.pass_shapes import Shapes, of_device
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check import tiny
@@ -68,7 +69,7 @@ class Check:
     def run(self) -> CheckOutcome:
         """Raises `WrongAloneError`."""
         if self.mode == "off":
-            return CheckOutcome(guessed(self.model), "")
+            return CheckOutcome(guess(self.model), "")
         start = by_caches(self.model)
         try:
             found, checked = self.of_tiny(start), "a tiny model of the same config"

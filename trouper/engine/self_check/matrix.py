@@ -159,10 +159,12 @@ def subject_of(
 
 
 def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> ModelRun:
-    """Make a function that runs one row in slots, the reference of quantized KV."""
+    """Make a function that runs one row in slots, the reference of quantized KV. Attention is
+    MLX's, over arrays: the model may compute with keys."""
+    lone = Capabilities(banks="a row alone")
 
     def run(tokens: Sequence[int], parts: Sequence[int]) -> mx.array:
-        rows, row = SlotRows(model, Capabilities(), kv, SLACK, shapes), RowId(0)
+        rows, row = SlotRows(model, lone, kv, SLACK, shapes), RowId(0)
         rows.open(row, len(tokens))
         at, logits = 0, []
         for part in parts:
