@@ -13,8 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.arithmetic import cpu_only
 from tests.engine.naive import Floats, choose, kept, shaped, softmax
+from tests.families import build
+from tests.family_configs import VOCABULARY
 from tests.long_tests import examples
+from trouper.engine.sampling import sampler
 from trouper.engine.sampling.logprobs import logprobs_of
 from trouper.engine.sampling.penalties import Bias, History, Penalties
 from trouper.engine.sampling.sampler import (
@@ -23,6 +27,7 @@ from trouper.engine.sampling.sampler import (
     BatchSampler,
     Columns,
     choose_narrow,
+    choose_nucleus,
     choose_wide,
     gumbel,
     gumbel_of,
@@ -32,7 +37,8 @@ from trouper.engine.sampling.sampler import (
     top_candidates,
 )
 from trouper.engine.spec_decode.verification_spans import Spans
-from trouper.protocol.plans import RowId
+from trouper.engine.step import StepEngine
+from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
 SIZES = (40, 64, 512, 1000, 8193, 49152, 50257)
@@ -314,6 +320,54 @@ def test_narrow_and_wide_draw_the_same(sampling: Sampling, vocabulary: int) -> N
     keys = stream_keys(at(int(mixed_seeds([9])[0]), rows), np.arange(rows, dtype=np.uint64))
     narrow = choose_narrow(logits, columns, keys)
     assert narrow.tolist() == choose_wide(logits, columns, keys, ordered=True).tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [200, 1500, 9000])
+@pytest.mark.parametrize("top_p", [0.2, 0.9, 0.9999])
+def test_candidates_and_the_sorted_vocabulary_hold_the_same_nucleus(
+    vocabulary: int, top_p: float
+) -> None:
+    """Of peaked logits, of flat ones beyond the candidates, of forbidden tokens, and of equal
+    ones."""
+    sampling = Sampling(temperature=0.8, top_p=top_p, min_p=0.001)
+    kinds = [logits_of(vocabulary, 20, 1, scale) for scale in (0.01, 1.0, 4.0)]
+    kinds.append(np.where(np.arange(vocabulary) % 7, -np.inf, kinds[1]).astype(np.float32))
+    kinds.append(np.round(kinds[1]))
+    logits = mx.array(np.concatenate(kinds))
+    rows = len(logits)
+    columns = Columns.of([sampling] * rows, vocabulary)
+    keys = stream_keys(at(int(mixed_seeds([9])[0]), rows), np.arange(rows, dtype=np.uint64))
+    got = choose_nucleus(logits, columns, keys).tolist()
+    assert got == choose_wide(logits, columns, keys, ordered=True).tolist()
+    one = Columns.of([sampling], vocabulary)
+    alone = [
+        choose_nucleus(logits[row : row + 1], one, keys[row : row + 1]).item()
+        for row in range(rows)
+    ]
+    assert alone == got
+
+
+@cpu_only
+def test_the_step_before_is_read_before_sampling_waits_for_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its tokens would come a step late."""
+    events = list[str]()
+
+    def sampled(*args: Any) -> mx.array:
+        events.append("sampled")
+        return choose_nucleus(*args)
+
+    monkeypatch.setattr(sampler, "choose_nucleus", sampled)
+    engine, row = StepEngine(build("llama"), VOCABULARY), RowId(0)
+    engine.starting = lambda: events.append("read")
+    prompt = np.arange(1, 6, dtype="<i4").tobytes()
+    admit = Admit(row, prompt, Sampling(temperature=0.8, top_p=0.9))
+    for plan in (Plan(0, admit=(admit,), prefill=(Chunk(row, 5),)), Plan(1, decode=(row,))):
+        launched = engine.launch(plan)
+        assert launched.sampled is not None and not launched.sampled.is_lazy
+        engine.collect(launched)
+    assert events == ["read", "sampled"] * 2
 
 
 def uniforms(keys: mx.array, ids: mx.array) -> Floats:

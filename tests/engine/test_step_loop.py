@@ -55,7 +55,7 @@ class NotingEngine:
             numberless=mx.zeros(1),
             unusable=None,
             choiceless=None,
-            constrained=self.constrained,
+            is_lazy=not self.constrained,
         )
 
     def collect(self, launched: Launched) -> Stepped:

@@ -41,13 +41,9 @@ class Sampled:
     """Failures of logits processors; None: no row has any."""
     choiceless: mx.array | None
     """(n,) bool: whether no token was left to choose. None: nothing changed the model's logits."""
-    constrained: bool
-    """Whether rows have grammars."""
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether only a graph was built: grammars and logits processors wait for values."""
-        return not self.constrained and self.unusable is None
+    is_lazy: bool
+    """Whether only a graph was built: grammars, logits processors and, on a CPU, top_p wait for
+    values."""
 
     def faults(self, kept: KeptMask | None = None) -> dict[int, RowFault]:
         """Wait for the device and return the faults by position, without those in `failed` or of
@@ -173,6 +169,9 @@ class SamplingBatch:
             mx.async_eval(logits)
             read_before()
             shaped = self._follow_grammars(shaped, spans)
+        if starting is not None and self._sampler.reads_logits:
+            starting()  # Else the tokens before would wait for this pass.
+            starting = None
         tokens = self._group.agree(
             self._sampler(shaped, drawn, None if spans is None else spans.owners)
         )
@@ -192,7 +191,7 @@ class SamplingBatch:
             numberless=mx.isnan(logits[:, 0]),
             unusable=unusable,
             choiceless=None if shaped is logits else _choiceless(shaped, tokens),
-            constrained=bool(self._constrained),
+            is_lazy=not (self._constrained or self._sampler.reads_logits or unusable),
         )
         mx.async_eval(sampled.arrays(), self._history_arrays())
         self._tokens = tokens if spans is None else None
