@@ -530,6 +530,13 @@ def test_the_warm_up_knows_whole_buffers() -> None:
     assert 1 in rows_of_structures(engine), "a row alone is prepared, too"
 
 
+@pytest.mark.parametrize("shapes", [ONE_BANK, ROUNDED])
+def test_nothing_is_planned_for_rows_that_a_kernel_reads(shapes: Shapes) -> None:
+    """A hundred plans of cuDNN, of 40 ms each, held up the first requests."""
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=shapes)
+    assert warm_up(engine, VOCABULARY, 4096).run_next() == (shapes is ROUNDED)
+
+
 def test_which_passes_are_by_length() -> None:
     def by_length(width: int, *lengths: int, start: int = 0, singly: bool = True) -> bool:
         counts = np.ones(len(lengths), np.int32)

@@ -120,9 +120,11 @@ def _run_all(
     _run(engine, Plan(9, drop=(late,)))
     if not compiled:
         _lone_prompts(engine, vocabulary, context)
-    if not (calls and context):
+    if not context:
         return []
-    later = [*_decode_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))]
+    later = list[Callable[[], None]]()
+    for call in calls[-1:]:
+        later += _decode_attention(call, engine.shapes, min(context, MAX_PLANNED))
     for width in (chunk,) if compiled else dict.fromkeys((chunk, min(chunk, step))):
         later += _prefill_attention(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), width)
     return later

@@ -123,11 +123,6 @@ def scaled_dot_product_attention(
     if (both_sides := getattr(_passes, "both_sides", None)) is not None:
         mask = both_sides(queries.shape[2], isinstance(mask, mx.array))
     if not isinstance(keys, Parts):
-        if (calls := getattr(_passes, "calls", None)) is not None:
-            arrays = [
-                part.view() if isinstance(part, WholeBuffer) else part for part in (keys, values)
-            ]
-            calls.append(AttentionCall(queries, arrays[0], arrays[1], {**options, "mask": mask}))
         return _attend(queries, keys, values, cache, mask=mask, **options)
     masks = mask.of_banks if isinstance(mask, Parts) else [None] * len(keys.ranges)
     if mask is not None and not isinstance(mask, Parts):
@@ -153,6 +148,8 @@ def _attend(
         keys, values = keys.view(), values.view()
     elif _is_cut(mask, keys):
         keys, values = (part[:, :, : mask.shape[-1]] for part in (keys, values))
+    if (calls := getattr(_passes, "calls", None)) is not None:
+        calls.append(AttentionCall(queries, keys, values, {**options, "mask": mask}))
     if blocked_attention.pays(queries, keys, values, mask, options):
         return blocked_attention.attend(queries, keys, values, mask=mask, scale=options["scale"])
     return plain(queries, keys, values, cache, mask=mask, **options)
@@ -199,7 +196,7 @@ def bidirectional(reach: int | None, padding: mx.array | None) -> Iterator[None]
 
 @contextmanager
 def recording() -> Iterator[list[AttentionCall]]:
-    """Collect this thread's calls, lazily."""
+    """Collect this thread's calls of attention that is not a kernel of ours, lazily."""
     _passes.calls = calls = list[AttentionCall]()
     try:
         yield calls
