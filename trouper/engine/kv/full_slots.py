@@ -95,14 +95,11 @@ class FullSlots(SlotCache):
     ) -> Any:
         """A mask as of mlx-lm's KVCache: None, "causal", or (n, 1, width, keys) bool, True where a
         query attends to a key."""
-        region = self.region
-        needs_no_array = width == 1 or not return_array
-        if not needs_no_array:
-            region.tiled = False  # A model that computes with masks may compute with keys.
+        region, needs_array = self.region, self._needs_array(width, return_array)
         windowed = window_size is not None and region.longest > window_size
-        if region.causal and not windowed and needs_no_array:
+        if region.causal and not windowed and not needs_array:
             return None if width == 1 else "causal"
-        if self._for_kernel and not windowed and needs_no_array:
+        if self._for_kernel and not windowed and not needs_array:
             return None
         return self._shape_mask(region.mask(window_size if windowed else None))
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ void attend(const T* queries, const T* keys, const T*
     fetch<D, KEYS, THREADS>(key_tile, keys + of_head, from, end - 1, index);
 
     // A lane has two queries: of rows lane / 4 and lane / 4 + 8 of the warp's.
-    const int position = before + first + warp * 16 + lane / 4;
+    const int lowest = before + first + warp * 16;  // Position of the warp's first query.
     float o[D / 8][4], maximum[2] = {LOWEST, LOWEST}, weight[2] = {0.f, 0.f};
     #pragma unroll
     for (int d = 0; d < D / 8; d++) o[d][0] = o[d][1] = o[d][2] = o[d][3] = 0.f;
@@ -73,7 +73,6 @@ __device__ __forceinline__ void attend(const T* queries, const T* keys, const T*
         __syncthreads();  // The values are there, and nobody reads the keys.
         if (begin + KEYS < end) fetch<D, KEYS, THREADS>(key_tile, keys + of_head, begin + KEYS, end - 1, index);
 
-        const int lowest = before + first + warp * 16;  // Position of the warp's first query.
         const bool masked = begin + KEYS > lowest + 1 || (WINDOW && begin <= lowest + 15 - WINDOW);
         float highest[2] = {maximum[0], maximum[1]};
         #pragma unroll
@@ -81,7 +80,7 @@ __device__ __forceinline__ void attend(const T* queries, const T* keys, const T*
             #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int key = begin + n * 8 + lane % 4 * 2 + i % 2;
-                const int query = position + i / 2 * 8;
+                const int query = lowest + lane / 4 + i / 2 * 8;
                 s[n][i] = masked && (key > query || (WINDOW && key <= query - WINDOW)) ? LOWEST : s[n][i] * scale;
                 highest[i / 2] = fmaxf(highest[i / 2], s[n][i]);
             }

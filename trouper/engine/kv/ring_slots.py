@@ -146,10 +146,8 @@ class RingSlots(SlotCache):
     ) -> mx.array | None:
         """(n, 1, width, keys) bool: True where a query attends to a key, keys in ring order. None
         by lengths."""
-        needs_no_array = self.region.width == 1 or not return_array
-        if not needs_no_array:
-            self.region.tiled = False  # See `FullSlots.make_mask`.
-        if self._for_kernel and needs_no_array and window_size in (None, self.window):
+        needs_array = self._needs_array(self.region.width, return_array)
+        if self._for_kernel and not needs_array and window_size in (None, self.window):
             return None
         return self._mask(window_size or self.window)
 

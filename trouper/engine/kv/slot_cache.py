@@ -187,6 +187,13 @@ class SlotCache:
             flat[self.region.flat_indices(shape[1], shape[2], ring)] = mx.flatten(part, 0, 2)
             self.buffers[number] = mx.unflatten(flat, 0, shape)
 
+    def _needs_array(self, width: int, return_array: bool) -> bool:
+        # Whether the model gets an array as mask. Then it may compute with the mask and with keys.
+        needs = return_array and width > 1
+        if needs:
+            self.region.tiled = False
+        return needs
+
     def _shape_mask(self, mask: mx.array) -> mx.array:
         # Reshape a mask (n, queries, keys) bool to the rank that attention broadcasts.
         return mask.reshape(mask.shape[0], *([1] * (self.traits.mask_rank - 3)), *mask.shape[1:])
