@@ -224,9 +224,12 @@ async def test_a_stream_keeps_no_body() -> None:
     """Bodies are kept until no fault of them can follow; a stream may take hours."""
     body = {"messages": [{"role": "user", "content": "x"}], "extra_body": {"min_p": 0.5}}
     more = {"stream": True, "max_tokens": 4000, "ignore_eos": True}
+    earlier = {id(one): one for one in gc.get_objects() if isinstance(one, Adaptation)}
     async with serving() as served, await served.connect() as stream:
         await stream.send_all(post("/v1/chat/completions", body | more))
         received = b""
         while b"data:" not in received:
             received += bytes(await stream.receive_some())
-        assert not [one for one in gc.get_objects() if isinstance(one, Adaptation)]
+        kept = [one for one in gc.get_objects() if isinstance(one, Adaptation)]
+        # Other tests' bodies lie in cycles that nobody has collected yet.
+        assert not [one for one in kept if id(one) not in earlier]
