@@ -137,7 +137,8 @@ class StateDatabase:
         """Reason why the directory is unusable, if any."""
         self._opening, self._looking = trio.Lock(), trio.CapacityLimiter(1)
         self._jobs = SimpleQueue[_Job[Any] | None]()
-        self._ended = trio.Event()
+        self._ended: trio.Event | None = None
+        """Set when the last thread has released the directory."""
         self._first: _Job[None] | None = None
         """Ends when the thread has opened the database."""
         self._lock_fd = -1
@@ -146,7 +147,8 @@ class StateDatabase:
         """Open the database once and return whether the directory exists. `create` makes the
         directory. Raises `OSError` for a directory that is unusable or another server's."""
         async with self._opening:
-            if not self.opened.is_set() and (create or await self._exists()):
+            # `close` may come while the thread opens.
+            while not self.opened.is_set() and (create or await self._exists()):
                 await self._start()
         return self.opened.is_set()
 
@@ -158,6 +160,8 @@ class StateDatabase:
 
     async def _start(self) -> None:
         if self._first is None:
+            if self._ended is not None:
+                await self._ended.wait()
             self._first = self._start_thread()
         opened = self.opened  # `close` has another one.
         try:
@@ -174,15 +178,16 @@ class StateDatabase:
         opened.set()
 
     def _start_thread(self) -> _Job[None]:
-        self._jobs, self._ended = SimpleQueue(), trio.Event()
+        self._jobs, ended = SimpleQueue(), trio.Event()
         first = _Job(lambda _: None, is_durable=False, truncates=False)
-        arguments = (self._jobs, first, trio.lowlevel.current_trio_token(), self._ended)
+        arguments = (self._jobs, first, trio.lowlevel.current_trio_token(), ended)
         # As a daemon, a thread whose disk hangs does not keep the process alive.
         thread = threading.Thread(None, self._serve, "state database", arguments, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
             raise OSError(errno.EAGAIN, "the system starts no further thread") from error
+        self._ended = ended
         return first
 
     async def run(self, work: Work[T], *, is_durable: bool = True, truncates: bool = False) -> T:
@@ -197,7 +202,7 @@ class StateDatabase:
 
     async def close(self) -> None:
         """Finish waiting jobs and release the directory, also amid opening."""
-        if self._first is not None:
+        if self._first is not None and self._ended is not None:
             self.opened, self._first = trio.Event(), None
             self._jobs.put(None)
             with trio.move_on_after(CLOSE_S, shield=True):
