@@ -138,6 +138,50 @@ NOMIC_OF_TRANSFORMERS: Config = {
     "pad_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
 }
+MPNET: Config = {key: value for key, value in BERT.items() if key != "type_vocab_size"} | {
+    "model_type": "mpnet",
+    "architectures": ["MPNetForMaskedLM"],
+    "max_position_embeddings": 50,
+    "layer_norm_eps": 1e-5,
+    "pad_token_id": 1,
+    "relative_attention_num_buckets": 32,
+}
+DISTILBERT: Config = {
+    "model_type": "distilbert",
+    "architectures": ["DistilBertModel"],
+    "vocab_size": VOCABULARY,
+    "dim": WIDTH,
+    "hidden_dim": INNER,
+    "n_layers": LAYERS,
+    "n_heads": HEADS,
+    "max_position_embeddings": 48,
+    "activation": "gelu",
+    "sinusoidal_pos_embds": False,
+    "pad_token_id": 0,
+}
+GTE: Config = BERT | {
+    "model_type": "new",
+    "architectures": ["NewModel"],
+    "position_embedding_type": "rope",
+    "type_vocab_size": 1,
+    "layer_norm_type": "layer_norm",
+    "logn_attention_scale": False,
+    "pack_qkv": True,
+    "rope_theta": 20000.0,
+    "rope_scaling": {"type": "ntk", "factor": 8.0},
+    "pad_token_id": 1,
+}
+# What NTK scaling of 8 makes of heads of 8 dimensions.
+GTE_OF_TRANSFORMERS: Config = GTE | {
+    "model_type": "gte",
+    "architectures": ["GteModel"],
+    "rope_parameters": {
+        "rope_type": "linear",
+        "factor": 8.0 ** (2 / 8),
+        "rope_theta": 160000.0,
+    },
+    "rope_scaling": None,
+}
 ONE_LABEL: Config = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
@@ -151,12 +195,23 @@ CONFIGS: dict[str, Config] = {
     "modernbert": MODERNBERT,
     "modernbert of transformers 5": MODERNBERT_5,
     "nomic bert": NOMIC,
+    "mpnet": MPNET,
+    "distilbert": DISTILBERT,
+    "gte": GTE,
+    "gte of transformers": GTE_OF_TRANSFORMERS,
     "bert scores": scoring(BERT, "Bert"),
     "xlm-roberta scores": scoring(XLM_ROBERTA, "XLMRoberta"),
     "modernbert scores by mean": scoring(MODERNBERT, "ModernBert"),
     "modernbert scores by cls": scoring(MODERNBERT, "ModernBert") | {"classifier_pooling": "cls"},
+    "mpnet scores": scoring(MPNET, "MPNet"),
+    "distilbert scores": scoring(DISTILBERT, "DistilBert"),
+    "gte scores": scoring(GTE, "New"),
 }
-TORCH_CONFIGS = CONFIGS | {"nomic bert": NOMIC_OF_TRANSFORMERS}
+TORCH_CONFIGS = CONFIGS | {
+    "nomic bert": NOMIC_OF_TRANSFORMERS,
+    "gte": GTE_OF_TRANSFORMERS,
+    "gte scores": scoring(GTE_OF_TRANSFORMERS, "Gte"),
+}
 
 
 class Drawing:
@@ -249,11 +304,97 @@ def draw_nomic(_config: Config) -> Weights:
     return draw.weights
 
 
+def draw_mpnet(config: Config) -> Weights:
+    draw, scores = Drawing(), is_scoring(config)
+    prefix = "mpnet." if scores else ""
+    draw.matrix(f"{prefix}embeddings.word_embeddings", VOCABULARY, WIDTH)
+    positions = config["max_position_embeddings"]
+    draw.matrix(f"{prefix}embeddings.position_embeddings", positions, WIDTH)
+    draw.norm(f"{prefix}embeddings.LayerNorm")
+    draw.matrix(f"{prefix}encoder.relative_attention_bias", 32, HEADS)
+    for index in range(LAYERS):
+        layer = f"{prefix}encoder.layer.{index}"
+        for name in "qkvo":
+            draw.linear(f"{layer}.attention.attn.{name}", WIDTH, WIDTH)
+        draw.norm(f"{layer}.attention.LayerNorm")
+        draw.linear(f"{layer}.intermediate.dense", INNER, WIDTH)
+        draw.linear(f"{layer}.output.dense", WIDTH, INNER)
+        draw.norm(f"{layer}.output.LayerNorm")
+    if scores:
+        draw.linear("classifier.dense", WIDTH, WIDTH)
+        draw.linear("classifier.out_proj", 1, WIDTH)
+    else:
+        draw.linear("pooler.dense", WIDTH, WIDTH)
+    return draw.weights
+
+
+def draw_distilbert(config: Config) -> Weights:
+    draw, scores = Drawing(), is_scoring(config)
+    prefix = "distilbert." if scores else ""
+    draw.matrix(f"{prefix}embeddings.word_embeddings", VOCABULARY, WIDTH)
+    positions = config["max_position_embeddings"]
+    draw.matrix(f"{prefix}embeddings.position_embeddings", positions, WIDTH)
+    draw.norm(f"{prefix}embeddings.LayerNorm")
+    for index in range(LAYERS):
+        layer = f"{prefix}transformer.layer.{index}"
+        for name in ("q_lin", "k_lin", "v_lin", "out_lin"):
+            draw.linear(f"{layer}.attention.{name}", WIDTH, WIDTH)
+        draw.norm(f"{layer}.sa_layer_norm")
+        draw.linear(f"{layer}.ffn.lin1", INNER, WIDTH)
+        draw.linear(f"{layer}.ffn.lin2", WIDTH, INNER)
+        draw.norm(f"{layer}.output_layer_norm")
+    if scores:
+        draw.linear("pre_classifier", WIDTH, WIDTH)
+        draw.linear("classifier", 1, WIDTH)
+    return draw.weights
+
+
+def draw_gte(config: Config) -> Weights:
+    draw, scores = Drawing(), is_scoring(config)
+    prefix = "new." if scores else ""
+    draw.matrix(f"{prefix}embeddings.word_embeddings", VOCABULARY, WIDTH)
+    draw.matrix(f"{prefix}embeddings.token_type_embeddings", 1, WIDTH)
+    draw.norm(f"{prefix}embeddings.LayerNorm")
+    for index in range(LAYERS):
+        layer = f"{prefix}encoder.layer.{index}"
+        draw.linear(f"{layer}.attention.qkv_proj", 3 * WIDTH, WIDTH)
+        draw.linear(f"{layer}.attention.o_proj", WIDTH, WIDTH)
+        draw.matrix(f"{layer}.mlp.up_gate_proj", 2 * INNER, WIDTH)
+        draw.linear(f"{layer}.mlp.down_proj", WIDTH, INNER)
+        draw.norm(f"{layer}.attn_ln")
+        draw.norm(f"{layer}.mlp_ln")
+    if scores:
+        draw.linear("new.pooler.dense", WIDTH, WIDTH)
+        draw.linear("classifier", 1, WIDTH)
+    return draw.weights
+
+
+def draw_gte_of_transformers(config: Config) -> Weights:
+    """The same under the names of transformers' modules."""
+    named = Weights()
+    for drawn_name, weight in draw_gte(config).items():
+        name = drawn_name.replace("encoder.layer.", "layers.").replace("attention.", "self_attn.")
+        name = name.replace("attn_ln", "post_attention_layernorm")
+        name = name.replace("mlp_ln", "post_mlp_layernorm")
+        splits: tuple[str, ...] = ("",)
+        if "qkv_proj" in name:
+            splits = ("q_proj", "k_proj", "v_proj")
+        elif "up_gate_proj" in name:
+            splits = ("up_proj", "gate_proj")
+        for part, piece in zip(splits, np.split(weight, len(splits)), strict=True):
+            named[name.replace("qkv_proj", part).replace("up_gate_proj", part)] = piece
+    return named
+
+
 DRAWING: Mapping[str, Callable[[Config], Weights]] = {
     "bert": draw_bert,
     "xlm-roberta": draw_bert,
     "modernbert": draw_modernbert,
     "nomic_bert": draw_nomic,
+    "mpnet": draw_mpnet,
+    "distilbert": draw_distilbert,
+    "new": draw_gte,
+    "gte": draw_gte_of_transformers,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from itertools import chain
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.engine.test_encoder_references import TEXTS, engine_results
 from tests.families import save_tokenizer
 from trouper.engine.embeddings.embedding_modules import EncoderInput
 from trouper.engine.embeddings.padded_pass import like_lengths, run_padded
-from trouper.engine.encoders import encoder
+from trouper.engine.encoders import bert, encoder
 from trouper.engine.loading.model_loading import check, load
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
@@ -48,6 +49,10 @@ PLAIN_TOLERANCE = 2e-2 if TF32 else 1e-5
         ("nomic bert", {"num_experts": 8, "moe_every_n_layers": 2}, "num_experts 8"),
         ("nomic bert", {"rotary_scaling_factor": 2}, "rotary_scaling_factor 2"),
         ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling max"),
+        ("mpnet", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets 16"),
+        ("gte", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "type dynamic"),
+        ("gte", {"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 1}}, "type ntk"),
+        ("gte", {"position_embedding_type": "absolute"}, "position_embedding_type absolute"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(
@@ -58,6 +63,20 @@ def test_what_is_not_computed_is_refused_by_name(
     for read in (load_plainly, check):
         with pytest.raises(ModelUnusable, match=named):
             read(Settings(model=str(tmp_path)))
+
+
+def test_buckets_of_relative_positions() -> None:
+    """T5's, of both sides: single distances, then ever wider ranges, up to 128 tokens."""
+    layers = bert.Layers(bert.ModelArgs.from_dict(CONFIGS["mpnet"]))
+    numbers = mx.repeat(mx.arange(bert.BUCKETS)[:, None], 4, axis=1)
+    layers.relative_attention_bias.weight = numbers.astype(mx.float32)
+    padding = mx.arange(300)[None, None, None] < 290
+    mask = layers.mask(300, padding)
+    assert mask is not None and mask.shape == (1, 4, 300, 300)
+    distances = [-200, -128, -127, -64, -45, -16, -15, -8, -7, 0, 1, 8, 64]
+    buckets = [mask[0, 3, 220, 220 + distance].item() for distance in distances]
+    assert buckets == [15, 15, 15, 14, 12, 10, 9, 8, 7, 0, 17, 24, 30]
+    assert mask[0, 0, 220, 290:].max().item() == -math.inf
 
 
 def load_plainly(settings: Settings) -> Any:

@@ -36,7 +36,7 @@ DEFAULTS = {
     "qwen3_vl_text": 128000,
 }
 # Types whose positions begin behind the padding token's number.
-OFFSET_TYPES = ("camembert", "roberta", "xlm-roberta")
+OFFSET_TYPES = ("camembert", "mpnet", "roberta", "xlm-roberta")
 # Kinds of rope whose factor multiplies the named length, as in vLLM.
 EXTENDING = ("yarn", "deepseek_yarn")
 

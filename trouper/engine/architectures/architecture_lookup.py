@@ -36,8 +36,12 @@ ENCODERS = {
     "camembert": "bert",
     "roberta": "bert",
     "xlm-roberta": "bert",
+    "mpnet": "bert",
+    "distilbert": "bert",
     "modernbert": "modern_bert",
-    "nomic_bert": "nomic_bert",
+    "nomic_bert": "gated_bert",
+    "new": "gated_bert",
+    "gte": "gated_bert",
 }
 """Modules of `trouper.engine.encoders` by model_type."""
 

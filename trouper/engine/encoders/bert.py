@@ -1,7 +1,8 @@
-"""BERT, RoBERTa and XLM-RoBERTa, as embedders and cross-encoders.
+"""BERT, RoBERTa, XLM-RoBERTa, MPNet and DistilBERT, as embedders and cross-encoders.
 
-Names of weights are those of transformers (models/bert, models/xlm_roberta); sanitizing also takes
-the old names of norms, and those of Jina's XLM-RoBERTa with flash attention.
+Names of weights are those of BERT in transformers (models/bert); sanitizing also takes those of
+models/mpnet and models/distilbert, the old names of norms, and those of Jina's XLM-RoBERTa with
+flash attention.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
 
 from trouper.engine.encoders.encoder import (
     Encoder,
@@ -26,10 +29,16 @@ from trouper.engine.encoders.encoder import (
     without,
 )
 
-COMPUTED = {"position_embedding_type": ("absolute", None), "is_decoder": (False, None)}
-PREFIXES = ("bert.", "roberta.", "model.")
-UNUSED = ("cls.", "lm_head.", "embeddings.position_ids", "embeddings.token_type_ids")
-CLASSIFIER, POOLER = "classifier.", "pooler."
+BUCKETS, FARTHEST = 32, 128
+"""Of relative positions, in MPNet."""
+COMPUTED = {
+    "position_embedding_type": ("absolute", None),
+    "is_decoder": (False, None),
+    "relative_attention_num_buckets": (BUCKETS,),
+}
+PREFIXES = ("bert.", "roberta.", "mpnet.", "distilbert.", "model.")
+UNUSED = ("cls.", "lm_head.", "vocab_", "embeddings.position_ids", "embeddings.token_type_ids")
+CLASSIFIERS, POOLER = ("classifier.", "pre_classifier."), "pooler."
 OTHER_NAMES = (
     (re.compile(r"^emb_ln\."), "embeddings.LayerNorm."),
     (re.compile(r"^encoder\.layers\."), "encoder.layer."),
@@ -38,6 +47,15 @@ OTHER_NAMES = (
     (re.compile(r"\.mlp\.fc1\."), ".intermediate.dense."),
     (re.compile(r"\.mlp\.fc2\."), ".output.dense."),
     (re.compile(r"\.norm2\."), ".output.LayerNorm."),
+    (re.compile(r"\.attention\.(attn\.q|q_lin)\."), ".attention.self.query."),
+    (re.compile(r"\.attention\.(attn\.k|k_lin)\."), ".attention.self.key."),
+    (re.compile(r"\.attention\.(attn\.v|v_lin)\."), ".attention.self.value."),
+    (re.compile(r"\.attention\.(attn\.o|out_lin)\."), ".attention.output.dense."),
+    (re.compile(r"\.(attention\.LayerNorm|sa_layer_norm)\."), ".attention.output.LayerNorm."),
+    (re.compile(r"^transformer\."), "encoder."),
+    (re.compile(r"\.ffn\.lin1\."), ".intermediate.dense."),
+    (re.compile(r"\.ffn\.lin2\."), ".output.dense."),
+    (re.compile(r"\.output_layer_norm\."), ".output.LayerNorm."),
     (re.compile(r"\.LayerNorm\.gamma$"), ".LayerNorm.weight"),
     (re.compile(r"\.LayerNorm\.beta$"), ".LayerNorm.bias"),
 )
@@ -58,27 +76,45 @@ class ModelArgs:
     eps: float
     activation: str
     padding: int | None
-    """Token before whose successor positions begin, in RoBERTa; None: at 0, in BERT."""
-    scores: bool
+    """Token before whose successor positions begin, in RoBERTa and MPNet; None: at 0."""
+    relative: bool
+    """Whether scores get a bias by the distance of tokens, in MPNet."""
+    head: str | None
+    """`model_type` of a cross-encoder, by which its head differs."""
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ModelArgs:
         """Raises `ModelUnusable`, and `KeyError` for a size that is missing."""
         require(config, COMPUTED)
-        padding = config.get("pad_token_id")
+        kind = config["model_type"]
+
+        def size(name: str, of_distilbert: str) -> int:
+            return int(config[of_distilbert if kind == "distilbert" else name])
+
         return cls(
             vocabulary=config["vocab_size"],
-            width=config["hidden_size"],
-            layers=config["num_hidden_layers"],
-            heads=config["num_attention_heads"],
-            inner=config["intermediate_size"],
+            width=size("hidden_size", "dim"),
+            layers=size("num_hidden_layers", "n_layers"),
+            heads=size("num_attention_heads", "n_heads"),
+            inner=size("intermediate_size", "hidden_dim"),
             positions=config["max_position_embeddings"],
-            types=config.get("type_vocab_size", 2),
+            types=0 if kind in ("mpnet", "distilbert") else config.get("type_vocab_size", 2),
             eps=config.get("layer_norm_eps", 1e-12),
-            activation=config.get("hidden_act", "gelu"),
-            padding=None if config["model_type"] == "bert" else (1 if padding is None else padding),
-            scores=is_cross_encoder(config),
+            activation=config.get("hidden_act", config.get("activation", "gelu")),
+            padding=_padding(config),
+            relative=kind == "mpnet",
+            head=kind if is_cross_encoder(config) else None,
         )
+
+
+def _padding(config: Mapping[str, Any]) -> int | None:
+    match config["model_type"]:
+        case "bert" | "distilbert":
+            return None
+        case "mpnet":
+            return 1
+    padding = config.get("pad_token_id")
+    return 1 if padding is None else padding
 
 
 class Embeddings(nn.Module):
@@ -86,7 +122,8 @@ class Embeddings(nn.Module):
         super().__init__()
         self.word_embeddings = nn.Embedding(args.vocabulary, args.width)
         self.position_embeddings = nn.Embedding(args.positions, args.width)
-        self.token_type_embeddings = nn.Embedding(args.types, args.width)
+        if args.types:
+            self.token_type_embeddings = nn.Embedding(args.types, args.width)
         self.LayerNorm = nn.LayerNorm(args.width, eps=args.eps)
         self._padding, self._types = args.padding, args.types
 
@@ -96,9 +133,10 @@ class Embeddings(nn.Module):
         else:
             counted = (tokens != self._padding).astype(mx.int32)
             positions = mx.cumsum(counted, axis=1) * counted + self._padding
-        # XLM-RoBERTa has one type for both texts of a pair.
-        kind = self.token_type_embeddings(mx.minimum(types, self._types - 1))
-        summed = self.word_embeddings(tokens) + self.position_embeddings(positions) + kind
+        summed = self.word_embeddings(tokens) + self.position_embeddings(positions)
+        if self._types:
+            # XLM-RoBERTa has one type for both texts of a pair.
+            summed = summed + self.token_type_embeddings(mx.minimum(types, self._types - 1))
         return self.LayerNorm(summed)
 
 
@@ -157,6 +195,27 @@ class Layers(nn.Module):
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.layer = [Layer(args) for _ in range(args.layers)]
+        if args.relative:
+            self.relative_attention_bias = nn.Embedding(BUCKETS, args.heads)
+
+    def mask(self, width: int, padding: mx.array | None) -> mx.array | None:
+        """`padding` (rows, 1, 1, width), or with MPNet's bias, to be added, (rows or 1, heads,
+        width, width)."""
+        if "relative_attention_bias" not in self:
+            return padding
+        bias = self.relative_attention_bias(mx.array(_buckets(width))).transpose(2, 0, 1)[None]
+        return bias if padding is None else mx.where(padding, bias, -mx.inf)
+
+
+def _buckets(width: int) -> NDArray[np.int64]:
+    """Of queries and keys (width, width): T5's, half of them for keys behind the query, and of
+    these half for single distances."""
+    at = np.arange(width)
+    distance = at[None] - at[:, None]
+    half, single = BUCKETS // 2, BUCKETS // 4
+    far = np.log2(np.maximum(abs(distance), 1) / single) / np.log2(FARTHEST / single)
+    bucket = np.minimum(single + (far * (half - single)).astype(np.int64), half - 1)
+    return np.where(abs(distance) < single, abs(distance), bucket) + half * (distance > 0)
 
 
 class RobertaHead(nn.Module):
@@ -174,27 +233,33 @@ class Model(Encoder):
         super().__init__()
         self.embeddings = Embeddings(args)
         self.encoder = Layers(args)
-        self.vocabulary, self.scores = args.vocabulary, args.scores
-        self._unused = UNUSED if args.scores else (*UNUSED, CLASSIFIER)
-        if not args.scores or args.padding is not None:
+        self.vocabulary, self.scores = args.vocabulary, args.head is not None
+        self._unused = UNUSED if self.scores else (*UNUSED, *CLASSIFIERS)
+        if args.head != "bert":
             self._unused = (*self._unused, POOLER)
-        if args.scores and args.padding is None:
-            self.pooler = Dense(args.width, args.width)
-            self.classifier = nn.Linear(args.width, 1)
-        elif args.scores:
-            self.classifier = RobertaHead(args.width)
+        match args.head:
+            case "bert":
+                self.pooler = Dense(args.width, args.width)
+                self.classifier = nn.Linear(args.width, 1)
+            case "distilbert":
+                self.pre_classifier = nn.Linear(args.width, args.width)
+                self.classifier = nn.Linear(args.width, 1)
+            case str():
+                self.classifier = RobertaHead(args.width)
 
     def __call__(self, tokens: mx.array, types: mx.array, mask: mx.array | None) -> mx.array:
         x = self.embeddings(tokens, types)
-        padding = padding_mask(mask)
+        attended = self.encoder.mask(tokens.shape[1], padding_mask(mask))
         for layer in self.encoder.layer:
-            x = layer(x, padding)
+            x = layer(x, attended)
         return x
 
     def score(self, hidden: mx.array) -> mx.array:
         first = hidden[0]
         if "pooler" in self:
             first = mx.tanh(self.pooler.dense(first))
+        elif "pre_classifier" in self:
+            first = nn.relu(self.pre_classifier(first))
         return self.classifier(first)
 
     def sanitize(self, weights: Weights) -> Weights:

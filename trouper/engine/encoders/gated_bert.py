@@ -1,10 +1,13 @@
-"""NomicBERT (nomic-embed-text v1 and v1.5).
+"""Encoders with rotary positions and gated MLPs: NomicBERT (nomic-embed-text v1 and v1.5) and GTE
+(gte-base-en-v1.5, gte-multilingual-base and its reranker).
 
-Names of weights and config are those of its makers' own code (nomic-ai/nomic-bert-2048).
+Names of weights and config are those of NomicBERT's makers (nomic-ai/nomic-bert-2048); sanitizing
+also takes those of GTE's (Alibaba-NLP/new-impl) and of transformers (models/gte).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +31,6 @@ from trouper.protocol.problems import ModelUnusable
 NO = (False, None)
 COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "activation_function": ("swiglu",),
-    "hidden_act": ("silu",),
     "prenorm": NO,
     "use_rms_norm": NO,
     "parallel_block": NO,
@@ -38,10 +40,30 @@ COMPUTED: Mapping[str, tuple[Any, ...]] = {
     "rotary_scaling_factor": (None,),
     "num_experts": (0, 1, None),
     "moe_every_n_layers": (0, -1, None),
-    "rope_scaling": (None,),
+    "position_embedding_type": ("rope", "rotary", None),
+    "layer_norm_type": ("layer_norm",),
+    "logn_attention_scale": NO,
 }
-PREFIXES = ("bert.", "nomic_bert.")
-UNUSED = ("cls.", "pooler.", "encoder.rotary_emb.")
+GTE = ("new", "gte")
+"""`model_type` of its makers, and of transformers."""
+PREFIXES = ("bert.", "nomic_bert.", "new.", "gte.")
+UNUSED = ("cls.", "lm_head.", "encoder.rotary_emb.")
+HEADS = ("pooler.", "classifier.")
+OTHER_NAMES = (
+    (re.compile(r"^embeddings\.LayerNorm\."), "emb_ln."),
+    (re.compile(r"^(encoder\.layer|layers)\."), "encoder.layers."),
+    (re.compile(r"\.(attention|self_attn)\."), ".attn."),
+    (re.compile(r"\.qkv_proj\."), ".Wqkv."),
+    (re.compile(r"\.o_proj\."), ".out_proj."),
+    (re.compile(r"\.(attn_ln|post_attention_layernorm)\."), ".norm1."),
+    (re.compile(r"\.(mlp_ln|post_mlp_layernorm)\."), ".norm2."),
+    (re.compile(r"\.mlp\.up_proj\."), ".mlp.fc11."),
+    (re.compile(r"\.mlp\.gate_proj\."), ".mlp.fc12."),
+    (re.compile(r"\.mlp\.down_proj\."), ".mlp.fc2."),
+)
+"""Names of weights by others, and ours."""
+JOINED, SEPARATE = ".Wqkv.", (".q_proj.", ".k_proj.", ".v_proj.")
+UP_AND_GATE = ".up_gate_proj."
 
 
 @attrs.frozen(kw_only=True)
@@ -54,34 +76,64 @@ class ModelArgs:
     types: int
     eps: float
     base: float
+    scale: float
+    """Of positions in rotary embeddings."""
+    activation: str
     joined_bias: bool
     up_bias: bool
     down_bias: bool
+    scores: bool
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ModelArgs:
         """By its makers' names or transformers' own. Raises `ModelUnusable`, and `KeyError` for a
         size that is missing."""
         require(config, COMPUTED)
-        if is_cross_encoder(config):
+        is_gte, scores = config["model_type"] in GTE, is_cross_encoder(config)
+        if scores and not is_gte:
             raise ModelUnusable("cross-encoders of this architecture are not known")
 
         def size(name: str, other: str) -> int:
             return int(config[name if name in config else other])
 
+        width, heads = size("n_embd", "hidden_size"), size("n_head", "num_attention_heads")
+        base, scale = _rope(config, width // heads)
         return cls(
             vocabulary=config["vocab_size"],
-            width=size("n_embd", "hidden_size"),
+            width=width,
             layers=size("n_layer", "num_hidden_layers"),
-            heads=size("n_head", "num_attention_heads"),
+            heads=heads,
             inner=size("n_inner", "intermediate_size"),
             types=config.get("type_vocab_size", 2),
             eps=config.get("layer_norm_epsilon", config.get("layer_norm_eps", 1e-12)),
-            base=config.get("rotary_emb_base", config.get("rope_theta", 1000.0)),
-            joined_bias=config.get("qkv_proj_bias", False),
+            base=base,
+            scale=scale,
+            activation=config.get("hidden_act", "gelu" if is_gte else "silu"),
+            joined_bias=is_gte or config.get("qkv_proj_bias", False),
             up_bias=config.get("mlp_fc1_bias", False),
-            down_bias=config.get("mlp_fc2_bias", False),
+            down_bias=is_gte or config.get("mlp_fc2_bias", False),
+            scores=scores,
         )
+
+
+def _rope(config: Mapping[str, Any], dim: int) -> tuple[float, float]:
+    """Base of the frequencies, and scale of positions. Raises `ModelUnusable` for a scaling that is
+    not computed."""
+    # mlx-lm's loader puts transformers' `rope_parameters` under the older name, too.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    default = 160_000.0 if config["model_type"] in GTE else 1000.0
+    named = config.get("rotary_emb_base", config.get("rope_theta", default))
+    base, factor = float(rope.get("rope_theta", named)), float(rope.get("factor") or 1)
+    match rope.get("rope_type", rope.get("type", "default")):
+        case "default":
+            return base, 1.0
+        case "linear":
+            return base, 1 / factor
+        case "ntk" if rope.get("mixed_b") is None:
+            # https://kexue.fm/archives/9706, equation 6.
+            return base * factor, factor ** (-2 / dim)
+        case kind:
+            raise ModelUnusable(f"rope_scaling of the type {kind} is not computed here")
 
 
 class Embeddings(nn.Module):
@@ -105,7 +157,7 @@ class Attention(nn.Module):
         self.Wqkv = nn.Linear(args.width, 3 * args.width, bias=args.joined_bias)
         self.out_proj = nn.Linear(args.width, args.width, bias=args.joined_bias)
         self._heads = args.heads
-        self._rope = nn.RoPE(args.width // args.heads, base=args.base)
+        self._rope = nn.RoPE(args.width // args.heads, base=args.base, scale=args.scale)
 
     def __call__(self, x: mx.array, mask: mx.array | None) -> mx.array:
         queries, keys, values = (
@@ -121,7 +173,7 @@ class GatedMlp(nn.Module):
         self.fc11 = nn.Linear(args.width, args.inner, bias=args.up_bias)
         self.fc12 = nn.Linear(args.width, args.inner, bias=args.up_bias)
         self.fc2 = nn.Linear(args.inner, args.width, bias=args.down_bias)
-        self._activation = activation("silu")
+        self._activation = activation(args.activation)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.fc2(self.fc11(x) * self._activation(self.fc12(x)))
@@ -146,13 +198,22 @@ class Layers(nn.Module):
         self.layers = [Layer(args) for _ in range(args.layers)]
 
 
+class Pooler(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+
 class Model(Encoder):
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
         self.embeddings = Embeddings(args)
         self.emb_ln = nn.LayerNorm(args.width, eps=args.eps)
         self.encoder = Layers(args)
-        self.vocabulary = args.vocabulary
+        self.vocabulary, self.scores = args.vocabulary, args.scores
+        if args.scores:
+            self.pooler = Pooler(args.width)
+            self.classifier = nn.Linear(args.width, 1)
 
     def __call__(self, tokens: mx.array, types: mx.array, mask: mx.array | None) -> mx.array:
         x = self.emb_ln(self.embeddings(tokens, types))
@@ -161,5 +222,23 @@ class Model(Encoder):
             x = layer(x, padding)
         return x
 
+    def score(self, hidden: mx.array) -> mx.array:
+        return self.classifier(mx.tanh(self.pooler.dense(hidden[0])))
+
     def sanitize(self, weights: Weights) -> Weights:
-        return without(weights, PREFIXES, UNUSED)
+        named = Weights()
+        unused = UNUSED if self.scores else (*UNUSED, *HEADS)
+        for stored_name, weight in without(weights, PREFIXES, unused).items():
+            name = stored_name
+            for pattern, replacement in OTHER_NAMES:
+                name = pattern.sub(replacement, name)
+            if UP_AND_GATE in name:
+                for part, half in zip((".fc11.", ".fc12."), mx.split(weight, 2), strict=True):
+                    named[name.replace(UP_AND_GATE, part)] = half
+            else:
+                named[name] = weight
+        first = SEPARATE[0]
+        for name in [each for each in named if first in each]:
+            separate = [named.pop(name.replace(first, part)) for part in SEPARATE]
+            named[name.replace(first, JOINED)] = mx.concatenate(separate)
+        return named
