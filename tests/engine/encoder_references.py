@@ -182,6 +182,40 @@ GTE_OF_TRANSFORMERS: Config = GTE | {
     },
     "rope_scaling": None,
 }
+EMBEDDING_GEMMA2_TEXT: Config = {
+    "model_type": "embedding_gemma2_text",
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 0,
+    "attention_bias": False,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "hidden_size_per_layer_input": 24,
+    "embedding_dim": WIDTH,
+    "per_layer_config": {"02": {"head_dim": 16, "num_key_value_heads": 1}},
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+}
+EMBEDDING_GEMMA2: Config = {
+    "model_type": "embedding_gemma2",
+    "architectures": ["EmbeddingGemma2Model"],
+    "text_config": EMBEDDING_GEMMA2_TEXT,
+    "vision_config": None,
+    "audio_config": None,
+    "image_token_id": 196,
+    "video_token_id": 197,
+    "audio_token_id": 198,
+}
 ONE_LABEL: Config = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
 
@@ -199,6 +233,7 @@ CONFIGS: dict[str, Config] = {
     "distilbert": DISTILBERT,
     "gte": GTE,
     "gte of transformers": GTE_OF_TRANSFORMERS,
+    "embedding gemma 2": EMBEDDING_GEMMA2,
     "bert scores": scoring(BERT, "Bert"),
     "xlm-roberta scores": scoring(XLM_ROBERTA, "XLMRoberta"),
     "modernbert scores by mean": scoring(MODERNBERT, "ModernBert"),
@@ -233,6 +268,9 @@ class Drawing:
         self.weights[f"{name}.weight"] = self._vector(WIDTH) + np.float32(1)
         if bias:
             self.weights[f"{name}.bias"] = self._vector(WIDTH)
+
+    def scales(self, name: str, width: int) -> None:
+        self.weights[name] = self._vector(width) + np.float32(1)
 
     def _vector(self, width: int) -> Array:
         return (0.1 * self._drawn.standard_normal(width)).astype(np.float32)
@@ -386,6 +424,35 @@ def draw_gte_of_transformers(config: Config) -> Weights:
     return named
 
 
+def draw_embedding_gemma2(config: Config) -> Weights:
+    draw, text = Drawing(), config["text_config"]
+    side, kinds = text["hidden_size_per_layer_input"], text["layer_types"]
+    draw.matrix("language_model.embed_tokens", VOCABULARY, WIDTH)
+    draw.matrix("language_model.ple.per_layer_model_projection", LAYERS * side, WIDTH)
+    draw.scales("language_model.ple.per_layer_projection_norm.weight", side)
+    for index, kind in enumerate(kinds):
+        layer = f"language_model.layers.{index}"
+        dim, kv_heads = (8, 2) if kind == "sliding_attention" else (16, 1)
+        draw.matrix(f"{layer}.self_attn.q_proj", HEADS * dim, WIDTH)
+        draw.matrix(f"{layer}.self_attn.k_proj", kv_heads * dim, WIDTH)
+        draw.matrix(f"{layer}.self_attn.v_proj", kv_heads * dim, WIDTH)
+        draw.matrix(f"{layer}.self_attn.o_proj", WIDTH, HEADS * dim)
+        draw.scales(f"{layer}.self_attn.q_norm.weight", dim)
+        draw.scales(f"{layer}.self_attn.k_norm.weight", dim)
+        draw.matrix(f"{layer}.mlp.gate_proj", INNER, WIDTH)
+        draw.matrix(f"{layer}.mlp.up_proj", INNER, WIDTH)
+        draw.matrix(f"{layer}.mlp.down_proj", WIDTH, INNER)
+        for before in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            draw.scales(f"{layer}.{before}_layernorm.weight", WIDTH)
+        draw.matrix(f"{layer}.ple_block.per_layer_input_gate", side, WIDTH)
+        draw.matrix(f"{layer}.ple_block.per_layer_projection", WIDTH, side)
+        draw.scales(f"{layer}.ple_block.post_per_layer_input_norm.weight", WIDTH)
+        draw.scales(f"{layer}.layer_scalar", 1)
+    draw.scales("language_model.norm.weight", WIDTH)
+    draw.matrix("language_model.embedding_projection", text["embedding_dim"], WIDTH)
+    return draw.weights
+
+
 DRAWING: Mapping[str, Callable[[Config], Weights]] = {
     "bert": draw_bert,
     "xlm-roberta": draw_bert,
@@ -395,6 +462,7 @@ DRAWING: Mapping[str, Callable[[Config], Weights]] = {
     "distilbert": draw_distilbert,
     "new": draw_gte,
     "gte": draw_gte_of_transformers,
+    "embedding_gemma2": draw_embedding_gemma2,
 }
 
 

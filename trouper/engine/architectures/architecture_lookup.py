@@ -42,6 +42,8 @@ ENCODERS = {
     "nomic_bert": "gated_bert",
     "new": "gated_bert",
     "gte": "gated_bert",
+    "embedding_gemma2": "embedding_gemma2",
+    "embedding_gemma2_text": "embedding_gemma2",
 }
 """Modules of `trouper.engine.encoders` by model_type."""
 

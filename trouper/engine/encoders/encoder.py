@@ -101,11 +101,19 @@ def heads_of(x: mx.array, heads: int) -> mx.array:
     return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
-def attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> mx.array:
+def attend(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: mx.array | None,
+    *,
+    scale: float | None = None,
+) -> mx.array:
     """Attention of (rows, heads, tokens, dim), joined to (rows, tokens, heads * dim). `mask`:
-    broadcastable to (rows, heads, tokens, tokens)."""
+    broadcastable to (rows, heads, tokens, tokens). `scale`: of scores, `dim**-0.5` by default."""
     rows, _, tokens, dim = queries.shape
-    scale = dim**-0.5
+    if scale is None:
+        scale = dim**-0.5
     if blocked_attention.supports(queries, keys, values, mask, {}):
         output = blocked_attention.attend(queries, keys, values, mask=mask, scale=scale)
     else:
