@@ -75,6 +75,50 @@ MISTRAL: dict[str, Any] = SIZES | {
     "rope_theta": 10000.0,
     "sliding_window": None,
 }
+LFM2: dict[str, Any] = SIZES | {
+    "model_type": "lfm2",
+    "architectures": ["Lfm2BidirectionalModel"],
+    "norm_eps": 1e-5,
+    "conv_bias": False,
+    "conv_L_cache": 3,
+    "block_ff_dim": 96,
+    "block_dim": HIDDEN,
+    "block_multiple_of": 16,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": False,
+    "rope_theta": 1000000.0,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "full_attn_idxs": [1],
+    "tie_word_embeddings": True,
+}
+LLAMA: dict[str, Any] = SIZES | {
+    "model_type": "llama_bidirec",
+    "architectures": ["LlamaBidirectionalModel"],
+    "hidden_act": "silu",
+    "rope_theta": 500000.0,
+    "pooling": "avg",
+    "tie_word_embeddings": False,
+}
+MINISTRAL: dict[str, Any] = SIZES | {
+    "model_type": "ministral3",
+    "architectures": ["Ministral3Model"],
+    "hidden_act": "silu",
+    "is_causal": False,
+    "sliding_window": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "max_position_embeddings": 128,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+    "tie_word_embeddings": False,
+}
 ROPE_KEYS = ("rope_theta", "rope_local_base_freq", "sliding_window_pattern")
 
 
@@ -96,8 +140,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "qwen3 embedding without a head": QWEN | {"tie_word_embeddings": False},
     "e5 mistral": MISTRAL,
+    "lfm2 of both sides": LFM2,
+    "llama of both sides": LLAMA,
+    "ministral3 of both sides": MINISTRAL,
 }
-POOLINGS = {name: "mean" if "embeddinggemma" in name else "lasttoken" for name in CONFIGS}
+POOLINGS = {name: "mean" if "embeddinggemma" in name else "lasttoken" for name in CONFIGS} | {
+    "lfm2 of both sides": "cls",
+    "llama of both sides": "mean",
+    "ministral3 of both sides": "mean",
+}
 DENSE = {"embeddinggemma": (96, 48), "embeddinggemma of transformers 5": (96, 48)}
 """Widths of the layers behind the pooling, by model."""
 
@@ -117,6 +168,27 @@ def weights_of(config: Mapping[str, Any]) -> Weights:
         return (1.5 * columns**-0.5 * drawn.standard_normal((rows, columns))).astype(np.float32)
 
     weights = {"embed_tokens.weight": matrix(config["vocab_size"], hidden)}
+    if config["model_type"] == "lfm2":
+        for layer, kind in enumerate(config["layer_types"]):
+            part = f"layers.{layer}"
+            if kind == "conv":
+                weights[f"{part}.conv.conv.weight"] = matrix(hidden, 3).reshape(hidden, 1, 3)
+                weights[f"{part}.conv.in_proj.weight"] = matrix(3 * hidden, hidden)
+                weights[f"{part}.conv.out_proj.weight"] = matrix(hidden, hidden)
+            else:
+                weights[f"{part}.self_attn.q_proj.weight"] = matrix(heads * dim, hidden)
+                weights[f"{part}.self_attn.k_proj.weight"] = matrix(kv_heads * dim, hidden)
+                weights[f"{part}.self_attn.v_proj.weight"] = matrix(kv_heads * dim, hidden)
+                weights[f"{part}.self_attn.out_proj.weight"] = matrix(hidden, heads * dim)
+                for name in ("q_layernorm", "k_layernorm"):
+                    weights[f"{part}.self_attn.{name}.weight"] = norm(dim)
+            weights |= {
+                f"{part}.{name}.weight": norm(hidden) for name in ("operator_norm", "ffn_norm")
+            }
+            weights[f"{part}.feed_forward.w1.weight"] = matrix(inner, hidden)
+            weights[f"{part}.feed_forward.w3.weight"] = matrix(inner, hidden)
+            weights[f"{part}.feed_forward.w2.weight"] = matrix(hidden, inner)
+        return weights | {"embedding_norm.weight": norm(hidden)}
     norms = ["input_layernorm", "post_attention_layernorm"]
     if is_gemma:
         norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
@@ -128,7 +200,7 @@ def weights_of(config: Mapping[str, Any]) -> Weights:
         weights[f"{attention}.k_proj.weight"] = matrix(kv_heads * dim, hidden)
         weights[f"{attention}.v_proj.weight"] = matrix(kv_heads * dim, hidden)
         weights[f"{attention}.o_proj.weight"] = matrix(hidden, heads * dim)
-        if config["model_type"] != "mistral":
+        if config["model_type"] in ("gemma3_text", "qwen3"):
             weights |= {f"{attention}.{name}_norm.weight": norm(dim) for name in "qk"}
         weights[f"{mlp}.gate_proj.weight"] = matrix(inner, hidden)
         weights[f"{mlp}.up_proj.weight"] = matrix(inner, hidden)
@@ -193,6 +265,7 @@ def vectors_of(name: str, directory: Path) -> list[list[float]]:
     import torch  # type: ignore[import-not-found]
     from transformers import AutoModel
 
+    let_see_both_sides(directory, CONFIGS[name])
     model, info = AutoModel.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
@@ -204,12 +277,37 @@ def vectors_of(name: str, directory: Path) -> list[list[float]]:
     for prompt in PROMPTS:
         with torch.no_grad():
             hidden = model(input_ids=torch.tensor([prompt])).last_hidden_state[0]
-        vector = hidden.mean(0) if POOLINGS[name] == "mean" else hidden[-1]
+        pooled = {"mean": hidden.mean(0), "cls": hidden[0], "lasttoken": hidden[-1]}
+        vector = pooled[POOLINGS[name]]
         for matrix in dense_of(name):
             vector = torch.from_numpy(matrix) @ vector
         vector = vector / vector.norm()
         vectors.append([round(value, 7) for value in vector.tolist()])
     return vectors
+
+
+def let_see_both_sides(directory: Path, config: Mapping[str, Any]) -> None:
+    """As the makers' own code does: transformers masks by `is_causal`, and convolutions of LFM2 are
+    centred."""
+    import torch
+    from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+
+    if "Bidirectional" not in config["architectures"][0]:
+        return
+    kind = config["model_type"].replace("_bidirec", "")
+    _write(directory / "config.json", {**config, "model_type": kind, "is_causal": False})
+
+    def forward(self: Any, hidden_states: Any, **_options: Any) -> Any:
+        before, after, inner = self.in_proj(hidden_states).transpose(-1, -2).chunk(3, dim=-2)
+        convolved = torch.nn.functional.conv1d(
+            before * inner,
+            self.conv.weight,
+            padding=(self.conv_kernel_size - 1) // 2,
+            groups=inner.shape[1],
+        )
+        return self.out_proj((after * convolved).transpose(-1, -2))
+
+    Lfm2ShortConv.forward = forward
 
 
 def main(out: Path) -> None:

@@ -20,7 +20,7 @@ from tests.engine.embedding_references import (
     digest_of,
     save_embedder,
 )
-from tests.families import save_tokenizer
+from tests.families import save, save_tokenizer
 from trouper.engine.loading.model_loading import load
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
@@ -50,7 +50,7 @@ def test_vectors_are_those_of_transformers(
         np.testing.assert_allclose(vector, expected, atol=2e-2 if TF32 else 1e-4)
 
 
-@pytest.mark.parametrize("name", ["embeddinggemma", "qwen3 embedding"])
+@pytest.mark.parametrize("name", ["embeddinggemma", "qwen3 embedding", "lfm2 of both sides"])
 def test_vectors_are_the_same_in_company_of_other_lengths(
     name: str, references: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -95,3 +95,12 @@ def test_configs_of_transformers_5_are_read_like_those_of_4(name: str, tmp_path:
     """Gemma's periods of windows are in `layer_types` alone."""
     vectors = vectors_of(name, tmp_path / "4")
     assert vectors_of(f"{name} of transformers 5", tmp_path / "5") == vectors
+
+
+def test_states_that_pass_from_token_to_token_rule_both_sides_out(tmp_path: Path) -> None:
+    """A model with them would give vectors, in which no token sees those behind it."""
+    save("qwen3_5", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"is_causal": False}))
+    embedder = load(Settings(model=str(tmp_path)), lambda _: None).embedder
+    assert embedder.layout is None and "pass state from token to token" in embedder.reason

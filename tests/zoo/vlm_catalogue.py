@@ -157,10 +157,12 @@ NO_LANGUAGE = ("rfdetr", "rt_detr_v2", "sam3d_body")
 
 
 def modules() -> list[str]:
-    """Names of mlx-vlm's modules with a language model for whose `model_type` mlx-lm has none."""
+    """Names of mlx-vlm's modules with a language model for whose `model_type` neither mlx-lm nor
+    Trouper has one."""
+    others = {*NO_LANGUAGE, *vision_texts.CLASSES, *architecture_lookup.ENCODERS}
     return sorted(
         name
-        for name in vlm_models.names() - set(NO_LANGUAGE) - vision_texts.CLASSES.keys()
+        for name in vlm_models.names() - others
         if not architecture_lookup.is_native({"model_type": name})
     )
 

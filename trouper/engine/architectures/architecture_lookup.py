@@ -46,6 +46,8 @@ ENCODERS = {
     "embedding_gemma2_text": "embedding_gemma2",
 }
 """Modules of `trouper.engine.encoders` by model_type."""
+OTHER_NAMES = {"llama_bidirec": "llama"}
+"""Modules of mlx-lm by the model_type of embedders made from its decoders."""
 
 
 @attrs.frozen
@@ -210,7 +212,7 @@ def _module_name(config: Mapping[str, Any]) -> str:
     ):
         if remapped := utils.MODEL_ARCHITECTURE_REMAPPING.get((kind, str(architecture))):
             return str(remapped)
-    return str(utils.MODEL_REMAPPING.get(kind, kind))
+    return str(utils.MODEL_REMAPPING.get(kind, OTHER_NAMES.get(kind, kind)))
 
 
 def _module_file(name: str) -> Path | None:
@@ -239,5 +241,5 @@ def _remedy(kind: str) -> str:
 def known_types() -> list[str]:
     files = [file for directory in mlx_lm.models.__path__ for file in Path(directory).glob("*.py")]
     native = {file.stem for file in files if DEFINES_MODEL.search(file.read_text("utf-8"))}
-    ours = set(utils.MODEL_REMAPPING) | set(ENCODERS) | registered()
+    ours = set(utils.MODEL_REMAPPING) | set(ENCODERS) | set(OTHER_NAMES) | registered()
     return sorted(native | ours | vlm_models.names())

@@ -11,8 +11,9 @@ from typing import Any
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
+from trouper.engine.embeddings.centred_convolution import centre_convolutions
 from trouper.engine.embeddings.embedding_modules import (
     MODULES_FILE,
     NO_MODULES,
@@ -49,8 +50,16 @@ def is_bidirectional(config: Mapping[str, Any]) -> bool:
     )
 
 
-def bidirectional_encode(body: nn.Module, config: Mapping[str, Any]) -> Encode:
-    """`body`: a model of mlx-lm without the head."""
+def bidirectional_encode(model: nn.Module, body: nn.Module, config: Mapping[str, Any]) -> Encode:
+    """`body`: a `model` of mlx-lm without the head. Raises `NotSupported` for layers that pass
+    state from token to token."""
+    convolutions = centre_convolutions(body) if config["model_type"] == "lfm2" else []
+    keep_keys = [isinstance(cache, KVCache | RotatingKVCache) for cache in make_prompt_cache(model)]
+    if not convolutions and not all(keep_keys):
+        raise NotSupported(
+            f"layers of a {config['model_type']} pass state from token to token, so no token sees "
+            "those behind it, as this model's must"
+        )
     attention_seam.install(body)
     reach = None
     if hasattr(body, WINDOWED):
@@ -61,6 +70,8 @@ def bidirectional_encode(body: nn.Module, config: Mapping[str, Any]) -> Encode:
         setattr(body, WINDOWED, 1)
 
     def forward(tokens: mx.array, _types: mx.array, mask: mx.array | None) -> mx.array:
+        for convolution in convolutions:
+            convolution.is_token = mask
         with attention_seam.bidirectional(reach, padding_mask(mask)):
             hidden: mx.array = body(tokens)
         return hidden
@@ -118,8 +129,11 @@ def embedder_of(
     body = body_of(model)
     found = Embedder() if body is None else _embedder(model, body, directory, config)
     if body is not None and found.layout is not None and is_bidirectional(config):
-        encode = bidirectional_encode(body, config)
-        found = attrs.evolve(found, modules=attrs.evolve(found.modules, encode=encode))
+        try:
+            encode = bidirectional_encode(model, body, config)
+            found = attrs.evolve(found, modules=attrs.evolve(found.modules, encode=encode))
+        except NotSupported as error:
+            found = Embedder(reason=str(error))
     if found.reason:
         report(f"no embeddings: {found.reason}")
     return found
