@@ -30,7 +30,6 @@ from trouper.protocol.output_formats import (
     CALL_MARKERS,
     FUNCTIONARY_32,
     HARMONY,
-    STREAMED_TOOL_PARSERS,
     THINKING,
 )
 from trouper.protocol.problems import SettingsInvalid
@@ -41,7 +40,8 @@ from trouper.web.output.tool_calls import Tools
 
 
 def test_every_streamed_format_has_a_parser_a_sample_and_its_markers() -> None:
-    assert {*FORMATS, HARMONY, FUNCTIONARY_32} == set(STREAMED_TOOL_PARSERS) == set(STREAMED)
+    streamed = set(CALL_MARKERS) - set(BUFFERED_TOOL_PARSERS)
+    assert {*FORMATS, HARMONY, FUNCTIONARY_32} == streamed == set(STREAMED)
     assert {*STREAMED, *BUFFERED_TOOL_PARSERS} == set(CALLS)
     for name, markers in CALL_MARKERS.items():
         unknown = [marker for marker in markers if marker not in CALLS[name]]
