@@ -239,7 +239,7 @@ def played(
     return joined(deltas)
 
 
-def parse_whole(reading: OutputParser, text: str, reason: str) -> ParsedOutput:
+def parse_complete(reading: OutputParser, text: str, reason: str) -> ParsedOutput:
     deltas = [*reading.push(text), *reading.end(cut=reason == "length")]
     return gathered(deltas, reading.reason(reason))
 

@@ -20,7 +20,7 @@ from tests.output.samples import (
     FormatTokenizer,
     arguments_of,
     joined,
-    parse_whole,
+    parse_complete,
     parser,
     played,
 )
@@ -173,7 +173,7 @@ def test_half_right_json_is_repaired_and_counted(fault: str) -> None:
     written, meant = MALFORMED[fault]
     text, outcomes = f"<tool_call>\n{written}\n</tool_call>", list[str]()
     reading = parser("hermes", report=outcomes.append)
-    output = parse_whole(reading, text, "stop")
+    output = parse_complete(reading, text, "stop")
     assert [json.loads(call.arguments) for call in output.calls] == [meant]
     assert output.content == "" and outcomes == ["repaired"]
 
@@ -193,7 +193,7 @@ def test_half_right_json_is_repaired_and_counted(fault: str) -> None:
 )
 def test_what_is_no_call_stays_text(written: str) -> None:
     text, outcomes = f"<tool_call>{written}</tool_call>", list[str]()
-    output = parse_whole(parser("hermes", report=outcomes.append), text, "stop")
+    output = parse_complete(parser("hermes", report=outcomes.append), text, "stop")
     assert (output.content, output.calls, outcomes) == (text, (), ["no_call"])
 
 

@@ -111,7 +111,9 @@ class Agent:
     name: str
     title: str
     setup: Callable[[ServedModel], Setup]
-    program: str | None = None
+    program: str | None = attrs.field(
+        default=attrs.Factory(lambda agent: agent.name, takes_self=True)
+    )
     install: str = ""
     why_no_write: str = ""
     why_no_run: str = ""
