@@ -16,13 +16,13 @@ from pathlib import Path
 import attrs
 import httpx2
 
+from trouper.cli.own_server import READY
 from trouper.system.ports import free_ports
 from trouper_lab.certify.certificate import Json
 from trouper_lab.certify.processes import ChildProcesses, last_line, last_words
 from trouper_lab.load import PATIENT
 
 GOODBYE_S = 20.0
-READY = " is ready at "
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Reading the machine's certificates would take measured CPU time."""
 MLX_LM_SERVER = """
