@@ -386,8 +386,6 @@ class HttpEdge:
 
 
 class Reports:
-    """Reports on the server: health, usage, metrics."""
-
     def __init__(self, service: Service, metrics: Metrics, batching: Batching | None) -> None:
         self._service, self._keys = service, service.keys
         self._metrics, self._batching = metrics, batching

@@ -200,7 +200,6 @@ def _lines(agent: Agent, served: ServedModel, setup: Setup) -> Iterator[str]:
 
 
 def exported(variables: Mapping[str, str | Secret]) -> Iterator[str]:
-    """Yield the variables as a shell takes them."""
     for name, value in variables.items():
         if not isinstance(value, Secret):
             yield f"export {name}={shlex.quote(value)}"

@@ -139,10 +139,9 @@ class ServerStarter:
     def trouper(self, *flags: str) -> Iterator[ServerRun]:
         """With defaults and flags, without the user's settings."""
         named = () if self.model is None else ("--model", self.model)
-        patient = [part for flag in PATIENT for part in (flag, "0")]
         arguments = ["serve", *named, *flags]
         self._note("trouper", *arguments)
-        options = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning", *patient]
+        options = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning", *PATIENT]
         server = self._started([sys.executable, "-P", "-m", "trouper", *arguments, *options])
         try:
             assert server.process.stdout is not None
