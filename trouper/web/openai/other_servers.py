@@ -380,7 +380,8 @@ def parts_adapted(parts: Any, role: object, types: PartTypes, path: str, skip: S
 
 
 def chat_adapted(value: Json, skip: Skip) -> Json:
-    return messages_adapted(value, lambda message: _message(message, skip))
+    value = messages_adapted(value, lambda message: _message(message, skip))
+    return tools_adapted(value, ("function", "custom"), skip)
 
 
 def _message(message: Any, skip: Skip) -> Any:
