@@ -274,7 +274,7 @@ CHOICES = {"auto": "auto", "none": "none", "required": "required", "any": "requi
 
 
 def tools_adapted(value: Json, known: Collection[str], skip: Skip) -> Json:
-    """A choice that requires a tool is dropped if no tool remains."""
+    """Skip other tools. If none remains, a choice that needs none is dropped."""
     tools = value.get("tools")
     if not isinstance(tools, list):
         return value
