@@ -20,7 +20,13 @@ from trouper.protocol.output_formats import (
 )
 from trouper.web.output.formats.call_sink import Report
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.output.parsed_delta import CallArguments, CallStarted, ParsedDelta
+from trouper.web.output.parsed_delta import (
+    CallArguments,
+    CallStarted,
+    ParsedDelta,
+    ParsedOutput,
+    gathered,
+)
 from trouper.web.output.tool_calls import Tools
 
 TOOL: dict[str, Any] = {
@@ -231,6 +237,11 @@ def played(
     reading = parser(name, thinks=thinks)
     deltas = [delta for piece in pieces for delta in reading.push(piece)] + reading.end(cut=cut)
     return joined(deltas)
+
+
+def parse_complete(reading: OutputParser, text: str, reason: str) -> ParsedOutput:
+    deltas = [*reading.push(text), *reading.end(cut=reason == "length")]
+    return gathered(deltas, reading.reason(reason))
 
 
 def joined(deltas: list[ParsedDelta]) -> list[tuple[str, str]]:

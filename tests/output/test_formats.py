@@ -20,6 +20,7 @@ from tests.output.samples import (
     FormatTokenizer,
     arguments_of,
     joined,
+    parse_complete,
     parser,
     played,
 )
@@ -30,7 +31,6 @@ from trouper.protocol.output_formats import (
     CALL_MARKERS,
     FUNCTIONARY_32,
     HARMONY,
-    STREAMED_TOOL_PARSERS,
     THINKING,
 )
 from trouper.protocol.problems import SettingsInvalid
@@ -41,7 +41,8 @@ from trouper.web.output.tool_calls import Tools
 
 
 def test_every_streamed_format_has_a_parser_a_sample_and_its_markers() -> None:
-    assert {*FORMATS, HARMONY, FUNCTIONARY_32} == set(STREAMED_TOOL_PARSERS) == set(STREAMED)
+    streamed = set(CALL_MARKERS) - set(BUFFERED_TOOL_PARSERS)
+    assert {*FORMATS, HARMONY, FUNCTIONARY_32} == streamed == set(STREAMED)
     assert {*STREAMED, *BUFFERED_TOOL_PARSERS} == set(CALLS)
     for name, markers in CALL_MARKERS.items():
         unknown = [marker for marker in markers if marker not in CALLS[name]]
@@ -172,7 +173,7 @@ def test_half_right_json_is_repaired_and_counted(fault: str) -> None:
     written, meant = MALFORMED[fault]
     text, outcomes = f"<tool_call>\n{written}\n</tool_call>", list[str]()
     reading = parser("hermes", report=outcomes.append)
-    output = reading.parse_all(text, "stop")
+    output = parse_complete(reading, text, "stop")
     assert [json.loads(call.arguments) for call in output.calls] == [meant]
     assert output.content == "" and outcomes == ["repaired"]
 
@@ -192,7 +193,7 @@ def test_half_right_json_is_repaired_and_counted(fault: str) -> None:
 )
 def test_what_is_no_call_stays_text(written: str) -> None:
     text, outcomes = f"<tool_call>{written}</tool_call>", list[str]()
-    output = parser("hermes", report=outcomes.append).parse_all(text, "stop")
+    output = parse_complete(parser("hermes", report=outcomes.append), text, "stop")
     assert (output.content, output.calls, outcomes) == (text, (), ["no_call"])
 
 

@@ -18,6 +18,7 @@ from tests.output.samples import (
     FormatTokenizer,
     arguments_of,
     joined,
+    parse_complete,
     parser,
     played,
 )
@@ -49,7 +50,7 @@ def test_a_call_without_the_marker_in_front_of_it(name: str, before: str) -> Non
 def test_it_is_text_where_it_names_no_tool_and_counted(name: str) -> None:
     outcomes: list[str] = []
     text = "As in " + CALLS[name].removeprefix(STARTS[name]).replace("edit", "delete")
-    output = parser(name, report=outcomes.append).parse_all(text, "stop")
+    output = parse_complete(parser(name, report=outcomes.append), text, "stop")
     assert (output.content, output.calls, outcomes) == (text, (), ["no_call"])
     assert played(name, [CODER[len("<tool_call>\n") :][:6]]) == [("Content", "<funct")]
 
@@ -139,7 +140,7 @@ def test_a_tool_by_its_name_in_another_case(name: str) -> None:
             for written in ("EDIT", "edit")
         )
     )
-    output = parser(name, tools=both).parse_all(text, "stop")
+    output = parse_complete(parser(name, tools=both), text, "stop")
     assert output.calls == (), "which of the two is meant, nobody knows"
 
 
@@ -166,7 +167,7 @@ def test_arguments_as_an_object_behind_the_name_are_those_of_the_call(name: str,
     cut = played(name, [text[: text.index("line")]], cut=True)
     assert [kind for kind, _ in cut] == ["CallStarted", "CallArguments"]
     outcomes: list[str] = []
-    parser(name, report=outcomes.append).parse_all(text, "stop")
+    parse_complete(parser(name, report=outcomes.append), text, "stop")
     assert outcomes == ["repaired"]
 
 
@@ -268,7 +269,7 @@ def test_a_value_deeper_than_python_reads_ends_no_answer() -> None:
 @pytest.mark.parametrize("value", ["[" * 50_000 + "]" * 50_000, f'{{"a": {"9" * 5000}}}'])
 def test_arguments_before_the_name_that_python_does_not_read_are_text(value: str) -> None:
     text = f'<tool_call>{{"arguments": {value}, "name": "edit"}}</tool_call>'
-    output = parser("hermes").parse_all(text, "stop")
+    output = parse_complete(parser("hermes"), text, "stop")
     assert (output.content, output.calls) == (text, ())
 
 

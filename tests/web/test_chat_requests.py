@@ -154,7 +154,8 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def whole(text: str, reason: Any = "stop", **more: Any) -> dict[str, Any]:
-    choice = Choice(text, (), (), Finished(reason, 3), Usage(1, 3, 0), (1,))
+    deltas = (Delta(text, ()),)
+    choice = Choice(text, (), (), Finished(reason, 3), Usage(1, 3, 0), (1,), deltas=deltas)
     [body] = shape(**more).body([choice])["choices"]
     return dict(body)
 

@@ -158,22 +158,6 @@ async def test_a_head_beside_another_stream_waits_for_no_token(
     assert waits == ["other"]
 
 
-async def test_the_head_and_the_end_of_a_stream_are_no_writes_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real, writes = SocketWriter._taken, list[bytes]()
-
-    def noted(writer: SocketWriter, data: bytes) -> int:
-        writes.append(data)
-        return real(writer, data)
-
-    monkeypatch.setattr(SocketWriter, "_taken", noted)
-    async with serving(FakeEngine()) as served:
-        await streamed(served, "r", max_tokens=1)
-    assert writes[0].startswith(b"HTTP/1.1 200") and not writes[0].endswith(b"\r\n\r\n")
-    assert writes[-1].endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-
-
 class Wide(ByteTokenizer):
     """Each token is much text, so that few of them fill the buffers of a connection."""
 
@@ -380,11 +364,6 @@ class Flow:
             self.submission.reply(Delta(text, tuple(text.encode())))
         await wait_all_tasks_blocked()
 
-    async def end(self) -> None:
-        """End the body, as the layers between do."""
-        self.wire.writer.corked = False
-        await self.wire.writer.write(b"")
-
     def received(self) -> bytes:
         """The text that was written directly."""
         chunks, data = [], self.wire.received()
@@ -448,9 +427,7 @@ async def test_text_is_written_directly_and_the_end_by_the_layers_between(
         flow.submission.reply(Delta("c", (1,)))
         flow.submission.end(Finished("stop", 4))
         await wait_all_tasks_blocked()
-        assert (flow.received(), flow.given) == (b"", [b"(ending)(closing)"])
-        await flow.end()
-        assert flow.received() == b"c"
+        assert (flow.received(), flow.given) == (b"c", [b"(ending)(closing)"])
 
 
 async def test_what_waits_together_is_one_chunk_up_to_a_limit(mock_clock: MockClock) -> None:
@@ -474,9 +451,7 @@ async def test_replies_pass_the_channel_while_they_are_followed(mock_clock: Mock
         flow.submission.reply(Delta("d", (1,)))
         flow.submission.end(Finished("stop", 5))
         await wait_all_tasks_blocked()
-        assert flow.given == [b"(ending)(closing)"]
-        await flow.end()
-        assert flow.received() == b"d"
+        assert (flow.received(), flow.given) == (b"d", [b"(ending)(closing)"])
 
 
 @pytest.mark.parametrize("first", ["close", "follow"])

@@ -14,7 +14,7 @@ from trouper.web.openai.parameters import FurtherSampling, with_further
 def test_defaults_of_requests_are_those_of_rows() -> None:
     """So that without any of them there is nothing to change."""
     plain = Sampling(temperature=0.5)
-    assert with_further(plain, FurtherSampling()) is plain
+    assert with_further(plain, FurtherSampling()) == plain
     for name in FurtherSampling.__struct_fields__:
         own = getattr(FurtherSampling(), name)
         assert name == "dry_sequence_breakers" or own == getattr(plain, name)

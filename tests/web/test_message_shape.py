@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import ByteTokenizer
-from trouper.protocol.replies import Finished
+from trouper.protocol.replies import Delta, Finished
 from trouper.web.anthropic.message_dialect import MessageDialect
 from trouper.web.output.dialect import Choice, Usage
 from trouper.web.output.output_parser import OutputParser
@@ -25,7 +25,8 @@ def message(
 ) -> Any:
     parser = OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False)
     shape = MessageDialect("r", "m", parser, omitted=omitted, cut=cut, silent=silent)
-    return shape.body([Choice(text, (), (), finished, Usage(10, 7, 4), (1,))])
+    deltas = (Delta(text, ()),)
+    return shape.body([Choice(text, (), (), finished, Usage(10, 7, 4), (1,), deltas=deltas)])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer
+from tests.output.samples import parse_complete
 from trouper.actors.request_intake import thinks_already
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import ParsedOutput
@@ -88,7 +89,7 @@ def make_parser(tools: Tools, *, thinks: bool = False) -> OutputParser:
 
 
 def message(tools: Tools, text: str) -> ParsedOutput:
-    return make_parser(tools).parse_all(text, "stop")
+    return parse_complete(make_parser(tools), text, "stop")
 
 
 @pytest.mark.parametrize("end", ["<", "<thi", "<think", "<cal", "</think"])
@@ -121,7 +122,7 @@ def test_a_forced_answer_is_a_call() -> None:
 @pytest.mark.parametrize("length", [1, 2, 8, 10, 13])
 def test_the_beginning_of_a_forced_call_is_no_text(length: int) -> None:
     parser = make_parser(Tools((TOOL,), (TOOL,)))
-    assert parser.parse_all(CALL[:length], "length") == ParsedOutput("", "", (), "length")
+    assert parse_complete(parser, CALL[:length], "length") == ParsedOutput("", "", (), "length")
 
 
 def test_only_one_call_if_only_one_is_wanted() -> None:

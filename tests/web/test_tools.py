@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import ByteTokenizer
+from tests.output.samples import parse_complete
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import ParsedOutput
 from trouper.web.output.tool_calls import Tools
@@ -14,7 +15,7 @@ FORCED = Tools((TOOL,), (TOOL,))
 
 
 def parsed(text: str) -> ParsedOutput:
-    return OutputParser(FORCED, ByteTokenizer(), thinks=False).parse_all(text, "length")
+    return parse_complete(OutputParser(FORCED, ByteTokenizer(), thinks=False), text, "length")
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,25 @@ def disk(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def batches(checked: CheckedSettings) -> Iterator[Finding]:
-    yield Finding(*examine_batch_directory(checked.server))
+    directory = checked.server.batches_dir
+    if directory is None:
+        yield Finding("ok", "--no-batches: files and batches are not served")
+        return
+    try:
+        existing = nearest(directory.absolute())
+        with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
+            file.write(b"x")  # A full disk still makes empty files.
+        free = Disk().free_bytes(existing)
+    except OSError as error:
+        message = f"{directory}: {error.strerror}; uploads of files and batches will be refused"
+        yield Finding("warn", message, "give another --batch-dir, or --no-batches")
+        return
+    message = f"{decimal(free)} free for {directory}"
+    if free < checked.server.max_file_bytes:
+        message += ", less than one file may have (--max-file-bytes)"
+        yield Finding("warn", message, "make room, or give another --batch-dir")
+    else:
+        yield Finding("ok", message)
 
 
 def port(checked: CheckedSettings) -> Iterator[Finding]:
@@ -387,29 +405,6 @@ CHECKS: dict[str, Check] = {
     "open files": files,
     "workaround": list_workarounds,
 }
-
-
-def examine_batch_directory(server: ServerSettings) -> tuple[Literal["ok", "warn"], str, str]:
-    """Return level, message and remedy."""
-    directory = server.batches_dir
-    if directory is None:
-        return "ok", "--no-batches: files and batches are not served", ""
-    try:
-        existing = nearest(directory.absolute())
-        with tempfile.TemporaryFile(dir=existing, buffering=0) as file:
-            file.write(b"x")  # A full disk still makes empty files.
-        free = Disk().free_bytes(existing)
-    except OSError as error:
-        message = f"{directory}: {error.strerror}; uploads of files and batches will be refused"
-        return "warn", message, "give another --batch-dir, or --no-batches"
-    message = f"{decimal(free)} free for {directory}"
-    if free < server.max_file_bytes:
-        return (
-            "warn",
-            f"{message}, less than one file may have (--max-file-bytes)",
-            "make room, or give another --batch-dir",
-        )
-    return "ok", message, ""
 
 
 @attrs.frozen

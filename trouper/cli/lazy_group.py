@@ -66,7 +66,6 @@ class LazyGroup(OneLineErrors):
         return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, as click does."""
         listed = self._list_described(ctx)
         limit = formatter.width - 6 - max(len(name) for name, _ in listed)
         with formatter.section("Commands"):
@@ -75,7 +74,6 @@ class LazyGroup(OneLineErrors):
             )
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names of commands, and flags, as click does."""
         names = [
             CompletionItem(name, help=command.get_short_help_str())
             for name, command in self._list_described(ctx)

@@ -8,16 +8,37 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
+import attrs
+import click
+
+from trouper.cli.client import Where, refused_in_one_line
 from trouper.cli.exits import refuse
+from trouper.cli.settings_file import only_this
 from trouper.system.lifeline import LAUNCHER, lifeline
 
 GOODBYE_S = 15.0
 KILLED_S = 1.0
 READY = " is ready at "
+
+
+@contextmanager
+def reach(where: Where, own_model: str | None, *flags: str) -> Iterator[Where]:
+    """Start a server if there is a model for it, and say which server is used. Errors of the
+    connection end the command with one line."""
+    with ExitStack() as stack:
+        if own_model is not None:
+            flags = (*only_this(click.get_current_context()), *flags)
+            url = stack.enter_context(
+                serving("--model", own_model, "--log-level", "warning", *flags)
+            )
+            where = attrs.evolve(where, url=url, url_from="")
+        stack.enter_context(refused_in_one_line(where))
+        where.say()
+        yield where
 
 
 @contextmanager

@@ -62,9 +62,9 @@ def configured(command: Command, *, works_here: bool = False) -> Command:
     )(command)
 
 
-def only_this(path: Path | None) -> tuple[str, ...]:
-    """Return the flags that make `trouper serve` read this settings file, or none."""
-    return ("--config", str(path or os.devnull))
+def only_this(context: click.Context) -> tuple[str, ...]:
+    """Return the flags that make `trouper serve` read this command's settings file, or none."""
+    return ("--config", str(file_read(context) or os.devnull))
 
 
 def file_read(context: click.Context) -> Path | None:

@@ -25,8 +25,6 @@ NO_HEAD = "its checkpoint has none"
 
 @attrs.frozen(kw_only=True)
 class InfillTokens:
-    """Tokens to fill in the middle."""
-
     prefix: int
     suffix: int
     middle: int | None

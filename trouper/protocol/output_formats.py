@@ -9,52 +9,7 @@ from trouper.protocol.problems import SettingsInvalid
 AUTO, NONE = "auto", "none"
 HARMONY = "harmony"
 FUNCTIONARY_32 = "functionary_v32"
-# Formats whose arguments are streamed while generated.
-STREAMED_TOOL_PARSERS = (
-    "cohere",
-    "command_r",
-    "deepseek_v3",
-    "deepseek_v32",
-    "deepseek_v4",
-    "deepseek_v41",
-    "dots",
-    "functionary_v31",
-    FUNCTIONARY_32,
-    "gigachat3",
-    "gigachat35",
-    "glm",
-    "granite",
-    "granite_20b_fc",
-    HARMONY,
-    "hermes",
-    "hunyuan",
-    "hy_v3",
-    "hy_v3_opensource",
-    "internlm",
-    "iquest_coder_v2",
-    "jamba",
-    "k2_horizon",
-    "kimi_k2",
-    "laguna",
-    "llama3_json",
-    "longcat",
-    "minimax_m2",
-    "mirothinker",
-    "mistral",
-    "nemotron_mini",
-    "nemotron_v2",
-    "openpangu",
-    "phi4_mini_json",
-    "plamo3",
-    "qwen3_coder",
-    "rwkv",
-    "seed_oss",
-    "solar_open",
-    "solar_open2",
-    "step3",
-    "xlam",
-)
-# Formats that are read once a call is complete.
+# Formats that are read once a call is complete. Of all others arguments are streamed.
 BUFFERED_TOOL_PARSERS = (
     "apertus",
     "cwm",
@@ -224,11 +179,11 @@ def _hy_markers(suffix: str) -> tuple[str, ...]:
     return *ends, f"<tool_sep{suffix}>"
 
 
-# Texts in calls that may be special tokens, made visible for the parsers.
+# Texts in calls that may be special tokens, made visible for the parsers; of every format whose
+# arguments are streamed, and of others that have some.
 CALL_MARKERS = {
     "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
     "command_r": (),
-    "cwm": (),
     "dots": ("<dots_function_call>", "</dots_function_call>", *INVOKES),
     "function_gemma": ("<escape>",),
     "functionary_v31": ("<function=", "</function>"),
@@ -254,7 +209,6 @@ CALL_MARKERS = {
         for slash in ("", "/")
     ),
     "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
-    "lfm2": (),
     "minicpm5": ("<param name=", "</param>"),
     "minimax_m3": INVOKES[:2],
     "mirothinker": (
@@ -340,7 +294,7 @@ CALL_MARKERS = {
 TOOL_PARSERS = (
     AUTO,
     NONE,
-    *sorted((*STREAMED_TOOL_PARSERS, *BUFFERED_TOOL_PARSERS, *TOOL_PARSER_ALIASES)),
+    *sorted({*CALL_MARKERS, *BUFFERED_TOOL_PARSERS, *TOOL_PARSER_ALIASES}),
 )
 REASONING_PARSERS = (AUTO, NONE, *sorted({*THINKING, *REASONING_PARSER_ALIASES}))
 

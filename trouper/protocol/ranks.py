@@ -72,7 +72,6 @@ KEPT = 8
 
 
 def forget_old(steps: dict[int, Any]) -> None:
-    """Keep the last `KEPT` entries."""
     while len(steps) > KEPT:
         del steps[next(iter(steps))]
 

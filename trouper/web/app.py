@@ -78,7 +78,6 @@ from trouper.web.responses.routes import ResponseId, Responses
 from trouper.web.serving.current_request import RequestScope, at_hand
 from trouper.web.serving.service import Service
 from trouper.web.serving.state_database import StateDatabase
-from trouper.web.streaming.response_streams import EventStream
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
@@ -121,8 +120,6 @@ class HTTPConnection(TrioASGIHTTPConnection):
             if last:
                 # The end of the stream stands behind chunks that nobody has read.
                 cast("PacedBody", request.body).discard()
-                if scope.writer is not None:
-                    scope.writer.corked = False
             # Events that follow the last write cancel the handler. Unshielded, the connection
             # would never learn that it is idle again.
             with trio.CancelScope(shield=True) if last else nullcontext():
@@ -354,8 +351,6 @@ class HttpEdge:
         if self._service.models.draining:
             response.headers["Connection"] = "close"
         self._cors.sign(self._service.headers, response)
-        if isinstance(response.response, EventStream):
-            response.response.join_next()
         return response
 
     async def http_error(self, error: HTTPException) -> Response:
@@ -391,8 +386,6 @@ class HttpEdge:
 
 
 class Reports:
-    """Reports on the server: health, usage, metrics."""
-
     def __init__(self, service: Service, metrics: Metrics, batching: Batching | None) -> None:
         self._service, self._keys = service, service.keys
         self._metrics, self._batching = metrics, batching

@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -19,10 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from trouper.cli import own_server
-from trouper.cli.client import Where, client_of, first_model, read_as_trouper, refused_in_one_line
+from trouper.cli.client import Where, client_of, first_model, read_as_trouper
 from trouper.cli.exits import refuse
-from trouper.cli.settings_file import file_read, only_this
+from trouper.cli.own_server import reach
 from trouper.cli.streamed_answer import AnswerFailed
 from trouper.protocol.paths import is_directory
 from trouper_lab.load import (
@@ -102,30 +100,18 @@ class CountList(click.ParamType[tuple[int, ...]]):
     show_default=True,
     help="Writes this name with .json and .html; in a directory, trouper-bench.",
 )
-@click.pass_context
-def bench(
-    context: click.Context, where: Where, /, *, own_model: str | None, out: Path, **options: Any
-) -> None:
+def bench(where: Where, /, *, own_model: str | None, out: Path, **options: Any) -> None:
     """Measure throughput, time to first token and pauses at several loads, and what the prefix
     cache spares.
 
     Every prompt is new, so nothing that was cached before helps.
     """
     _require_writable(out)
-    with ExitStack() as stack:
-        if own_model is not None:
-            patient = (part for flag in PATIENT for part in (flag, "0"))
-            flags = [*patient, *only_this(file_read(context))]
-            url = stack.enter_context(
-                own_server.serving("--model", own_model, "--log-level", "warning", *flags)
-            )
-            where = attrs.evolve(where, url=url, url_from="")
-        stack.enter_context(refused_in_one_line(where))
-        where.say()
+    with reach(where, own_model, *PATIENT) as server:
         try:
-            _write(_measured(where, BenchOptions(**options)), out)
+            _write(_measured(server, BenchOptions(**options)), out)
         except AnswerFailed as failed:
-            refuse(f"{where.url}: {failed}")
+            refuse(f"{server.url}: {failed}")
 
 
 def _require_writable(out: Path) -> None:

@@ -134,7 +134,6 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
 
 
 def _take(chunk: dict[str, Any], stream: Stream) -> bool:
-    """Whether a chunk has text."""
     count(chunk, stream)
     return any(choice.get("text") for choice in chunk["choices"])
 
@@ -232,10 +231,10 @@ def percentiles(values: Sequence[float]) -> dict[int, float]:
 ProgressCallback = Callable[[str], None]
 SHORT_WORDS = 3
 PATIENT = (
-    "--queue-timeout-s",
-    "--first-token-timeout-s",
-    "--token-timeout-s",
-    "--request-timeout-s",
+    *("--queue-timeout-s", "0"),
+    *("--first-token-timeout-s", "0"),
+    *("--token-timeout-s", "0"),
+    *("--request-timeout-s", "0"),
 )
 """Off: slow machines are measured, not refused."""
 WARM_UP_TOKENS = 8

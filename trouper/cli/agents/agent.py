@@ -111,7 +111,9 @@ class Agent:
     name: str
     title: str
     setup: Callable[[ServedModel], Setup]
-    program: str | None = None
+    program: str | None = attrs.field(
+        default=attrs.Factory(lambda agent: agent.name, takes_self=True)
+    )
     install: str = ""
     why_no_write: str = ""
     why_no_run: str = ""
@@ -198,7 +200,6 @@ def _lines(agent: Agent, served: ServedModel, setup: Setup) -> Iterator[str]:
 
 
 def exported(variables: Mapping[str, str | Secret]) -> Iterator[str]:
-    """Yield the variables as a shell takes them."""
     for name, value in variables.items():
         if not isinstance(value, Secret):
             yield f"export {name}={shlex.quote(value)}"

@@ -203,13 +203,13 @@ OTHER_CLIENTS = (
         name="zed",
         title="Zed",
         setup=_zed,
+        program=None,
         why_no_run="Zed takes providers from its settings file only: use --write, and start Zed",
     ),
     Agent(
         name="open-webui",
         title="Open WebUI",
         setup=_open_webui,
-        program="open-webui",
         install="pip install open-webui",
         why_no_write=(
             "Open WebUI keeps its settings in a database: use --run, or set the variables where it "
@@ -220,13 +220,13 @@ OTHER_CLIENTS = (
         name="litellm",
         title="LiteLLM's proxy",
         setup=_litellm,
-        program="litellm",
         install="pip install 'litellm[proxy]'",
     ),
     Agent(
         name="generic",
         title="Cursor and any other client",
         setup=_generic,
+        program=None,
         why_no_write=(
             "where a client that is not known has its settings is not known: set the variables, or "
             "its settings"

@@ -73,7 +73,6 @@ class _Text:
         return found
 
     def find_comma(self, start: int, end: int) -> int:
-        """Return -1 for none."""
         return self.uncommented.find(",", start, end)
 
 

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import Enum
 from typing import Any
 
 import attrs
 
-
-class Absence(Enum):
-    """The value of a missing key."""
-
-    MISSING = "missing"
-
-
-MISSING = Absence.MISSING
+MISSING = object()
+"""The value of a missing key."""
 KEY_VARIABLE = "TROUPER_API_KEY"
 """Clients read the server's key from this variable."""
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from io import TextIOWrapper
 from typing import Any, TypeAlias
 
-import attrs
 import click
 import httpx2
 
-from trouper.cli import own_server
 from trouper.cli.attached_images import (
     content_of,
     count_tokens,
@@ -23,14 +21,7 @@ from trouper.cli.attached_images import (
     reads_images,
     unattached,
 )
-from trouper.cli.client import (
-    NotTrouper,
-    Where,
-    client_of,
-    first_model,
-    plain,
-    refused_in_one_line,
-)
+from trouper.cli.client import NotTrouper, Where, client_of, first_model, plain
 from trouper.cli.conversation import (
     COMMANDS,
     AskAgain,
@@ -44,8 +35,8 @@ from trouper.cli.conversation import (
 from trouper.cli.exits import forget, refuse
 from trouper.cli.flags import Finite
 from trouper.cli.kept_chats import KeptChats
+from trouper.cli.own_server import reach
 from trouper.cli.server_checks import ServerChecks
-from trouper.cli.settings_file import file_read, only_this
 from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, StreamedText, stream
 from trouper.cli.terminal_text import text_of
 from trouper.cli.type_ahead import kept_for_the_next_prompt
@@ -74,9 +65,7 @@ Show: TypeAlias = Callable[[StreamedText], None]
     help="Keep neither questions nor answers in files.",
 )
 @click.argument("question", nargs=-1)
-@click.pass_context
 def chat(
-    context: click.Context,
     where: Where,
     /,
     *,
@@ -94,22 +83,13 @@ def chat(
     given = {key: value for key, value in parameters.items() if value is not None}
     conversation = Conversation(text_of(system), name and text_of(name), given)
     text = text_of(" ".join(question)) or ("" if sys.stdin.isatty() else _piped())
-    with ExitStack() as stack:
-        if own_model is not None:
-            flags = only_this(file_read(context))
-            url = stack.enter_context(
-                own_server.serving("--model", own_model, "--log-level", "warning", *flags)
-            )
-            where = attrs.evolve(where, url=url, url_from="")
-        stack.enter_context(refused_in_one_line(where))
-        where.say()
-        client = stack.enter_context(where.client())
+    with reach(where, own_model) as server, server.client() as client:
         conversation.checks = ServerChecks(client)
         _require_name(conversation)
         if text or not sys.stdin.isatty():
             _answer_once(client, conversation, text)
         else:
-            _converse(client, conversation, where, keeps=not no_history)
+            _converse(client, conversation, server, keeps=not no_history)
 
 
 def _require_name(conversation: Conversation) -> None:

@@ -220,7 +220,7 @@ def _remind(setup: Setup) -> None:
 
 
 def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
-    program, *own = (agent.program,) if agent.program else arguments
+    program, *more = (agent.program, *arguments) if agent.program else arguments
     path = shutil.which(program, path=absolute_only(os.environ.get("PATH", os.defpath)))
     if path is None:
         refuse(f"{program} is not installed{f': {agent.install}' if agent.install else ''}")
@@ -230,7 +230,6 @@ def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
     environment = {name: value for name, value in os.environ.items() if name not in setup.unset}
     environment |= {name: plain(value) for name, value in setup.variables.items()}
     environment |= _new_keys(setup.keys_of_its_own)
-    more = arguments if agent.program else tuple(own)
     try:
         # The client that was named
         os.execve(path, [program, *setup.arguments, *more], environment)  # noqa: S606

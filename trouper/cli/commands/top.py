@@ -190,7 +190,6 @@ class StepPlot:
 
 
 def sparkline(values: deque[float], max_values: int = KEPT) -> str:
-    """The highest value has the full height."""
     newest = [*values][-max_values:]
     highest = max(newest, default=0) or 1
     return "".join(LEVELS[round(value / highest * (len(LEVELS) - 1))] for value in newest)

@@ -26,7 +26,7 @@ from trouper.web.http.request_schema import (
     titled,
 )
 from trouper.web.output.dialect import Choice, Usage, usage_of
-from trouper.web.output.output_parser import CountingParser, OutputParser, deltas_of
+from trouper.web.output.output_parser import CountingParser, OutputParser
 from trouper.web.output.parsed_delta import (
     CallArguments,
     CallEnded,
@@ -191,7 +191,7 @@ class MessageDialect:
 
     def body(self, choices: Sequence[Choice]) -> Json:
         [choice] = choices
-        for delta in deltas_of(choice):
+        for delta in choice.deltas:
             self._say(delta)
         self._end(choice.finished)
         if self._parser.stopped_in_call:

@@ -194,8 +194,6 @@ def _system(system: str | Sequence[TextBlock] | None) -> list[Json]:
 # In lenient readings, all but the text of documents and of blocks of server tools is skipped: an
 # error would fail every later request of a conversation.
 class TurnReader:
-    """Makes messages of turns."""
-
     def __init__(self, tools: Tools, images: ImageParts) -> None:
         self._tools, self._images = tools, images
 

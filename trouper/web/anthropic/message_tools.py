@@ -16,12 +16,11 @@ from trouper.web.http.field_types import Ignored, String, Text
 from trouper.web.http.leniency import Adapt, Skip, safe_name
 from trouper.web.http.request_body import Body, StrictCheck
 from trouper.web.http.request_schema import TEXT, Json, Unsupported
-from trouper.web.openai.chat_tools import plain_name, tool_name
+from trouper.web.openai.chat_tools import MAX_TOOLS, plain_name, tool_name
 from trouper.web.openai.other_servers import CHOICES
 from trouper.web.output.tool_calls import Tools
 from trouper.web.output.tool_forms import ToolForm, ToolOffer
 
-MAX_TOOLS = 1024
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 AN_OBJECT: Json = {
     "properties": {"type": {"const": "object"}},

@@ -7,7 +7,6 @@ import socket
 from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
-from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -92,7 +91,6 @@ def in_order_of_leaving(held: Collection[Connected]) -> list[Connected]:
     return [one for *_, one in sorted(idle, key=lambda item: item[:2])]
 
 
-@lru_cache(maxsize=1024)
 def network_of(address: str) -> str:
     """Return the part of an address that clients cannot vary: all of IPv4, the network of IPv6."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Coroutine, Generator
 from time import perf_counter
 from types import coroutine
 from typing import Any, TypeVar
@@ -60,8 +60,7 @@ class Meter:
 # A request's time before a model is asked is the tenant's debt, paid off at `SHARE` of the passing
 # time. While other tenants have requests, a tenant in debt begins requests at that pace.
 class LoopShares:
-    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
         self._in_progress = 0
 
@@ -81,11 +80,11 @@ class LoopShares:
             self.end(tenant)
             raise
         meter.account, meter.prepaid_s = account, account.expected_s
-        account.charge(meter.prepaid_s, self._clock())
+        account.charge(meter.prepaid_s, trio.current_time())
 
     def _open(self, tenant: str) -> Account:
         """Open an account, and drop those of tenants without requests or debts."""
-        now = self._clock()
+        now = trio.current_time()
         for other, account in [*self._accounts.items()]:
             if not account.in_progress and not account.owed(now):
                 del self._accounts[other]
@@ -95,7 +94,7 @@ class LoopShares:
     def _delay_s(self, account: Account) -> float:
         if self._in_progress == account.in_progress:
             return 0.0
-        beyond_s = account.owed(self._clock()) - BURST_S
+        beyond_s = account.owed(trio.current_time()) - BURST_S
         return max(beyond_s / SHARE, MIN_WAIT_S) if beyond_s > 0 else 0.0
 
     def close(self, meter: Meter) -> None:
@@ -105,7 +104,7 @@ class LoopShares:
             return
         meter.pause()
         meter.is_open = False
-        account.charge(meter.spent_s - meter.prepaid_s, self._clock())
+        account.charge(meter.spent_s - meter.prepaid_s, trio.current_time())
         account.expected_s += WEIGHT * (meter.spent_s - account.expected_s)
 
     def end(self, tenant: str) -> None:

@@ -127,12 +127,6 @@ def _object(kind: type[Body]) -> Read:
             value = _adapted(kind, value, path, unread.past)
         if kind.strict_check is not None and unread.past is None:
             kind.strict_check(value, _written(path))
-        if (
-            known.issuperset(value)
-            and PLAIN.issuperset(map(type, value.values()))
-            and value.get(tag_field) == tag
-        ):
-            return value  # As most messages are.
         if tag_field is not None and value.get(tag_field) != tag:
             if value.get(tag_field) is not None or not kind.may_lack_tag:
                 # msgspec would read past a missing tag where it expects one class.

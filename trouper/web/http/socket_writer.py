@@ -18,9 +18,6 @@ class SocketWriter:
         """`timeout_s` bounds each waiting write. `cut` ends the connection."""
         self._stream, self._timeout_s, self.cut = stream, timeout_s, cut
         self._lock = trio.Lock()
-        self.corked = False
-        """Whether writes wait for the next one, to which they are joined."""
-        self._held = b""
 
     def write_now(self, chunk: bytes) -> bytes:
         """Send a chunk of a chunked body (RFC 9112, 7.1), and return the unsent bytes: all during
@@ -28,15 +25,10 @@ class SocketWriter:
         # Through the connection's task a chunk would cost a task switch, two cancel scopes and four
         # layers of events.
         framed = b"%x\r\n%b\r\n" % (len(chunk), chunk)
-        if self._lock.locked():
-            return framed
-        data = self._joined(framed)
-        return data[self._taken(data) :] if data else b""
+        return framed if self._lock.locked() else framed[self._taken(framed) :]
 
     async def write(self, data: bytes) -> None:
         """Send all data, or end the connection if the client reads nothing."""
-        if not (data := self._joined(data)):
-            return
         try:
             self._lock.acquire_nowait()
         except trio.WouldBlock:
@@ -49,13 +41,6 @@ class SocketWriter:
         finally:
             self._lock.release()
         await trio.lowlevel.checkpoint()
-
-    def _joined(self, data: bytes) -> bytes:
-        """Return what is written now, which is nothing while corked."""
-        data, self._held = self._held + data, b""
-        if self.corked:
-            data, self._held = b"", data
-        return data
 
     def _taken(self, data: bytes) -> int:
         try:

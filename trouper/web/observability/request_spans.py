@@ -16,12 +16,12 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from trouper.protocol.hosts import PORTS
 from trouper.protocol.record import RequestRecord
 from trouper.web.observability.exchange import Exchange
 
 Attributes = dict[str, str | bool | int | float | tuple[str, ...]]
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
-PORTS = {"http": 80, "https": 443}
 GENERATING = {
     "/v1/chat/completions": "chat",
     "/v1/messages": "chat",

@@ -31,7 +31,6 @@ from trouper.web.openai.other_servers import (
     reasoning_adapted,
     sampling_adapted,
     thinking_adapted,
-    tools_adapted,
 )
 from trouper.web.openai.parameters import (
     UNSUPPORTED_SAMPLING,
@@ -68,9 +67,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 def _adapted(value: Json, skip: Skip) -> Json:
     value = sampling_adapted(value, ALIASES, ("max_tokens", "max_completion_tokens"), skip)
     value = reasoning_adapted(thinking_adapted(value, skip), get_args(Effort), skip)
-    value = choice_adapted(
-        tools_adapted(chat_adapted(value, skip), ("function", "custom"), skip), nested=True
-    )
+    value = choice_adapted(chat_adapted(value, skip), nested=True)
     return value | {"response_format": format_adapted(value.get("response_format"), flat=False)}
 
 

@@ -73,7 +73,6 @@ def _modalities(card: ModelCard) -> dict[str, Any]:
 
 
 def listing_body(entries: Sequence[ModelEntry]) -> dict[str, Any]:
-    """As one page."""
     listed = [listed_body(entry, adapter) for entry in entries for adapter in ("", *entry.adapters)]
     ends = (
         {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]}

@@ -274,7 +274,7 @@ CHOICES = {"auto": "auto", "none": "none", "required": "required", "any": "requi
 
 
 def tools_adapted(value: Json, known: Collection[str], skip: Skip) -> Json:
-    """A choice that requires a tool is dropped if no tool remains."""
+    """Skip other tools. If none remains, a choice that needs none is dropped."""
     tools = value.get("tools")
     if not isinstance(tools, list):
         return value
@@ -380,7 +380,8 @@ def parts_adapted(parts: Any, role: object, types: PartTypes, path: str, skip: S
 
 
 def chat_adapted(value: Json, skip: Skip) -> Json:
-    return messages_adapted(value, lambda message: _message(message, skip))
+    value = messages_adapted(value, lambda message: _message(message, skip))
+    return tools_adapted(value, ("function", "custom"), skip)
 
 
 def _message(message: Any, skip: Skip) -> Any:

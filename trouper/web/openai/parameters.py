@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import attrs
-from msgspec import Meta, structs
+from msgspec import Meta
 
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate, Prompt, Speculation
@@ -57,14 +57,8 @@ class FurtherSampling(Body, kw_only=True, frozen=True):
     )
 
 
-OFF = tuple((field.name, field.default) for field in structs.fields(FurtherSampling))
-"""Values of a request without these samplers."""
-
-
 def with_further(sampling: Sampling, request: FurtherSampling) -> Sampling:
-    if all(getattr(request, name) == default for name, default in OFF):
-        return sampling
-    values = {name: getattr(request, name) for name, _ in OFF}
+    values = {name: getattr(request, name) for name in FurtherSampling.__struct_fields__}
     values["top_n_sigma"] = max(request.top_n_sigma, 0.0)  # llama.cpp's default is -1.
     values["dry_penalty_last_n"] = min(request.dry_penalty_last_n, 2**30)
     values["dry_sequence_breakers"] = _breakers(request.dry_sequence_breakers)

@@ -14,14 +14,14 @@ from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import MAX_TOKENS, Model, TokenId
 from trouper.web.http.image_source import ImageParts
-from trouper.web.http.leniency import Adapt, Skip
+from trouper.web.http.leniency import Adapt
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import Json, Unsupported
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_completions import about_the_end
 from trouper.web.openai.chat_messages import Messages, messages_of
 from trouper.web.openai.chat_tools import ChatTools, tools_of
-from trouper.web.openai.other_servers import chat_adapted, tools_adapted
+from trouper.web.openai.other_servers import chat_adapted
 from trouper.web.openai.parameters import TemplateKwargs, template_kwargs
 from trouper.web.openai.schemas import OF_MESSAGES
 
@@ -33,14 +33,10 @@ TEXT_FACTOR = 6
 """Bytes of memory per byte of text."""
 
 
-def _adapted(value: Json, skip: Skip) -> Json:
-    return tools_adapted(chat_adapted(value, skip), ("function", "custom"), skip)
-
-
 class TokenizeRequest(Body, kw_only=True, frozen=True):
     unsupported: ClassVar[Unsupported] = {"chat_template": ()}
     essential: ClassVar[frozenset[str]] = frozenset(unsupported)
-    adapt: ClassVar[Adapt | None] = _adapted
+    adapt: ClassVar[Adapt | None] = chat_adapted
     rules: ClassVar[tuple[Json, ...]] = (schemas.PROMPT_OR_MESSAGES,)
     model: Model | None = None
     prompt: str | None = None

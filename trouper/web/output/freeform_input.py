@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
+from trouper.web.output.formats.text_source import SPACE
 from trouper.web.output.tool_forms import INPUT
 
-SPACE = " \t\r\n"
 HEAD = '{"' + INPUT + '":"'
 GAPS = frozenset(("", "{", '{"' + INPUT + '"', '{"' + INPUT + '":'))
 UNITS = re.compile(

@@ -82,10 +82,6 @@ class OutputParser:
             "tool_calls" if self.calls and reason == "stop" and not self.ended_in_call else reason
         )
 
-    def parse_all(self, text: str, reason: str) -> ParsedOutput:
-        deltas = [*self.push(text), *self.end(cut=reason == "length")]
-        return gathered(deltas, self.reason(reason))
-
     def _resume(self) -> None:
         next(self._steps, None)
 
@@ -161,11 +157,7 @@ class CountingParser:
         return reason if self._parser is None else self._parser.reason(reason)
 
     def parse_all(self, choice: Choice) -> ParsedOutput:
-        parsed = [part for delta in deltas_of(choice) for part in self.push(delta)]
+        parsed = [part for delta in choice.deltas for part in self.push(delta)]
         parsed += self.end(choice.finished)
         output = gathered(parsed, self.reason(choice.finished.reason))
         return attrs.evolve(output, calls=output.calls[:-1]) if self.stopped_in_call else output
-
-
-def deltas_of(choice: Choice) -> Sequence[Delta]:
-    return choice.deltas or (Delta(choice.text, choice.tokens, choice.logprobs),)

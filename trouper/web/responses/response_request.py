@@ -180,15 +180,10 @@ def _tools_adapted(value: Json, skip: Skip) -> Json:
     if tools and isinstance(value.get("tools"), list | None):
         offered = value.get("tools") or []
         value = value | {"tools": [*offered, *(tool for tool in tools if tool not in offered)]}
-    if isinstance(value.get("tools"), list):
-        hosted = [tool for tool in value["tools"] if is_hosted(tool)]
-        for tool in hosted:
+    if isinstance(sent := value.get("tools"), list):
+        for tool in filter(is_hosted, sent):
             skip(f"tools.{tool['type']}")
-        value = (
-            value | {"tools": [tool for tool in value["tools"] if tool not in hosted]}
-            if hosted
-            else value
-        )
+        value = value | {"tools": [tool for tool in sent if not is_hosted(tool)]}
     value = choice_adapted(tools_adapted(value, TOOL_TYPES, skip), nested=False)
     return value | {"input": items} if items is not None else value
 

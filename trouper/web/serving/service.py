@@ -48,7 +48,7 @@ from trouper.web.output.tool_calls import Tools
 from trouper.web.serving.current_request import CurrentRequest, priority_with
 from trouper.web.serving.model_names import ModelAliases, agreed_adapter, split_adapter
 from trouper.web.serving.running_requests import RunningRequest, RunningRequests
-from trouper.web.serving.tool_support import ToolSupport
+from trouper.web.serving.tool_support import can_call_tools, notice, why_not
 from trouper.web.streaming.response_streams import (
     SCORE_BYTES,
     EventStream,
@@ -118,7 +118,6 @@ class Service(CurrentRequest):
         self.running = RunningRequests()
         self.delivery = StepDelivery()
         """Runs only under `serve_http`: no nursery of another program could end before."""
-        self._tool_support = ToolSupport(self)
         self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
         self.read_upload: ReadUpload = no_uploads
@@ -220,8 +219,21 @@ class Service(CurrentRequest):
         return self.aliases.resolved(model, self.entries())
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:
-        """Whether to drop tools for a model that cannot call any. Raises `RequestFailed` (400)."""
-        return self._tool_support.omits(tools, served.name, served.runtime)
+        """Whether the request's tools are dropped and reported. A forced call needs a grammar and
+        no training. Raises `RequestFailed` (400) if the server is strict."""
+        tokenizer = served.runtime.tokenizer
+        if not tools.offered or tools.forced or can_call_tools(tokenizer):
+            return False
+        if self.settings.strict:
+            message = (
+                f"tools: {why_not(served.name, tokenizer)} (--strict); a tool_choice "
+                "that requires a call works"
+            )
+            raise bad_request(message, "tools", "tools_not_supported")
+        self.read_past.skip("tools")
+        self.note_ignored()
+        self.warn_once(f"{notice(served.name, served.runtime)} (logged once)")
+        return True
 
     def parsers(self, served: Served, tools: Tools, answer: Answer) -> Callable[[], OutputParser]:
         """Return a factory of choices' parsers. `answer` is any of the answers to the prompt."""

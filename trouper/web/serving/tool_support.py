@@ -9,10 +9,7 @@ import msgspec
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.model import Tokenizer
-from trouper.protocol.problems import bad_request
 from trouper.protocol.suggested_models import that_fit
-from trouper.web.output.tool_calls import Tools
-from trouper.web.serving.current_request import CurrentRequest
 
 log = logging.getLogger("trouper.web")
 SUGGESTIONS = 3
@@ -54,27 +51,3 @@ def notice(name: str, runtime: Runtime) -> str:
 
 def without_tools(request: BodyT) -> BodyT:
     return msgspec.structs.replace(request, tools=None, tool_choice=None)
-
-
-class ToolSupport:
-    def __init__(self, request: CurrentRequest) -> None:
-        self._request = request
-        self._logged: set[str] = set()
-
-    def omits(self, tools: Tools, name: str, runtime: Runtime) -> bool:
-        """Whether the request's tools are dropped and reported. A forced call needs a grammar and
-        no training. Raises `RequestFailed` (400) if the server is strict."""
-        if not tools.offered or tools.forced or can_call_tools(runtime.tokenizer):
-            return False
-        if self._request.settings.strict:
-            message = (
-                f"tools: {why_not(name, runtime.tokenizer)} (--strict); a tool_choice "
-                "that requires a call works"
-            )
-            raise bad_request(message, "tools", "tools_not_supported")
-        self._request.read_past.skip("tools")
-        self._request.note_ignored()
-        if name not in self._logged:
-            self._logged.add(name)
-            log.warning("%s (logged once)", notice(name, runtime))
-        return True

@@ -146,7 +146,6 @@ class EventStream(ResponseBody):
         self._hold, self._max_waiting, self._before_end = hold, MAX_EVENTS, before_end
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
-        self._writer = None if direct is None else direct[0]
         self._delivery = None if direct is None else direct[1]
         self._direct = None if direct is None or len(answers) > 1 else self._direct_stream(*direct)
         self._pieces: trio.MemoryReceiveChannel[AnswerEvent] | None = None
@@ -164,11 +163,6 @@ class EventStream(ResponseBody):
             with trio.move_on_after(HEAD_WAIT_S):
                 await self._answers[0].wait_next()
         return self
-
-    def join_next(self, *, joins: bool = True) -> None:
-        """Let what is written now go out with the next write."""
-        if self._writer is not None:
-            self._writer.corked = joins
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         if len(self._answers) > 1:
@@ -212,7 +206,6 @@ class EventStream(ResponseBody):
             written = self._opening + self._dialect.failure(problem)
         if self._over:
             await self._before_end()
-        self.join_next(joins=self._over)  # The end of the body follows the last events at once.
         for answer in self._answers:
             answer.history.hold("client")  # Until the connection takes the next write.
         return written
@@ -252,7 +245,6 @@ class EventStream(ResponseBody):
             writer=writer,
             delivery=delivery,
             heartbeat_s=self._heartbeat_s,
-            joins_end=self._before_end is at_once,
         )
 
     def _heartbeat(self) -> bytes:

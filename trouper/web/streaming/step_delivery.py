@@ -59,15 +59,12 @@ class DirectStream:
         writer: SocketWriter,
         delivery: StepDelivery,
         heartbeat_s: float,
-        joins_end: bool = True,
     ) -> None:
-        """`text`: formats the events of a delta of the answer, the only one; b"": none yet.
-        `joins_end`: text behind which the answer has ended goes out with the end."""
+        """`text`: formats the events of a delta of the answer, the only one; b"": none yet."""
         self._answer, self._text = answer, text
         # The context of the stream's own task: log lines have the id of its request.
         self._context = copy_context()
         self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
-        self._joins_end = joins_end
         self._follows = False
         self._decodes = False
         self._noted = False
@@ -135,7 +132,6 @@ class DirectStream:
                     self._sleep.deadline = min(self._sleep.deadline, answer.deadline)
                 delta = deltas[0] if len(deltas) == 1 else joined(deltas)
                 if data := self._context.run(self._text, 0, delta, answer):
-                    self._writer.corked = self._joins_end and answer.has_other
                     self._untaken = self._writer.write_now(data)
                     self._written_at = now
                     if answer.history.is_held:

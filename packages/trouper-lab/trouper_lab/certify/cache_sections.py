@@ -9,10 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import attrs
-import httpx2
 
 from trouper.protocol.kv import KvLayout
 from trouper.storage import cache_inspection
@@ -27,7 +25,7 @@ from trouper_lab.certify.section_run import (
     probe_question,
     questions,
 )
-from trouper_lab.certify.server_runs import ServerFailed, ServerRun
+from trouper_lab.certify.server_runs import ServerRun
 from trouper_lab.load import random_words
 
 POLL_S, REST_S = 0.05, 3.0
@@ -137,7 +135,8 @@ def killing(run: SectionRun) -> None:
                 ]
                 until_written(server)
             run.show((number + 0.5) / (rounds + 1), f"kill -9, {number + 1} of {rounds}")
-            _killed_at_work(server, number)
+            bodies = [question.body(f"load {number}") for question in questions(6, 64)]
+            server.kill_amid(server.complete, bodies, KILL_AFTER_S[number])
         torn += _torn_files(directory)
     run.show(rounds / (rounds + 1), "the same answers again, after kill -9")
     with run.starter.trouper(*flags) as server:
@@ -166,18 +165,6 @@ def killing(run: SectionRun) -> None:
 def _torn_files(directory: Path) -> list[str]:
     checks = cache_inspection.verify(cache_inspection.runs(directory))
     return [Path(check.path).name for check in checks if check.problem]
-
-
-def _killed_at_work(server: ServerRun, number: int) -> None:
-    bodies = [question.body(f"load {number}") for question in questions(6, 64)]
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        running = [pool.submit(server.complete, body) for body in bodies]
-        time.sleep(KILL_AFTER_S[number % len(KILL_AFTER_S)])
-        server.kill()
-        for each in running:
-            error: Any = each.exception()
-            if error is not None and not isinstance(error, httpx2.HTTPError | ServerFailed):
-                raise error
 
 
 def require_cache(run: SectionRun) -> None:
@@ -292,7 +279,7 @@ def memory(run: SectionRun) -> None:
         run.show(0.6, "all at once, with a limit that they outgrow")
         with _sampled(server) as samples:
             together = _until_preempted(server, requests)
-        preempted = _preemptions(server)
+        preempted = server.metric(PREEMPTIONS)
         found = server.health()["memory"]
     comparison = compared(alone * (len(together) // len(alone)), together)
     _report(run, rows, samples, comparison)
@@ -317,14 +304,9 @@ def _until_preempted(server: ServerRun, requests: list[ProbeQuestion]) -> list[P
     for number in range(MAX_TRIES):
         bodies = [question.body(f"limit {number}", speculation="off") for question in requests]
         answers += [ProbeAnswer.of(body) for body in server.complete_all(bodies)]
-        if _preemptions(server):
+        if server.metric(PREEMPTIONS):
             break
     return answers
-
-
-def _preemptions(server: ServerRun) -> int:
-    lines = [line for line in server.text("/metrics").splitlines() if line.startswith(PREEMPTIONS)]
-    return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
 
 def _report(

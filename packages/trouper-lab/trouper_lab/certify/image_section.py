@@ -5,18 +5,17 @@ from __future__ import annotations
 import base64
 import random
 import struct
-import time
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import attrs
-import httpx2
 
 from trouper_lab.certify.cache_sections import require_cache, until_attached, until_written
 from trouper_lab.certify.certificate import Json
 from trouper_lab.certify.section_run import NotApplicable, ProbeAnswer, SectionRun, compared
-from trouper_lab.certify.server_runs import ServerFailed, ServerRun
+from trouper_lab.certify.server_runs import ServerRun
 
 CHAT = "/v1/chat/completions"
 ENCODED = "trouper_images_encoded_total"
@@ -66,10 +65,10 @@ def images(run: SectionRun) -> None:
         until_attached(server)
         run.show(0.1, "each request with images alone")
         alone = _one_by_one(server, questions)
-        before = _encoded(server)
+        before = server.metric(ENCODED)
         run.show(0.3, "again, from memory")
         _promise(run, "from memory", alone, _one_by_one(server, questions))
-        again = _encoded(server) - before
+        again = server.metric(ENCODED) - before
         run.result.promise(
             "an image in a cached prefix is not encoded again",
             not again,
@@ -85,7 +84,8 @@ def images(run: SectionRun) -> None:
         until_attached(server)
         _promise(run, "from disk", alone, _one_by_one(server, questions))
         run.show(0.7, "kill -9 while images are encoded")
-        _kill_at_work(server, questions)
+        bodies = [question.body("killed") for question in questions]
+        server.kill_amid(partial(server.post, CHAT), bodies, KILL_AFTER_S)
     run.show(0.8, "the same answers again, after kill -9")
     with run.starter.trouper(*flags) as server:
         until_attached(server)
@@ -114,22 +114,6 @@ def _one_by_one(server: ServerRun, questions: Sequence[ImageQuestion]) -> list[P
 
 def _answer(server: ServerRun, question: ImageQuestion, salt: str) -> ProbeAnswer:
     return ProbeAnswer.of_chat(server.post(CHAT, question.body(salt)))
-
-
-def _kill_at_work(server: ServerRun, questions: Sequence[ImageQuestion]) -> None:
-    with ThreadPoolExecutor(len(questions)) as pool:
-        running = [pool.submit(_answer, server, one, "killed") for one in questions]
-        time.sleep(KILL_AFTER_S)
-        server.kill()
-        for each in running:
-            error = each.exception()
-            if error is not None and not isinstance(error, httpx2.HTTPError | ServerFailed):
-                raise error
-
-
-def _encoded(server: ServerRun) -> int:
-    lines = [line for line in server.text("/metrics").splitlines() if line.startswith(ENCODED)]
-    return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
 
 
 def image_questions(count: int, tokens: int) -> list[ImageQuestion]:

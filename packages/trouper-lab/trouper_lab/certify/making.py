@@ -80,7 +80,6 @@ class CertifyPlan:
     sections: Mapping[str, SectionEntry] = attrs.field(factory=lambda: SECTIONS)
 
     def limit_s(self, device: Json | None = None) -> float:
-        """In seconds."""
         if self.minutes is not None:
             return 60 * self.minutes
         prepares = device is None or device.get("prepares_shapes", False)

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +16,13 @@ from pathlib import Path
 import attrs
 import httpx2
 
+from trouper.cli.own_server import READY
 from trouper.system.ports import free_ports
 from trouper_lab.certify.certificate import Json
 from trouper_lab.certify.processes import ChildProcesses, last_line, last_words
 from trouper_lab.load import PATIENT
 
 GOODBYE_S = 20.0
-READY = " is ready at "
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Reading the machine's certificates would take measured CPU time."""
 MLX_LM_SERVER = """
@@ -65,6 +65,11 @@ class ServerRun:
         with self.client() as client:
             return client.get(path).raise_for_status().text
 
+    def metric(self, name: str) -> int:
+        """Return a counter of /metrics, summed over its labels."""
+        lines = [line for line in self.text("/metrics").splitlines() if line.startswith(name)]
+        return round(sum(float(line.rsplit(" ", 1)[1]) for line in lines))
+
     def post(self, path: str, body: Json) -> Json:
         """Raises `ServerFailed`, or httpx2's errors when the server is killed."""
         with self.client() as client:
@@ -86,6 +91,19 @@ class ServerRun:
     def last_line(self) -> str:
         """The process's last line, cut to 300 characters, or ""."""
         return last_line(self.log.read_text(errors="replace"))[:300]
+
+    def kill_amid(
+        self, send: Callable[[Json], object], bodies: Sequence[Json], after_s: float
+    ) -> None:
+        """Kill the server while it answers bodies, each sent by `send`."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            running = [pool.submit(send, body) for body in bodies]
+            time.sleep(after_s)
+            self.kill()
+            for each in running:
+                error = each.exception()
+                if error is not None and not isinstance(error, httpx2.HTTPError | ServerFailed):
+                    raise error
 
     def kill(self) -> None:
         """Like a crash."""
@@ -121,10 +139,9 @@ class ServerStarter:
     def trouper(self, *flags: str) -> Iterator[ServerRun]:
         """With defaults and flags, without the user's settings."""
         named = () if self.model is None else ("--model", self.model)
-        patient = [part for flag in PATIENT for part in (flag, "0")]
         arguments = ["serve", *named, *flags]
         self._note("trouper", *arguments)
-        options = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning", *patient]
+        options = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning", *PATIENT]
         server = self._started([sys.executable, "-P", "-m", "trouper", *arguments, *options])
         try:
             assert server.process.stdout is not None

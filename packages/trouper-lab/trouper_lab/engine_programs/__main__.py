@@ -56,7 +56,6 @@ ARITHMETIC = {
 
 
 def describe_device(_: Row) -> Iterator[Row]:
-    """Device, speed, and versions."""
     blas = mlx_reference_blas.load_fast()
     packages = ("mlx", "mlx-lm", "transformers", "trio", "numpy")
     yield {
