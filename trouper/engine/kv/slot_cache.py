@@ -8,11 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import attrs
 import mlx.core as mx
 
 from trouper.engine.adaptations.row_offsets import USUAL, Traits
+from trouper.engine.kv.whole_buffer import WholeBuffer
 from trouper.engine.passes.pass_shapes import EXACT
 from trouper.engine.passes.region import Region
 
@@ -193,6 +196,41 @@ class SlotCache:
         if needs:
             self.region.tiled = False
         return needs
+
+    # -- attention -------------------------------------------------------------------------------
+
+    window = 0
+    """Maximum of attended keys; 0: all."""
+    ring = 0
+    """Length of the ring in buffers; 0: none."""
+
+    @property
+    def _for_kernel(self) -> bool:
+        # Whether attention gets whole buffers.
+        raise NotImplementedError
+
+    def _rows_of(self, buffer: mx.array) -> mx.array:
+        # (n, heads, keys, dim) of the pass's rows.
+        raise NotImplementedError
+
+    def _mask(self) -> mx.array | str:
+        # As `make_mask` without kernels.
+        raise NotImplementedError
+
+    def _for_attention(
+        self, keys: mx.array, values: mx.array, *, gathered: bool = False
+    ) -> tuple[Any, Any]:
+        # Views of the pass's rows in two buffers; for kernels, whole buffers. `gathered`: see
+        # `WholeBuffer`.
+        def one_side(buffer: mx.array) -> Any:
+            view = (lambda: buffer) if gathered else partial(self._rows_of, buffer)
+            if not self._for_kernel:
+                return view()
+            return WholeBuffer(
+                buffer, self.region, view, self._mask, self.ring, self.window, gathered
+            )
+
+        return one_side(keys), one_side(values)
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
         # Reshape a mask (n, queries, keys) bool to the rank that attention broadcasts.
