@@ -9,19 +9,19 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.vision.bounded_attention import axial_angles, rotation_of
-from trouper.engine.vision.layers import GatedMlp, LayeredTower, PatchEmbedding
+from trouper.engine.vision.layers import GatedMlp, LayeredTower, PatchEmbedding, PreNormBlock
 from trouper.engine.vision.learned_positions import cubic_weights, positions_of
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import framed_patches_of, grid_of
 from trouper.engine.vision.qwen_tower import Attention
-from trouper.engine.vision.tower import Heads, Rotation, Weights
+from trouper.engine.vision.tower import Rotation, Weights
 from trouper.protocol.media import CHANNELS, Pixels
 
 NORM_EPS = 1e-5
 DOWNSAMPLE = "downsample.weight"
 
 
-class Block(nn.Module):
+class Block(PreNormBlock):
     def __init__(self, vision: Mapping[str, Any]) -> None:
         super().__init__()
         dim, eps = vision["hidden_size"], vision.get("rms_norm_eps", NORM_EPS)
@@ -30,15 +30,6 @@ class Block(nn.Module):
         self.attn = Attention(dim, vision["num_heads"], input_bias=bias, bias=False)
         activation = vision.get("hidden_act", "silu")
         self.mlp = GatedMlp(dim, vision["out_hidden_size"], activation, bias=False)
-
-    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
-        return self.attn.project_heads(self.norm1(x), rotation)
-
-    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
-        x = x[patches] + self.attn(heads, patches)
-        out: mx.array = x + self.mlp(self.norm2(x))
-        return out
 
 
 class Merger(GatedMlp):

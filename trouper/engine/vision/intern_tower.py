@@ -11,7 +11,13 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.grouped_attention import GroupedHeads, Lengths, attend_in_groups
-from trouper.engine.vision.layers import LayeredTower, Mlp, join_heads, split_heads
+from trouper.engine.vision.layers import (
+    HeadProjections,
+    LayeredTower,
+    Mlp,
+    join_heads,
+    split_heads,
+)
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of, views_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Weights
@@ -56,21 +62,17 @@ class Embeddings(nn.Module):
         self.position_embeddings = mx.zeros((1, 1 + side**2, dim))
 
 
-class Attention(nn.Module):
+class Attention(HeadProjections):
     def __init__(self, vision: Mapping[str, Any]) -> None:
-        super().__init__()
         dim, eps = vision["hidden_size"], vision.get("layer_norm_eps", NORM_EPS)
         bias = vision.get("attention_bias", vision.get("qkv_bias", False))
-        self._heads = vision["num_attention_heads"]
-        self.q_proj = nn.Linear(dim, dim, bias=bias)
-        self.k_proj = nn.Linear(dim, dim, bias=bias)
-        self.v_proj = nn.Linear(dim, dim, bias=bias)
+        super().__init__(dim, vision["num_attention_heads"], bias=bias)
         self.projection_layer = nn.Linear(dim, dim)
         if vision.get("use_qk_norm", vision.get("qk_normalization", False)):
             self.q_norm = nn.RMSNorm(dim, eps=eps)
             self.k_norm = nn.RMSNorm(dim, eps=eps)
 
-    def project_heads(self, x: mx.array) -> Heads:
+    def heads_of(self, x: mx.array) -> Heads:
         queries, keys = self.q_proj(x), self.k_proj(x)
         if "q_norm" in self:  # Over all heads.
             queries, keys = self.q_norm(queries), self.k_norm(keys)
@@ -94,7 +96,7 @@ class Layer(nn.Module):
         self.lambda_2 = mx.ones((dim,))
 
     def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
-        return GroupedHeads(*self.attention.project_heads(self.layernorm_before(x)), groups)
+        return GroupedHeads(*self.attention.heads_of(self.layernorm_before(x)), groups)
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
         """Compute the layer for some patches of x (patches, dim)."""

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trouper.engine.vision.tower import ACTIVATIONS, Weights
+from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation, Weights
 
 
 class LayeredTower(nn.Module):
@@ -77,6 +77,39 @@ class GatedMlp(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         out: mx.array = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class HeadProjections(nn.Module):
+    """Queries, keys and values by a matrix each."""
+
+    def __init__(self, dim: int, heads: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self._heads = heads
+        self.q_proj = nn.Linear(dim, dim, bias=bias)
+        self.k_proj = nn.Linear(dim, dim, bias=bias)
+        self.v_proj = nn.Linear(dim, dim, bias=bias)
+
+    def heads_of(self, x: mx.array) -> Heads:
+        """`x`: (patches, dim)."""
+        queries, keys, values = (
+            split_heads(project(x), self._heads)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return queries, keys, values
+
+
+class PreNormBlock(nn.Module):
+    """A layer of the parts `norm1`, `attn`, `norm2` and `mlp`."""
+
+    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
+        heads: Heads = self.attn.project_heads(self.norm1(x), rotation)
+        return heads
+
+    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
+        """Compute the layer for some patches of x (patches, dim)."""
+        x = x[patches] + self.attn(heads, patches)
+        out: mx.array = x + self.mlp(self.norm2(x))
         return out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from trouper.engine.vision.bounded_attention import axial_angles, rotate_pairs, rotation_of
 from trouper.engine.vision.grouped_attention import GroupedHeads, Places, attend_in_groups
-from trouper.engine.vision.layers import LayeredTower, Mlp, join_heads, split_heads
+from trouper.engine.vision.layers import HeadProjections, LayeredTower, Mlp, join_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of, views_of
 from trouper.engine.vision.tower import Heads, Rotation
@@ -26,20 +26,13 @@ class PatchEmbedding(nn.Module):
         self.linear = nn.Linear(inputs, dim, bias=False)
 
 
-class Attention(nn.Module):
+class Attention(HeadProjections):
     def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.q_proj = nn.Linear(dim, dim)
-        self.k_proj = nn.Linear(dim, dim)
-        self.v_proj = nn.Linear(dim, dim)
+        super().__init__(dim, heads)
         self.o_proj = nn.Linear(dim, dim)
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
-        queries, keys, values = (
-            split_heads(project(x), self._heads)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        queries, keys, values = self.heads_of(x)
         return rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation), values
 
 

@@ -7,19 +7,19 @@ image_processing_kimi_vl.py in its checkpoint with `pad_input`.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 
 from trouper.engine.vision.patch_rules import (
     HALVES,
-    NO_ROOM,
     PatchLayout,
     bound_tokens,
     count_of,
     filter_of,
+    largest_shape,
     name_layout,
     read_rules,
     token_of,
@@ -44,15 +44,7 @@ class NavitLayout(PatchLayout):
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
         """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
-        # The number of tokens never falls as that of patches grows.
-        patches = bisect_right(
-            range(1, self.max_patches + 1),
-            tokens,
-            key=lambda patches: self.num_tokens(self._resize(size, patches)),
-        )
-        if not patches:
-            raise ValueError(NO_ROOM)
-        return self._resize(size, patches)
+        return largest_shape(self, partial(self._resize, size), self.max_patches, tokens)
 
     def _resize(self, size: ImageSize, max_patches: int) -> ImageShape:
         """Shrink to the bounds, and fill up to whole tokens."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -108,6 +109,19 @@ def fit_grid(size: ImageSize, tokens: int) -> tuple[int, int]:
         return tokens // columns, columns
     rows = max(1, math.floor(math.sqrt(tokens * size.height / size.width)))
     return rows, tokens // rows
+
+
+def largest_shape(
+    layout: PatchLayout, resize: Callable[[int], ImageShape], limit: int, tokens: int
+) -> ImageShape:
+    """The last of `resize(1)` to `resize(limit)` with at most so many tokens. Their number never
+    falls. Raises `ValueError`."""
+    bound = bisect_right(
+        range(1, limit + 1), tokens, key=lambda bound: layout.num_tokens(resize(bound))
+    )
+    if not bound:
+        raise ValueError(NO_ROOM)
+    return resize(bound)
 
 
 def name_layout(family: str, rules: PatchRules) -> str:

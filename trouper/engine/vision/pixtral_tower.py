@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
-from trouper.engine.vision.layers import GatedMlp, LayeredTower, join_heads, split_heads
+from trouper.engine.vision.layers import GatedMlp, HeadProjections, LayeredTower, join_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
@@ -22,20 +22,13 @@ ROPE_BASE = 10_000.0
 NORM_EPS = 1e-5
 
 
-class Attention(nn.Module):
+class Attention(HeadProjections):
     def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q_proj = nn.Linear(dim, dim, bias=False)
-        self.k_proj = nn.Linear(dim, dim, bias=False)
-        self.v_proj = nn.Linear(dim, dim, bias=False)
+        super().__init__(dim, heads, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
-        queries, keys, values = (
-            split_heads(project(x), self.heads)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        queries, keys, values = self.heads_of(x)
         return rotate(queries, *rotation), rotate(keys, *rotation), values
 
     def __call__(self, heads: Heads, patches: slice) -> mx.array:

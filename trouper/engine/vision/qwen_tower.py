@@ -10,7 +10,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, axial_angles, rotate, rotation_of
-from trouper.engine.vision.layers import LayeredTower, PatchEmbedding, join_heads
+from trouper.engine.vision.layers import LayeredTower, PatchEmbedding, PreNormBlock, join_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import framed_patches_of, grid_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
@@ -48,7 +48,7 @@ class Mlp(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class Block(PreNormBlock):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         dim = config["hidden_size"]
@@ -57,15 +57,6 @@ class Block(nn.Module):
         self.attn = Attention(dim, config["num_heads"])
         activation = config.get("hidden_act", "gelu_pytorch_tanh")
         self.mlp = Mlp(dim, config["intermediate_size"], activation)
-
-    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
-        return self.attn.project_heads(self.norm1(x), rotation)
-
-    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
-        x = x[patches] + self.attn(heads, patches)
-        out: mx.array = x + self.mlp(self.norm2(x))
-        return out
 
 
 class Merger(nn.Module):

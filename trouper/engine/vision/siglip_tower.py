@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.vision.grouped_attention import GroupedHeads, Lengths, attend_in_groups
-from trouper.engine.vision.layers import LayeredTower, Mlp, join_heads, split_heads
+from trouper.engine.vision.layers import HeadProjections, LayeredTower, Mlp, join_heads
 from trouper.engine.vision.learned_positions import linear_weights, positions_of
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import channel_last, grid_of, patches_of, views_of
@@ -35,21 +35,10 @@ class Embeddings(nn.Module):
         self.position_embedding = nn.Embedding(side**2, dim)
 
 
-class Attention(nn.Module):
+class Attention(HeadProjections):
     def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.q_proj = nn.Linear(dim, dim)
-        self.k_proj = nn.Linear(dim, dim)
-        self.v_proj = nn.Linear(dim, dim)
+        super().__init__(dim, heads)
         self.out_proj = nn.Linear(dim, dim)
-
-    def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
-        queries, keys, values = (
-            split_heads(project(x), self._heads)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return GroupedHeads(queries, keys, values, groups)
 
     def __call__(self, heads: GroupedHeads, patches: slice) -> mx.array:
         out: mx.array = self.out_proj(join_heads(attend_in_groups(heads, patches)))
@@ -67,7 +56,7 @@ class Layer(nn.Module):
         self.mlp = Mlp(dim, vision["intermediate_size"], activation)
 
     def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
-        return self.self_attn.project_heads(self.layer_norm1(x), groups)
+        return GroupedHeads(*self.self_attn.heads_of(self.layer_norm1(x)), groups)
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
         """Compute the layer for some patches of x (patches, dim)."""
