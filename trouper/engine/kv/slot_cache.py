@@ -35,14 +35,39 @@ class ShapeChanges:
         self.count = 0
 
 
-class SlotCache:
+class PassOffsets:
+    """The offsets of a layer in a pass."""
+
+    traits: Traits
+    _region: Region | None = None
+    _updated = False
+
+    @property
+    def region(self) -> Region:
+        assert self._region is not None, "the cache is used outside of a forward pass"
+        return self._region
+
+    @property
+    def offset(self) -> mx.array | int:
+        """Rope offset of each row, (n,) int32, as mlx-lm's models read: the first new token's
+        position before `update_and_fetch`, behind the last one afterwards."""
+        if self.traits.counts_from_zero:
+            return 0
+        return self.region.after if self._updated else self.region.offset
+
+    @property
+    def _offset(self) -> int:
+        """The longest row's tokens before the pass, which mlx-vlm's models read here
+        (`cache_position_offset`): of `offset` they would wait for the device in each pass."""
+        return self.region.longest - self.region.width
+
+
+class SlotCache(PassOffsets):
     """Base of every layer's cache: the pass's region, and growing buffers."""
 
     def __init__(self, traits: Traits = USUAL) -> None:
         self.changes = ShapeChanges()
         self._buffers: list[mx.array] = []
-        self._region: Region | None = None
-        self._updated = False
         self.traits = traits
         self.slots = 0
         """With or without KV: each row has a slot."""
@@ -74,25 +99,6 @@ class SlotCache:
     def finish(self) -> None:
         """Drop all views after the pass is built: the next write would copy the buffer."""
         self._region = None
-
-    @property
-    def region(self) -> Region:
-        assert self._region is not None, "the cache is used outside of a forward pass"
-        return self._region
-
-    @property
-    def offset(self) -> mx.array | int:
-        """Rope offset of each row, (n,) int32, as mlx-lm's models read: the first new token's
-        position before `update_and_fetch`, behind the last one afterwards."""
-        if self.traits.counts_from_zero:
-            return 0
-        return self.region.after if self._updated else self.region.offset
-
-    @property
-    def _offset(self) -> int:
-        """The longest row's tokens before the pass, which mlx-vlm's models read here
-        (`cache_position_offset`): of `offset` they would wait for the device in each pass."""
-        return self.region.longest - self.region.width
 
     def row(self, slot: int, tokens: int) -> list[mx.array]:
         """(heads, tokens, dim) views of a row in each buffer, in buffer order."""
@@ -227,7 +233,13 @@ class SlotCache:
             if not self._for_kernel:
                 return view()
             return WholeBuffer(
-                buffer, self.region, view, self._mask, self.ring, self.window, gathered
+                buffer,
+                self.region,
+                view,
+                self._mask,
+                ring=self.ring,
+                window=self.window,
+                gathered=gathered,
             )
 
         return one_side(keys), one_side(values)
