@@ -21,7 +21,7 @@ from trouper.engine.vision.layers import (
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of, views_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Weights
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-6
 FUSED = ".qkv."
@@ -99,7 +99,6 @@ class Layer(nn.Module):
         return GroupedHeads(*self.attention.heads_of(self.layernorm_before(x)), groups)
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         attended = join_heads(attend_in_groups(heads, patches))
         x = x[patches] + self.lambda_1 * self.attention.projection_layer(attended)
         out: mx.array = x + self.lambda_2 * self.mlp(self.layernorm_after(x))
@@ -123,10 +122,11 @@ class InternTower(LayeredTower):
     """Implements `tower.Tower`. Behind the patches of each tile is one more, the tile's class."""
 
     patch_weight = "embeddings.patch_embeddings.projection.weight"
+    stack_path = "layers"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
-        """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
-        last, or with a norm behind it."""
+        """Raises `ValueError` for features of another layer than the last, or with a norm behind
+        it."""
         super().__init__()
         vision = config["vision_config"]
         if config.get("vision_feature_layer", config.get("select_layer", -1)) != -1:
@@ -135,15 +135,11 @@ class InternTower(LayeredTower):
             raise ValueError("its encoder has a norm behind the last layer (use_mean_pooling)")
         dim, self._side = vision["hidden_size"], tile // rules.patch_size
         self._rules, self._tile = rules, tile
-        self.embeddings = Embeddings(CHANNELS * rules.patch_size**2, self._side, dim)
+        self.embeddings = Embeddings(rules.patch_values, self._side, dim)
         self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
         merged, text_dim = dim * rules.merge_size**2, config["text_config"]["hidden_size"]
         activation = config.get("projector_hidden_act", "gelu")
         self.projector = Projector(merged, text_dim, activation)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Lengths]:
         """The second: patches of each tile and of the overview."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import mlx.core as mx
@@ -9,16 +12,22 @@ import mlx.nn as nn
 
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation, Weights
 
+unbiased = partial(nn.Linear, bias=False)
+
 
 class LayeredTower(nn.Module):
     """Implements what most encoders have in common of `tower.Tower`."""
 
     embedding_scale = 1.0
 
+    stack_path = "blocks"
+    """Of the layers, each with `project_heads`. Called with x (patches, dim), heads and a slice, a
+    layer computes some patches."""
+
     @property
     def stack(self) -> list[Any]:
-        """The layers, each with `project_heads`, and called with some patches."""
-        raise NotImplementedError
+        layers: list[Any] = attrgetter(self.stack_path)(self)
+        return layers
 
     @property
     def num_layers(self) -> int:
@@ -41,6 +50,12 @@ class LayeredTower(nn.Module):
     def sanitize(self, weights: Weights) -> Weights:
         """Weights by our names, in the forms of this class."""
         return weights
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = layers
 
 
 class PatchEmbedding(nn.Module):
@@ -68,11 +83,12 @@ class Mlp(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    def __init__(self, dim: int, inner: int, activation: str, *, bias: bool) -> None:
+    def __init__(
+        self, dim: int, inner: int, activation: str, linear: Callable[[int, int], nn.Module]
+    ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(dim, inner, bias=bias)
-        self.up_proj = nn.Linear(dim, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, dim, bias=bias)
+        self.gate_proj, self.up_proj = linear(dim, inner), linear(dim, inner)
+        self.down_proj = linear(inner, dim)
         self._activation = ACTIVATIONS[activation]
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -107,7 +123,6 @@ class PreNormBlock(nn.Module):
         return heads
 
     def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.attn(heads, patches)
         out: mx.array = x + self.mlp(self.norm2(x))
         return out

@@ -68,7 +68,6 @@ class QwenLayout(PatchLayout):
         return name_layout("qwen-vl", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         if max(size.height, size.width) > MAX_RATIO * min(size.height, size.width):
             raise ValueError(f"one side is more than {MAX_RATIO} times as long as the other")
         side, tokens = self.patches.token_size, bound_tokens(detail, max_tokens)
@@ -142,7 +141,6 @@ class PixtralLayout(PatchLayout):
         return name_layout("pixtral", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
         return largest_shape(self, partial(self._resize, size), self.longest_edge, tokens)
 

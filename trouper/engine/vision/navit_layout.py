@@ -42,7 +42,6 @@ class NavitLayout(PatchLayout):
         return name_layout("navit", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
         return largest_shape(self, partial(self._resize, size), self.max_patches, tokens)
 
@@ -71,6 +70,7 @@ def navit_layout(
     if is_older and not preprocessor.get("pad_input", True):
         raise ValueError("its image processor cuts the edges of images off (pad_input)")
     vision = section(config, "vision_config")
+    layers = count_of(vision, "vt_num_hidden_layers", count_of(vision, "depth", 27))
     # K2.5's own processor has its parameters in a section, by other names.
     parameters = {**preprocessor, **section(preprocessor, "media_proc_cfg")}
     limit = count_of(parameters, "in_token_limit", 4096 if is_older else 16_384)
@@ -84,7 +84,7 @@ def navit_layout(
     )
     return NavitLayout(
         patches=rules,
-        encoder_layers=count_of(vision, "num_hidden_layers", _depth(vision)),
+        encoder_layers=count_of(vision, "num_hidden_layers", layers),
         image_token=token_of(
             config,
             ("media_placeholder_token_id", "image_token_id", "image_token_index"),
@@ -97,10 +97,6 @@ def navit_layout(
         # Kimi-VL's own processor has one filter, whatever its parameters say.
         resample=BICUBIC if is_older else filter_of(parameters, BICUBIC),
     )
-
-
-def _depth(vision: Mapping[str, Any]) -> int:
-    return count_of(vision, "vt_num_hidden_layers", count_of(vision, "depth", 27))
 
 
 def _merge_size(vision: Mapping[str, Any]) -> int:

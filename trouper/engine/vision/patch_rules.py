@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from trouper.protocol.media import Detail, ImageShape, ImageSize, MediaSpan
+from trouper.protocol.media import CHANNELS, Detail, ImageShape, ImageSize, MediaSpan
 
 LOW_DETAIL_TOKENS = 256
 VERSION = 1
@@ -42,6 +42,11 @@ class PatchRules:
     def token_size(self) -> int:
         """Side in pixels of the square of one embedded token."""
         return self.patch_size * self.merge_size
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a patch in all frames."""
+        return CHANNELS * self.temporal_patch_size * self.patch_size**2
 
     def count_patches(self, shape: ImageShape) -> int:
         """Of all tiles and the overview; pixels that make no whole patch are left out."""

@@ -14,7 +14,7 @@ from trouper.engine.vision.layers import LayeredTower, PatchEmbedding, PreNormBl
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import framed_patches_of, grid_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-6
 
@@ -88,7 +88,6 @@ class QwenTower(LayeredTower):
     patch_weight = "patch_embed.proj.weight"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's."""
         super().__init__()
         vision = config["vision_config"]
         dim = vision["hidden_size"]
@@ -97,17 +96,11 @@ class QwenTower(LayeredTower):
         positions = vision.get("num_position_embeddings", 2304)
         self._side = int(positions**0.5)
         self._deepstack = _deepstack_layers(config)
-        self.patch_embed = PatchEmbedding(
-            CHANNELS * rules.temporal_patch_size * rules.patch_size**2, dim
-        )
+        self.patch_embed = PatchEmbedding(rules.patch_values, dim)
         self.pos_embed = nn.Embedding(positions, dim)
         self.blocks = [Block(vision) for _ in range(vision["depth"])]
         self.merger = Merger(vision, norm_after=False)
         self.deepstack_merger_list = [Merger(vision, norm_after=True) for _ in self._deepstack]
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.blocks
 
     @property
     def num_deepstack(self) -> int:

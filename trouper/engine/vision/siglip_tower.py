@@ -16,7 +16,7 @@ from trouper.engine.vision.learned_positions import linear_weights, positions_of
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import channel_last, grid_of, patches_of, views_of
 from trouper.engine.vision.tower import ACTIVATIONS
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-6
 IDEFICS_DEFAULTS = {
@@ -59,7 +59,6 @@ class Layer(nn.Module):
         return GroupedHeads(*self.self_attn.heads_of(self.layer_norm1(x)), groups)
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.self_attn(heads, patches)
         out: mx.array = x + self.mlp(self.layer_norm2(x))
         return out
@@ -130,10 +129,10 @@ class SiglipTower(LayeredTower):
     """Implements `tower.Tower`. Patches attend to those of their tile."""
 
     patch_weight = "embeddings.patch_embedding.weight"
+    stack_path = "layers"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
-        """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
-        last."""
+        """Raises `ValueError` for features of another layer than the last."""
         super().__init__()
         projector, vision = PROJECTORS[config["model_type"]], config["vision_config"]
         if projector is IdeficsProjector:
@@ -146,14 +145,10 @@ class SiglipTower(LayeredTower):
         self._side = tile // rules.patch_size
         if self._is_lfm:
             self._side = int(vision.get("num_patches", 256) ** 0.5)
-        self.embeddings = Embeddings(CHANNELS * rules.patch_size**2, self._side, dim)
+        self.embeddings = Embeddings(rules.patch_values, self._side, dim)
         self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
         self.post_layernorm = nn.LayerNorm(dim, eps=vision.get("layer_norm_eps", NORM_EPS))
         self.projector = projector(config, dim, rules.merge_size)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Lengths]:
         """The second: patches of each tile and of the overview."""
