@@ -48,7 +48,7 @@ class Packed(QuantizedSlots):
         return self._kv.group_size
 
     def keys_and_values(self) -> tuple[tuple[mx.array, ...], tuple[mx.array, ...]]:
-        parts = self._of_region()
+        parts = [self._view(buffer) for buffer in self.buffers]
         return tuple(parts[:3]), tuple(parts[3:])
 
 

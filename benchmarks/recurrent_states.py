@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.copying import CONFIGS, HYBRIDS
 from trouper.engine.kv.model_body import body_of
-from trouper.engine.kv.model_caches import guessed
+from trouper.engine.kv.model_caches import guess_batching
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.passes.pass_shapes import of_device
@@ -52,7 +52,7 @@ class Measured:
     def __init__(self, model: nn.Module, rows: int) -> None:
         self.model, self.num_rows = model, rows
         self.rows = SlotRows(
-            model, guessed(model), PLAIN, Drafting(tokens=DRAFT).slack, of_device()
+            model, guess_batching(model), PLAIN, Drafting(tokens=DRAFT).slack, of_device()
         )
         for row in map(RowId, range(rows)):
             self.rows.open(row, PROMPT)

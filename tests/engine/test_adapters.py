@@ -27,7 +27,7 @@ from tests.families import build, prompts, reference, save
 from tests.family_configs import VOCABULARY
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adapters_at_run_time import adding
-from trouper.engine.kv.model_caches import guessed
+from trouper.engine.kv.model_caches import guess_batching
 from trouper.engine.loading.adapter_files import find_adapter, read_adapter
 from trouper.engine.loading.adapter_loading import load_adapters, require_applied
 from trouper.engine.loading.model_loading import EvaluatedModel, load, measured
@@ -368,7 +368,7 @@ def test_what_adds_nothing_may_be_of_layers_that_are_not_called_or_not_there(
     found = find_adapter("it", str(save_adapter(model, tmp_path / "it", 1, form=form)))
     parts = read_adapter(found, model)
     install(model, [parts])
-    idle, capabilities = layers_not_reached(model, 2), guessed(model)
+    idle, capabilities = layers_not_reached(model, 2), guess_batching(model)
     assert idle and all("k_proj" in path or "v_proj" in path for path in idle)
     with pytest.raises(ModelUnusable, match="does not call its layer"):
         require_applied(model, capabilities, None)

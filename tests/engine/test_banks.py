@@ -29,7 +29,7 @@ from trouper.engine.kv.attention_seam import JoinedSlots, Parts
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.kv_layout import Layout, kv_layout
-from trouper.engine.kv.model_caches import guessed
+from trouper.engine.kv.model_caches import guess_batching
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_buffers import SlotBuffers
@@ -228,7 +228,7 @@ class TestRowsInBanks:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_have_banks_unless_they_compute_with_keys(name: str) -> None:
     found = rows_for(model_of(name), PLAIN)[1]
-    if not guessed(model_of(name)).allows("batch"):
+    if not guess_batching(model_of(name)).allows("batch"):
         assert not found.allows("banks")
     else:
         assert found.allows("banks") == (name not in COMPUTE_WITH_KEYS), found.banks

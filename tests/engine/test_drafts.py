@@ -25,7 +25,7 @@ from tests.engine.test_exactness import (
 )
 from tests.families import FAMILIES, prompts
 from tests.family_configs import LONG, SOME_FAMILIES, VOCABULARY
-from trouper.engine.kv.model_caches import guessed
+from trouper.engine.kv.model_caches import guess_batching
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.passes.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.passes.region import Ints
@@ -162,7 +162,7 @@ def test_f23_what_cannot_be_taken_back_is_not_drafted() -> None:
     """A model that changes its state where no module gets the cache, as in one function of all
     layers."""
     model = Unseen()
-    assert "recurrent state" in guessed(model).drafts
+    assert "recurrent state" in guess_batching(model).drafts
     engine = StepEngine(model, VOCABULARY, drafting=Drafting(1, 4, 4))
     driver = Driver(engine, allow=lambda _: 4)
     driver.play([Request([1, 2, 1, 2, 1, 2], 6, drafts=True)])

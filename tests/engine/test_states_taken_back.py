@@ -17,7 +17,7 @@ from tests.families import prompts
 from tests.zoo.building import build
 from trouper.engine.kv import attention_seam, recurrent_state
 from trouper.engine.kv.kv_layout import kv_layout
-from trouper.engine.kv.model_caches import guessed
+from trouper.engine.kv.model_caches import guess_batching
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recorded_calls import (
     Recording,
@@ -51,7 +51,7 @@ class Fed:
         first_bank: int = EXACT.first_bank,
     ) -> None:
         shapes = attrs.evolve(EXACT, first_bank=first_bank, shared_tokens=4 * first_bank)
-        self.rows = SlotRows(model, guessed(model), PLAIN, SLACK, shapes)
+        self.rows = SlotRows(model, guess_batching(model), PLAIN, SLACK, shapes)
         self.texts = {RowId(index): text for index, text in enumerate(texts)}
         for row, text in self.texts.items():
             self.rows.open(row, 6)

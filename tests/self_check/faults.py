@@ -201,13 +201,8 @@ def snapshot_rotated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def window_one_wider(monkeypatch: pytest.MonkeyPatch) -> None:
-    first_visible = RingSlots._first_visible
-
-    def wider(self: RingSlots, window: int) -> Callable[[mx.array], mx.array]:
-        first = first_visible(self, window)
-        return lambda query: mx.maximum(first(query) - 1, 0)
-
-    monkeypatch.setattr(RingSlots, "_first_visible", wider)
+    visible = RingSlots._visible
+    monkeypatch.setattr(RingSlots, "_visible", lambda self, window: visible(self, window + 1))
 
 
 def rows_stay_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,6 @@ from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.supervision import RestartLimit, WriterSupervision, innermost, supervise
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
 from trouper.actors.scheduling.cache_namespace import cache_namespace
-from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import ANSWER_S
@@ -289,7 +288,6 @@ class Graph:
         )
 
     async def _run_group(self) -> None:
-        watches = self._watches
         plans, stepper_in = plan_channel(*self._channels.open("plans"))
         results, results_in = self._channels.open("results")
         answers, mirror, crashed = results, None, None
@@ -310,16 +308,7 @@ class Graph:
             disk_known=self._disk_known,
             # LeaderDisk answers with whole reads, and has a limit of its own.
             disk_answer_s=ANSWER_S if self._ranks is None else inf,
-            watches=CoreWatches(
-                stats=watches.stats,
-                memory=watches.memory,
-                directory=watches.directory,
-                last_viewed_at=watches.last_viewed_at,
-                batch=watches.batch,
-                ranks=watches.ranks,
-                adapters=watches.adapters,
-                draining=watches.draining,
-            ),
+            watches=self._watches,
         )
         async with trio.open_nursery() as group:
             recovery = self._recovery if self._ranks is None else None

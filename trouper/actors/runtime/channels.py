@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any, Literal, TypeVar
 
 import attrs
 import trio
 
-from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
+from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.protocol.health import (
-    NO_ADAPTERS,
     ActorStats,
     AdapterStats,
     ChannelStats,
@@ -117,18 +115,8 @@ def _actor(name: str) -> Watch[ActorStats]:
 
 
 @attrs.frozen(eq=False)
-class Watches:
+class Watches(CoreWatches):
     settings: Settings
-    stats: Watch[SchedulerStats] = attrs.field(factory=lambda: Watch(SchedulerStats()))
-    memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
-    directory: Watch[DirectoryStats] = attrs.field(factory=lambda: Watch(DirectoryStats()))
-    last_viewed_at: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
-    batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
-    adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
-    """Published by the `Runtime`, before an adapter is loaded."""
-    ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
-    draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
-    """Whether the graph was told to end, which is no fault. Published by the `Runtime`."""
     request_intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
     group: Watch[ActorStats] = attrs.field(
         factory=lambda: _actor("Scheduler+RankMirror+ModelStepper")

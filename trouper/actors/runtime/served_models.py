@@ -161,8 +161,7 @@ class OneModel:
         return (attrs.evolve(self._entry, adapters=adapters, unloaded_adapters=unloaded),)
 
     async def lease(self, name: str | None) -> Lease:
-        if name is not None and name not in self._entry.names:
-            raise model_not_found(name, (self._entry,))
+        named(name, (self._entry,))
         return Lease(self._entry.names[0], self._runtime, lambda: None)
 
 
@@ -177,17 +176,13 @@ N = TypeVar("N", bound=Named)
 def named(model: str | None, models: Sequence[N]) -> N:
     """The model of a name; None: the first one. Raises `RequestFailed` (404)."""
     found = next((each for each in models if model is None or model in each.names), None)
-    if found is None:
-        raise model_not_found(model or "", models)
-    return found
-
-
-def model_not_found(model: str, entries: Sequence[Named]) -> RequestFailed:
-    served = ", ".join(repr(entry.names[0]) for entry in entries)
+    if found is not None:
+        return found
+    served = ", ".join(repr(each.names[0]) for each in models)
     message = (
-        f"the model {quoted(model)} does not exist here; {served} "
-        f"{'is' if len(entries) == 1 else 'are'} served"
+        f"the model {quoted(model or '')} does not exist here; {served} "
+        f"{'is' if len(models) == 1 else 'are'} served"
     )
-    if not entries:
+    if not models:
         message = "no model is served here that this API key may use (models in --api-key-file)"
-    return RequestFailed(Problem(404, message, "invalid_request_error", "model", "model_not_found"))
+    raise RequestFailed(Problem(404, message, "invalid_request_error", "model", "model_not_found"))

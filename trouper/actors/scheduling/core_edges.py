@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import attrs
 
 from trouper.actors.scheduling.disk_tier import ANSWER_S
-from trouper.protocol.batch import BatchStats
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.health import (
     NO_ADAPTERS,
     AdapterStats,
@@ -23,14 +24,16 @@ from trouper.protocol.work import DiskOrder
 class CoreWatches:
     """A watch holds the latest value and never blocks."""
 
-    stats: Watch[SchedulerStats]
-    memory: Watch[MemoryStatus]
-    directory: Watch[DirectoryStats]
-    last_viewed_at: Watch[float]
-    batch: Watch[BatchStats]
+    stats: Watch[SchedulerStats] = attrs.field(factory=lambda: Watch(SchedulerStats()))
+    memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
+    directory: Watch[DirectoryStats] = attrs.field(factory=lambda: Watch(DirectoryStats()))
+    last_viewed_at: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
+    batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
     adapters: Watch[AdapterStats] = attrs.field(factory=lambda: Watch(NO_ADAPTERS))
+    """Published by the `Runtime`, before an adapter is loaded."""
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     draining: Watch[bool] = attrs.field(factory=lambda: Watch(False))
+    """Whether the graph was told to end, which is no fault. Published by the `Runtime`."""
 
 
 def send_nowhere(order: DecodeImage) -> None:

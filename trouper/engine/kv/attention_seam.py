@@ -20,7 +20,7 @@ from trouper.engine.kv import decode_attention, prefill_attention
 from trouper.engine.kv.model_caches import ListSlots, begin, pass_fault, slot_caches, state_slots
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
-from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.kv.slot_cache import PassOffsets, SlotCache
 from trouper.engine.kv.whole_buffer import WholeBuffer
 from trouper.engine.passes.region import Region
 from trouper.engine.products import blocked_attention
@@ -46,27 +46,15 @@ class Parts:
         return attrs.evolve(self, of_banks=[change(each) for each in self.of_banks])
 
 
-class JoinedSlots:
+class JoinedSlots(PassOffsets):
     """The caches of one layer in several banks, with mlx-lm's interface."""
 
     def __init__(
         self, caches: Sequence[SlotCache], region: Region, ranges: Sequence[slice]
     ) -> None:
         """`region`: all rows of the pass. `ranges`: rows by bank."""
-        self._caches, self.region, self._ranges = caches, region, ranges
-        self._updated = False
-
-    @property
-    def offset(self) -> mx.array | int:
-        """Rope offset of each row, (n,) int32 (see `SlotCache.offset`)."""
-        if self._caches[0].traits.counts_from_zero:
-            return 0
-        return self.region.after if self._updated else self.region.offset
-
-    @property
-    def _offset(self) -> int:
-        """See `SlotCache`."""
-        return self.region.longest - self.region.width
+        self._caches, self._region, self._ranges = caches, region, ranges
+        self.traits = caches[0].traits
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Parts, Parts]:
         """Write (n, heads, width, dim); return keys and values of each bank."""

@@ -33,16 +33,23 @@ def supports(
 ) -> bool:
     """Whether the kernel allows the call: the pass's width, equal dimensions of keys and values, no
     options but sinks."""
-    heads, dim = queries.shape[1], queries.shape[3]
-    key_heads = keys.buffer.shape[1]
     return (
-        dim in HEAD_DIMS
-        and values.buffer.shape[3] == keys.buffer.shape[3] == dim
-        and heads % key_heads == 0
+        queries.shape[3] in HEAD_DIMS
+        and fits(queries, keys, values, options)
+        and computes(_heads(queries, keys, options.get("sinks")), queries.shape[2])
+    )
+
+
+def fits(
+    queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: dict[str, Any]
+) -> bool:
+    """Whether shapes, dtypes and options are those of both kernels."""
+    return (
+        values.buffer.shape[3] == keys.buffer.shape[3] == queries.shape[3]
+        and queries.shape[1] % keys.buffer.shape[1] == 0
         and queries.shape[2] == keys.region.width
         and keys.buffer.dtype == values.buffer.dtype == queries.dtype
         and options.keys() <= OPTIONS
-        and computes(_heads(queries, keys, options.get("sinks")), queries.shape[2])
     )
 
 
@@ -63,27 +70,10 @@ def _heads(queries: mx.array, keys: WholeBuffer, sinks: mx.array | None) -> Head
 def computes(heads: Heads, width: int) -> bool:
     """Try once whether the device runs the kernel, and correctly; otherwise rows get MLX's
     attention."""
-    lengths, key = np.array(TRIED_LENGTHS, np.int32), mx.random.key(width)
+    lengths = np.array(TRIED_LENGTHS, np.int32)
     tokens = heads.ring or int(lengths.max()) + width
-    sizes = [
-        (len(lengths), heads.key_heads * heads.group, width, heads.dim),
-        *[(len(lengths), heads.key_heads, tokens, heads.dim)] * 2,
-    ]
-    queries, keys, values = (
-        mx.random.normal(size, key=part).astype(heads.dtype)
-        for size, part in zip(sizes, mx.random.split(key, 3), strict=True)
-    )
-    sinks = mx.arange(sizes[0][1]).astype(heads.dtype) / sizes[0][1] if heads.sinks else None
-    mask = mask_of(heads, lengths, width, tokens)[:, None]
-    expected = mx.fast.scaled_dot_product_attention(
-        *(part.astype(mx.float32) for part in (queries, keys, values)),
-        scale=heads.dim**-0.5,
-        mask=mask,
-        sinks=None if sinks is None else sinks.astype(mx.float32),
-    )
-    call = KernelCall(
-        queries, keys, values, mx.array(lengths + width), heads.dim**-0.5, sinks=sinks
-    )
+    arrays, sinks, expected = draw(heads, mask_of(heads, lengths, width, tokens))
+    call = KernelCall(*arrays, mx.array(lengths + width), heads.dim**-0.5, sinks=sinks)
     fault = fault_of(
         lambda: decode_kernel.run(heads, call).astype(mx.float32) - expected, TRIED_ERROR
     )
@@ -92,6 +82,28 @@ def computes(heads: Heads, width: int) -> bool:
             "attention by lengths is not used for %d queries of %s: %s", width, heads, fault
         )
     return not fault
+
+
+def draw(
+    heads: Heads, mask: mx.array
+) -> tuple[tuple[mx.array, mx.array, mx.array], mx.array | None, mx.array]:
+    """Draw queries (n, heads, width, dim), keys and values (n, key heads, tokens, dim), and sinks.
+    Also returns MLX's attention of them in float32. `mask`: (n, width, tokens)."""
+    (rows, width, tokens), num_queries = mask.shape, heads.key_heads * heads.group
+    of_keys = rows, heads.key_heads, tokens, heads.dim
+    sizes = ((rows, num_queries, width, heads.dim), of_keys, of_keys)
+    queries, keys, values = (
+        mx.random.normal(size, key=key).astype(heads.dtype)
+        for size, key in zip(sizes, mx.random.split(mx.random.key(width), 3), strict=True)
+    )
+    sinks = mx.arange(num_queries).astype(heads.dtype) / num_queries if heads.sinks else None
+    expected = mx.fast.scaled_dot_product_attention(
+        *(array.astype(mx.float32) for array in (queries, keys, values)),
+        scale=heads.dim**-0.5,
+        mask=mask[:, None],
+        sinks=None if sinks is None else sinks.astype(mx.float32),
+    )
+    return (queries, keys, values), sinks, expected
 
 
 def mask_of(heads: Heads, lengths: Any, width: int, tokens: int) -> mx.array:

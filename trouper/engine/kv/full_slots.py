@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from trouper.engine.kv.slot_cache import SlotCache
-from trouper.engine.kv.whole_buffer import WholeBuffer
 from trouper.engine.passes.region import padded
 
 
@@ -39,28 +37,16 @@ class FullSlots(SlotCache):
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """(n, heads, keys, dim) views of the pass's rows; for kernels, whole buffers."""
-        keys, values = (
-            self._for_attention(buffer, partial(self._gapless, buffer)) for buffer in self.buffers
-        )
-        return keys, values
-
-    def _for_attention(
-        self, buffer: mx.array, view: Callable[[], mx.array], *, gathered: bool = False
-    ) -> Any:
-        if not self._for_kernel:
-            return view()
-        return WholeBuffer(buffer, self.region, view, self._mask, gathered=gathered)
+        keys, values = self.buffers
+        return self._for_attention(keys, values)
 
     @property
     def _for_kernel(self) -> bool:
         return self.kernel_reads and (self.region.by_length or self.region.tiled)
 
-    def _gapless(self, buffer: mx.array) -> mx.array:
+    def _rows_of(self, buffer: mx.array) -> mx.array:
         view = self._view(buffer)
         return mx.contiguous(view) if self.region.copied else view
-
-    def _of_region(self) -> list[mx.array]:
-        return [self._view(buffer) for buffer in self.buffers]
 
     def _view(self, buffer: mx.array) -> mx.array:
         # (n, heads, keys, any dim) view of the pass's rows.

@@ -19,7 +19,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.model_caches import begin, build_pass, flatten, guessed, slot_caches
+from trouper.engine.kv.model_caches import begin, build_pass, flatten, guess_batching, slot_caches
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import STEPS_BACK, StateSlots
@@ -229,7 +229,7 @@ def kv_layout(
     """The KV layout for the model's card. `capabilities` None: guessed. `drafters`: draft model and
     MTP head. `draft_tokens`: the longest draft."""
     if capabilities is None:
-        capabilities = guessed(model)
+        capabilities = guess_batching(model)
     reason = capabilities.batch or capabilities.restore
     not_kept = f"not kept beyond a row ({reason})"
     if capabilities.batch:

@@ -58,7 +58,7 @@ def view(cache: Any) -> Any:
     return cache.view if isinstance(cache, StateSlots) else cache
 
 
-def guessed(model: nn.Module) -> Capabilities:
+def guess_batching(model: nn.Module) -> Capabilities:
     """Guess capabilities from cache types, and from building a pass of two rows. Evaluates
     nothing."""
     found = by_caches(model)

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv import prefill_kernel
-from trouper.engine.kv.decode_attention import OPTIONS, TRIED_ERROR, mask_of
+from trouper.engine.kv.decode_attention import TRIED_ERROR, draw, fits, mask_of
 from trouper.engine.kv.decode_kernel import Heads
 from trouper.engine.kv.prefill_kernel import DTYPES, TILES, PrefillCall
 from trouper.engine.kv.whole_buffer import WholeBuffer
@@ -34,15 +34,10 @@ def supports(
 ) -> bool:
     """Whether the kernel allows the call: 16 bits, equal dimensions of keys and values, no options
     but sinks."""
-    heads, dim = queries.shape[1], queries.shape[3]
     return (
-        dim in TILES
-        and values.buffer.shape[3] == keys.buffer.shape[3] == dim
-        and heads % keys.buffer.shape[1] == 0
-        and queries.shape[2] == keys.region.width
-        and keys.buffer.dtype == values.buffer.dtype == queries.dtype
+        queries.shape[3] in TILES
         and queries.dtype in DTYPES
-        and options.keys() <= OPTIONS
+        and fits(queries, keys, values, options)
         and computes(_heads(queries, keys, options), appended=_is_appended(keys))
     )
 
@@ -76,24 +71,12 @@ def example(
 ) -> tuple[PrefillCall, mx.array]:
     """A call with random numbers, a row of each length, and what MLX's attention makes of it in
     float32, (n, heads, width, dim)."""
-    count, tokens = len(lengths), int(lengths.max()) + width
-    of_queries, key = (count, heads.key_heads * heads.group, width, heads.dim), mx.random.key(width)
-    of_keys = count, heads.key_heads, tokens, heads.dim
-    queries, keys, values = (
-        mx.random.normal(size, key=part).astype(heads.dtype)
-        for size, part in zip((of_queries, of_keys, of_keys), mx.random.split(key, 3), strict=True)
-    )
-    sinks = mx.arange(of_queries[1]).astype(heads.dtype) / of_queries[1] if heads.sinks else None
-    expected = mx.fast.scaled_dot_product_attention(
-        *(part.astype(mx.float32) for part in (queries, keys, values)),
-        scale=heads.dim**-0.5,
-        mask=mask_of(attrs.evolve(heads, ring=0), lengths, width, tokens)[:, None],
-        sinks=None if sinks is None else sinks.astype(mx.float32),
-    )
+    mask = mask_of(attrs.evolve(heads, ring=0), lengths, width, int(lengths.max()) + width)
+    (queries, keys, values), sinks, expected = draw(heads, mask)
     if heads.ring:
         positions = _positions_of_ring(heads.ring, lengths, width, appended=appended)
         keys, values = (mx.take_along_axis(part, positions, axis=2) for part in (keys, values))
-    rows = mx.array(np.stack([np.arange(count, dtype=np.int32), lengths], axis=1))
+    rows = mx.array(np.stack([np.arange(len(lengths), dtype=np.int32), lengths], axis=1))
     call = PrefillCall(queries, keys, values, rows, heads.dim**-0.5, sinks=sinks, appended=appended)
     return call, expected
 

@@ -66,13 +66,9 @@ class QuantizedSlots(FullSlots):
     def keys_and_values(self) -> tuple[Any, Any]:
         """Dequantized keys and values, cached for layers that share KV."""
         if self._fetched is None:
-            parts, of_keys = self._of_region(), self._widths[0]
+            parts, of_keys = [self._view(buffer) for buffer in self.buffers], self._widths[0]
             self._fetched = self._plain(parts[:of_keys]), self._plain(parts[of_keys:])
-        keys, values = self._fetched
-        return (
-            self._for_attention(keys, lambda: keys, gathered=True),
-            self._for_attention(values, lambda: values, gathered=True),
-        )
+        return self._for_attention(*self._fetched, gathered=True)
 
     def _quantized(self, side: mx.array) -> list[mx.array]:
         if not self._kv.takes(side.shape[3]):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +10,6 @@ import numpy as np
 
 from trouper.engine.adaptations.row_offsets import USUAL, Traits
 from trouper.engine.kv.slot_cache import Room, SlotCache
-from trouper.engine.kv.whole_buffer import WholeBuffer
 
 # More tokens than any row has.
 ANY_LENGTH = 2**31
@@ -62,7 +60,7 @@ class RingSlots(SlotCache):
         region, parts = self.region, (keys, values)
         self.reserve(parts, region.stop, 0)
         if not self._fits:
-            before_keys, before_values = self._ring_contents()
+            before_keys, before_values = map(self._rows_of, self.buffers)
             self._fetched = (
                 mx.concatenate([before_keys, keys], 2),
                 mx.concatenate([before_values, values], 2),
@@ -79,33 +77,13 @@ class RingSlots(SlotCache):
     def keys_and_values(self) -> tuple[Any, Any]:
         """(n, heads, keys, dim): the ring, or for a wide pass the ring before and the new tokens.
         For kernels, a `WholeBuffer`."""
-        if self._fetched:
-            keys, values = self._fetched
-            return self._for_attention(keys, lambda: keys), self._for_attention(
-                values, lambda: values
-            )
-        keys, values = (
-            self._for_attention(buffer, partial(self._view, buffer)) for buffer in self.buffers
-        )
-        return keys, values
+        keys, values = self._fetched or self.buffers
+        return self._for_attention(keys, values, gathered=self._fetched is not None)
 
     @property
     def _for_kernel(self) -> bool:
         # With several tokens a row the kernel for decoding takes padding for kept tokens.
         return self.region.tiled or (self.region.by_length and self.region.width == 1)
-
-    def _for_attention(self, buffer: mx.array, view: Callable[[], mx.array]) -> Any:
-        if not self._for_kernel:
-            return view()
-        return WholeBuffer(
-            buffer,
-            self.region,
-            view,
-            partial(self._mask, self.window),
-            ring=self.ring,
-            window=self.window,
-            gathered=self._fetched is not None,
-        )
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
         """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. At most
@@ -130,11 +108,7 @@ class RingSlots(SlotCache):
         # Number of ring indices in use.
         return min(self.ring, self.region.longest - (0 if self._fits else self.region.width))
 
-    def _ring_contents(self) -> tuple[mx.array, mx.array]:
-        keys, values = map(self._view, self.buffers)
-        return keys, values
-
-    def _view(self, buffer: mx.array) -> mx.array:
+    def _rows_of(self, buffer: mx.array) -> mx.array:
         # (n, heads, ring tokens, dim) view of the pass's rows.
         return buffer[self.region.start : self.region.stop, :, : self._ring_tokens()]
 
@@ -149,15 +123,19 @@ class RingSlots(SlotCache):
         needs_array = self._needs_array(self.region.width, return_array)
         if self._for_kernel and not needs_array and window_size in (None, self.window):
             return None
-        return self._mask(window_size or self.window)
+        return self._mask(window_size)
 
-    def _mask(self, window: int) -> mx.array:
-        return self._shape_mask(self._visible(window))
+    def _mask(self, window: int | None = None) -> mx.array:
+        return self._shape_mask(self._visible(min(window or self.window, self.window)))
 
     def _visible(self, window: int) -> mx.array:
         # (n, width, keys) bool: the mask of `make_mask`.
         index = mx.arange(self._ring_tokens(), dtype=mx.int32)
-        first = self._first_visible(window)
+
+        def first(query: mx.array) -> mx.array:
+            # From a query's position to the first key's.
+            return mx.maximum(query - (window - 1), 0)
+
         if self._fits:
             query, last = self.region.clamped_positions[:, :, None], self.region.last[:, None, None]
             position = last - (last - index) % self.ring
@@ -168,8 +146,3 @@ class RingSlots(SlotCache):
         last_keys = self.region.last_keys(query)
         before, new = position >= first(query), (key <= last_keys) & (key >= first(query))
         return mx.concatenate([before, new], axis=-1)
-
-    def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:
-        # From a query's position to the first key's.
-        window = min(window, self.window)
-        return lambda query: mx.maximum(query - (window - 1), 0)

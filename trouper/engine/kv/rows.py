@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.kv import attention_seam
-from trouper.engine.kv.model_caches import guessed
+from trouper.engine.kv.model_caches import guess_batching
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.single_rows import SingleRows
 from trouper.engine.kv.slot_rows import SlotRows
@@ -104,9 +104,8 @@ class Rows(Protocol):
 
 
 def guess(model: nn.Module) -> Capabilities:
-    """Guess capabilities, and by building a pass whether rows may have several banks. Evaluates
-    nothing."""
-    found = guessed(model)
+    """As `guess_batching`, and by building another pass whether rows may have several banks."""
+    found = guess_batching(model)
     if found.allows("banks") and (reason := attention_seam.fault(model)):
         return found.without("banks", f"attention over several banks cannot be built: {reason}")
     return found

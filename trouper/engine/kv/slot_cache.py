@@ -8,11 +8,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import attrs
 import mlx.core as mx
 
 from trouper.engine.adaptations.row_offsets import USUAL, Traits
+from trouper.engine.kv.whole_buffer import WholeBuffer
 from trouper.engine.passes.pass_shapes import EXACT
 from trouper.engine.passes.region import Region
 
@@ -32,14 +35,39 @@ class ShapeChanges:
         self.count = 0
 
 
-class SlotCache:
+class PassOffsets:
+    """The offsets of a layer in a pass."""
+
+    traits: Traits
+    _region: Region | None = None
+    _updated = False
+
+    @property
+    def region(self) -> Region:
+        assert self._region is not None, "the cache is used outside of a forward pass"
+        return self._region
+
+    @property
+    def offset(self) -> mx.array | int:
+        """Rope offset of each row, (n,) int32, as mlx-lm's models read: the first new token's
+        position before `update_and_fetch`, behind the last one afterwards."""
+        if self.traits.counts_from_zero:
+            return 0
+        return self.region.after if self._updated else self.region.offset
+
+    @property
+    def _offset(self) -> int:
+        """The longest row's tokens before the pass, which mlx-vlm's models read here
+        (`cache_position_offset`): of `offset` they would wait for the device in each pass."""
+        return self.region.longest - self.region.width
+
+
+class SlotCache(PassOffsets):
     """Base of every layer's cache: the pass's region, and growing buffers."""
 
     def __init__(self, traits: Traits = USUAL) -> None:
         self.changes = ShapeChanges()
         self._buffers: list[mx.array] = []
-        self._region: Region | None = None
-        self._updated = False
         self.traits = traits
         self.slots = 0
         """With or without KV: each row has a slot."""
@@ -71,25 +99,6 @@ class SlotCache:
     def finish(self) -> None:
         """Drop all views after the pass is built: the next write would copy the buffer."""
         self._region = None
-
-    @property
-    def region(self) -> Region:
-        assert self._region is not None, "the cache is used outside of a forward pass"
-        return self._region
-
-    @property
-    def offset(self) -> mx.array | int:
-        """Rope offset of each row, (n,) int32, as mlx-lm's models read: the first new token's
-        position before `update_and_fetch`, behind the last one afterwards."""
-        if self.traits.counts_from_zero:
-            return 0
-        return self.region.after if self._updated else self.region.offset
-
-    @property
-    def _offset(self) -> int:
-        """The longest row's tokens before the pass, which mlx-vlm's models read here
-        (`cache_position_offset`): of `offset` they would wait for the device in each pass."""
-        return self.region.longest - self.region.width
 
     def row(self, slot: int, tokens: int) -> list[mx.array]:
         """(heads, tokens, dim) views of a row in each buffer, in buffer order."""
@@ -193,6 +202,47 @@ class SlotCache:
         if needs:
             self.region.tiled = False
         return needs
+
+    # -- attention -------------------------------------------------------------------------------
+
+    window = 0
+    """Maximum of attended keys; 0: all."""
+    ring = 0
+    """Length of the ring in buffers; 0: none."""
+
+    @property
+    def _for_kernel(self) -> bool:
+        # Whether attention gets whole buffers.
+        raise NotImplementedError
+
+    def _rows_of(self, buffer: mx.array) -> mx.array:
+        # (n, heads, keys, dim) of the pass's rows.
+        raise NotImplementedError
+
+    def _mask(self) -> mx.array | str:
+        # As `make_mask` without kernels.
+        raise NotImplementedError
+
+    def _for_attention(
+        self, keys: mx.array, values: mx.array, *, gathered: bool = False
+    ) -> tuple[Any, Any]:
+        # Views of the pass's rows in two buffers; for kernels, whole buffers. `gathered`: see
+        # `WholeBuffer`.
+        def one_side(buffer: mx.array) -> Any:
+            view = (lambda: buffer) if gathered else partial(self._rows_of, buffer)
+            if not self._for_kernel:
+                return view()
+            return WholeBuffer(
+                buffer,
+                self.region,
+                view,
+                self._mask,
+                ring=self.ring,
+                window=self.window,
+                gathered=gathered,
+            )
+
+        return one_side(keys), one_side(values)
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
         # Reshape a mask (n, queries, keys) bool to the rank that attention broadcasts.

@@ -291,14 +291,11 @@ class SlotRows:
         *,
         compiled: bool = False,
     ) -> mx.array:
-        counts = np.array([len(tokens)], np.int32)
+        bank, counts = self._banks[row], np.array([len(tokens)], np.int32)
+        segment = Segment(bank, bank.slots.slot(row), slice(0, 1))
         return self._forward(
-            [self._alone(row)], np.array([tokens], np.int32), counts, part, compiled=compiled
+            [segment], np.array([tokens], np.int32), counts, part, compiled=compiled
         )
-
-    def _alone(self, row: RowId) -> Segment:
-        bank = self._banks[row]
-        return Segment(bank, bank.slots.slot(row), slice(0, 1))
 
     def _forward(
         self,

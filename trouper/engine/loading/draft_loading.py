@@ -13,7 +13,7 @@ from mlx import nn
 from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.model_caches import flatten, guessed, slot_caches
+from trouper.engine.kv.model_caches import flatten, guess_batching, slot_caches
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.loading import checkpoint, precision
@@ -191,7 +191,7 @@ def require_drafts(name: str, target: Path, capabilities: Capabilities) -> None:
 
 def unsuitable(model: nn.Module, capabilities: Capabilities) -> str:
     """Return the reason against drafting in the target's slots, or "". Evaluates nothing."""
-    found = guessed(model)
+    found = guess_batching(model)
     if found.batch or found.drafts:
         return found.batch or found.drafts
     leaves = flatten(slot_caches(model, PLAIN))

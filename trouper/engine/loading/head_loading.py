@@ -24,10 +24,11 @@ from trouper.engine.loading.head_weights import (
     family_of,
     read_head_weights,
 )
-from trouper.engine.loading.weights import bytes_of, evaluate, pack_as_stored
+from trouper.engine.loading.weights import bytes_of, evaluate
 from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
+from trouper.engine.products.linear_layers import pack_as_stored
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.spec_decode.draft_model import MtpHead, SharedLayers
 from trouper.engine.spec_decode.tapped_drafters import TappedDrafter

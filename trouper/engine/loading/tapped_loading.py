@@ -20,8 +20,9 @@ from trouper.engine.loading.draft_loading import (
     require_drafts,
     unsuitable,
 )
-from trouper.engine.loading.weights import evaluate, pack_as_stored
+from trouper.engine.loading.weights import evaluate
 from trouper.engine.platform.error_text import line_of
+from trouper.engine.products.linear_layers import pack_as_stored
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.spec_decode.draft_model import NO_DRAFT_LIMITS, SharedLayers
 from trouper.engine.spec_decode.layer_taps import LayerTaps

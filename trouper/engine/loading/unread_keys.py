@@ -20,10 +20,9 @@ from mlx_lm import utils
 from mlx_lm.models import rope_utils
 
 from trouper.engine.architectures.architecture_lookup import Classes
-from trouper.engine.loading.config_translation import translate
+from trouper.engine.loading.config_translation import PACKAGES, translate
 
 Config = Mapping[str, Any]
-PACKAGES = ("mlx_lm.models", "mlx_vlm.models")
 OF_IMAGES = re.compile(r"vision|image|audio|processing")
 NUMBER = re.compile(r"[\w.]+")
 WITHOUT_ROPE = re.compile(r"use_rope|no_?rope|nope", re.IGNORECASE)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.kv.model_caches import flatten
@@ -67,18 +66,6 @@ def evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], N
             f"{directory}: the weights cannot be read into memory: {line_of(error)}"
         ) from error
     mx.clear_cache()
-
-
-def pack_as_stored(module: nn.Module, weights: Mapping[str, mx.array]) -> None:
-    """Quantize layers whose weights are packed, as shapes say."""
-
-    def packing(path: str, layer: nn.Module) -> bool | dict[str, Any]:
-        if not hasattr(layer, "to_quantized") or f"{path}.scales" not in weights:
-            return False
-        return utils.infer_quant_config(path, layer, weights)
-
-    if any(name.endswith(".scales") for name in weights):
-        nn.quantize(module, class_predicate=packing)
 
 
 def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_unflatten
+from mlx_lm.utils import infer_quant_config
 
 from trouper.engine.platform import device
 from trouper.engine.products import few_rows
@@ -45,6 +46,18 @@ HELD = "transposed weights"  # Key in a layer's `__dict__` of its weights and th
 # (benchmarks/RESULTS.md).
 SMALL_BYTES, SMALL_ROWS = 2**23, 320
 Method = Callable[[mx.array], mx.array]
+
+
+def pack_as_stored(module: nn.Module, weights: Mapping[str, mx.array]) -> None:
+    """Quantize layers whose weights are packed, as shapes say."""
+
+    def packing(path: str, layer: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(layer, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        return infer_quant_config(path, layer, weights)
+
+    if any(name.endswith(".scales") for name in weights):
+        nn.quantize(module, class_predicate=packing)
 
 
 class FastLinear(nn.Linear):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.engine.passes.region import Ints
-from trouper.engine.sampling.token_rows import RowTokens, TokenRows, widened
+from trouper.engine.sampling.token_rows import RowTokens, TokenRows, widened, with_state
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.plans import Breakers
 from trouper.protocol.sampling import Sampling
@@ -116,11 +116,7 @@ class Dry:
     def __init__(self, rows: Sequence[Sampling], states: Sequence[Repetitions | None]) -> None:
         """Stack the parameters and states of those rows that use DRY. `states`: None for the
         others."""
-        kept = [
-            (index, row, state)
-            for index, (row, state) in enumerate(zip(rows, states, strict=True))
-            if state
-        ]
+        kept = with_state(rows, states)
         self._states = [state for _, _, state in kept]
         if not kept:
             return
@@ -235,14 +231,10 @@ class Dry:
             )
 
     def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
-        for step in range(int(spans.counts[self._rows].max()) if self._states else 0):
-            there = spans.counts[self._rows] > step
-            positions = spans.starts[self._rows] + np.where(there, step, 0)
-            mask = there & kept[positions]
-            if mask.any():
-                self._matches = self._append(
-                    self._tokens, self._matches, indices(tokens[positions]), mask
-                )
+        for positions, mask in spans.kept_of(self._rows, kept) if self._states else ():
+            self._matches = self._append(
+                self._tokens, self._matches, indices(tokens[positions]), mask
+            )
 
     def unstack(self) -> None:
         """Write the states back to their rows."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from trouper.engine.passes.region import Ints
 from trouper.engine.sampling.logprobs import KeptMask
-from trouper.engine.sampling.token_rows import RowTokens, TokenRows
+from trouper.engine.sampling.token_rows import RowTokens, TokenRows, with_state
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.logits_processor import Processors
 from trouper.protocol.plans import RowFault
@@ -88,11 +88,7 @@ class ProcessedRows:
         processors: Processors,
     ) -> None:
         """rows: names of each row's processors; tokens: tokens of the rows that have any."""
-        kept = [
-            (index, names, own)
-            for index, (names, own) in enumerate(zip(rows, tokens, strict=True))
-            if own
-        ]
+        kept = with_state(rows, tokens)
         self._rows = np.array([index for index, _, _ in kept], np.int32)
         self._names = [names for _, names, _ in kept]
         self._processors = processors
@@ -145,11 +141,9 @@ class ProcessedRows:
             self._tokens.append(tokens[mx.array(self._rows)])
 
     def accepted(self, spans: Spans, tokens: Ints, kept: KeptMask) -> None:
-        for step in range(int(spans.counts[self._rows].max()) if self._tokens is not None else 0):
-            there = spans.counts[self._rows] > step
-            positions = spans.starts[self._rows] + np.where(there, step, 0)
-            assert self._tokens is not None
-            self._tokens.append(indices(tokens[positions]), there & kept[positions])
+        if self._tokens is not None:
+            for positions, mask in spans.kept_of(self._rows, kept):
+                self._tokens.append(indices(tokens[positions]), mask)
 
     def unstack(self) -> None:
         if self._tokens is not None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from trouper.engine.passes.region import Ints
 from trouper.engine.sampling.sampler import Drawn
+from trouper.engine.sampling.token_rows import with_state
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.sampling import Sampling
 
@@ -94,11 +95,7 @@ class Penalties:
     """
 
     def __init__(self, rows: Sequence[Sampling], histories: Sequence[History | None]) -> None:
-        kept = [
-            (index, row, history)
-            for index, (row, history) in enumerate(zip(rows, histories, strict=True))
-            if history
-        ]
+        kept = with_state(rows, histories)
         self._histories = [history for _, _, history in kept]
         if kept:
             self._rows = np.array([index for index, _, _ in kept], np.int32)

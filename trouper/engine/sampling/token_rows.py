@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import TypeVar
 
 import attrs
 import mlx.core as mx
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from trouper.engine.passes.region import Ints
 from trouper.engine.spec_decode.verification_spans import indices
 
+R = TypeVar("R")
+S = TypeVar("S")
 ABSENT = -1
 GROWTH = 256
 """Number of tokens by which the arrays grow."""
@@ -30,6 +33,12 @@ class RowTokens:
         padded = np.full(capacity(len(tokens)), ABSENT, np.int32)
         padded[: len(tokens)] = tokens
         return cls(mx.array(padded), len(tokens))
+
+
+def with_state(rows: Sequence[R], states: Sequence[S | None]) -> list[tuple[int, R, S]]:
+    """Index, row and state of those that have one."""
+    pairs = enumerate(zip(rows, states, strict=True))
+    return [(index, row, state) for index, (row, state) in pairs if state is not None]
 
 
 def capacity(length: int) -> int:

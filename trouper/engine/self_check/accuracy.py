@@ -104,6 +104,13 @@ def errors(logits: mx.array, reference: mx.array) -> mx.array:
     return mx.where(sound, error, mx.inf)
 
 
+def described(difference: float, bound: float) -> str:
+    return (
+        f"log-probabilities by {difference:.2g} of the logits' spread, where rounding makes up to "
+        f"{bound:.2g}"
+    )
+
+
 def _logprobs(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, -1, keepdims=True)
 

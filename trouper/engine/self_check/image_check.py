@@ -24,7 +24,13 @@ from trouper.engine.passes.media_pass import EncodedImage, MediaPass
 from trouper.engine.passes.pass_shapes import of_device
 from trouper.engine.passes.region import Region
 from trouper.engine.platform.error_text import line_of
-from trouper.engine.self_check.accuracy import Arithmetic, arithmetic_of, errors, random_texts
+from trouper.engine.self_check.accuracy import (
+    Arithmetic,
+    arithmetic_of,
+    described,
+    errors,
+    random_texts,
+)
 from trouper.engine.self_check.scenarios import SLACK, ForcedRows
 from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.media import ImageLayout, ImageShape, MediaSpan, chunk_end
@@ -271,17 +277,12 @@ class ImageCheck:
         # The model's own caches are not quantized, and mlx-lm's masks know no images.
         if self.kv.bits or any(span.atomic for span in shown.spans):
             return self._in_slots(shown, (len(shown.tokens),))
-        count, current = len(shown.tokens), adapted(self.model).current
+        count, cache = len(shown.tokens), make_prompt_cache(self.model)
         region = Region(0, np.zeros(1, np.int32), np.array([count], np.int32), count)
         region.media = self._media(shown)
-        current.region = region
-        try:
-            logits: mx.array = self.model(
-                mx.array([shown.tokens]), cache=make_prompt_cache(self.model)
-            )
-            return logits[0]
-        finally:
-            current.region = None
+        with adapted(self.model).during(region):
+            logits: mx.array = self.model(mx.array([shown.tokens]), cache=cache)
+        return logits[0]
 
     def _media(self, shown: Illustrated) -> MediaPass | None:
         if not shown.spans:
@@ -315,10 +316,7 @@ class ImageCheck:
         difference = arithmetic.judged(errors(logits, expected), owners)
         if difference <= bound:
             return ""
-        return (
-            "rows with images differ from a row alone: log-probabilities by "
-            f"{difference:.2g} of the logits' spread, where rounding makes up to {bound:.2g}"
-        )
+        return f"rows with images differ from a row alone: {described(difference, bound)}"
 
 
 SCENARIOS: tuple[tuple[Feature, Feature, Callable[[ImageCheck], str]], ...] = (

@@ -18,6 +18,7 @@ from trouper.engine.self_check.accuracy import (
     Reference,
     WrongAloneError,
     arithmetic_of,
+    described,
     random_texts,
     run_alone,
 )
@@ -59,7 +60,7 @@ class Subject:
             return Failure(f"{scenario.name}: {line_of(error)}", raised=True)
         if difference <= self.reference.bound:
             return None
-        return Failure(f"{scenario.name} differ: {_described(difference, self.reference.bound)}")
+        return Failure(f"{scenario.name} differ: {described(difference, self.reference.bound)}")
 
     def error(self, scenario: Scenario, capabilities: Capabilities) -> float:
         """Return a scenario's error against the reference. Raises any exception of the model's
@@ -89,13 +90,6 @@ Agree = Callable[[Failure | None], Failure | None]
 
 def alone(failure: Failure | None) -> Failure | None:
     return failure
-
-
-def _described(difference: float, bound: float) -> str:
-    return (
-        f"log-probabilities by {difference:.2g} of the logits' spread, where rounding makes up to "
-        f"{bound:.2g}"
-    )
 
 
 class Matrix:

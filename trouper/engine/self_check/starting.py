@@ -141,9 +141,8 @@ def self_check(
         capabilities, check = known[0], attrs.evolve(known[1], mode=mode)
     else:
         capabilities, check = _run(candidate, mode, group, progress)
-        if check.mode != "off" and not _transient(capabilities.off):
-            result = CheckResult(capabilities.off, check.checked, check.seconds, time.time())
-            add_to_memo(results_file(), CheckResult, {key: result}, MAX_RESULTS)
+        if check.mode != "off":
+            _remember(key, capabilities.off, check.checked, check.seconds)
     report(line_of(capabilities, check))
     return capabilities, check
 
@@ -172,11 +171,7 @@ def check_images(
         return known
     began = time.perf_counter()
     off = check()
-    if not _transient(off):
-        seconds = round(time.perf_counter() - began, 3)
-        reasons: dict[str, str] = {feature: reason for feature, reason in off.items()}  # noqa: C416
-        result = CheckResult(reasons, "images", seconds, time.time())
-        add_to_memo(results_file(), CheckResult, {key: result}, MAX_RESULTS)
+    _remember(key, off, "images", round(time.perf_counter() - began, 3))
     return off
 
 
@@ -229,6 +224,8 @@ def _run(
     return found.capabilities, SelfCheck(mode=mode, checked=found.checked, seconds=seconds)
 
 
-def _transient(off: Mapping[Any, str]) -> bool:
-    """Whether a feature is off for lack of memory."""
-    return any(map(is_out_of_memory, off.values()))
+def _remember(key: str, off: Mapping[Any, str], checked: str, seconds: float) -> None:
+    """Keep a result, unless a feature is off for lack of memory."""
+    if not any(map(is_out_of_memory, off.values())):
+        result = CheckResult(dict(off), checked, seconds, time.time())
+        add_to_memo(results_file(), CheckResult, {key: result}, MAX_RESULTS)

@@ -5,7 +5,6 @@ parameters' names of published checkpoints."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
@@ -272,7 +271,10 @@ class DFlash(TappedDrafter):
             return mask
         # The block's last token sees all others. Padding is behind it.
         last = min(self._shape.block, width) - 1
-        cut = partial(_of_query, index=last)
+
+        def cut(part: mx.array) -> mx.array:
+            return part[..., last : last + 1, :]
+
         return cut(mask) if isinstance(mask, mx.array) else mask.changed(cut)
 
 
@@ -303,7 +305,3 @@ class DSpark(DFlash):
         for position in range(logits.shape[1]):
             tokens.append(self.best(logits[:, position] + self.markov_head(tokens[-1])))
         return mx.stack(tokens[1:], axis=1)
-
-
-def _of_query(mask: mx.array, index: int) -> mx.array:
-    return mask[..., index : index + 1, :]

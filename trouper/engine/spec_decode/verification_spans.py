@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -68,6 +68,17 @@ class Spans:
         index = np.repeat(np.arange(len(positions)), steps)
         column = np.arange(len(index)) - (np.cumsum(steps) - steps)[index]
         return index, self.drafts[self.owners[positions][index], column]
+
+    def kept_of(
+        self, rows: NDArray[Any], kept: NDArray[np.bool_]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        """Yield the next position of each of these rows, and whether it is kept, step by step.
+        kept: (positions,)."""
+        for step in range(int(self.counts[rows].max())):
+            there = self.counts[rows] > step
+            positions = self.starts[rows] + np.where(there, step, 0)
+            if (mask := there & kept[positions]).any():
+                yield positions, mask
 
     def drafts_of(self, row: int) -> list[int]:
         draft: list[int] = self.drafts[row, : self.counts[row] - 1].tolist()

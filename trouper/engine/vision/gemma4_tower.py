@@ -4,16 +4,17 @@ for one image, and their projectors."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.vision.bounded_attention import attend, axial_angles, rotate, rotation_of
-from trouper.engine.vision.layers import LayeredTower, join_heads
+from trouper.engine.vision.layers import GatedMlp, LayeredTower, Stack, join_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import channel_last, grid_of
-from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
+from trouper.engine.vision.tower import Heads, Rotation
 from trouper.protocol.media import CHANNELS, Pixels
 
 ROPE_BASE = 100.0
@@ -77,27 +78,14 @@ def _rotate_halves(x: mx.array, rotation: Rotation) -> mx.array:
     return rotate(x.reshape(*x.shape[:-1], 2, -1), cosines, sines).reshape(x.shape)
 
 
-class Mlp(nn.Module):
-    def __init__(self, vision: Mapping[str, Any]) -> None:
-        super().__init__()
-        dim, inner = vision["hidden_size"], vision["intermediate_size"]
-        clipped = bool(vision.get("use_clipped_linears"))
-        self.gate_proj = ClippableLinear(dim, inner, clipped=clipped)
-        self.up_proj = ClippableLinear(dim, inner, clipped=clipped)
-        self.down_proj = ClippableLinear(inner, dim, clipped=clipped)
-        self._activation = ACTIVATIONS[vision.get("hidden_activation", "gelu_pytorch_tanh")]
-
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
 class Layer(nn.Module):
     def __init__(self, vision: Mapping[str, Any]) -> None:
         super().__init__()
         dim, eps = vision["hidden_size"], vision.get("rms_norm_eps", 1e-6)
         self.self_attn = Attention(vision)
-        self.mlp = Mlp(vision)
+        linear = partial(ClippableLinear, clipped=bool(vision.get("use_clipped_linears")))
+        activation = vision.get("hidden_activation", "gelu_pytorch_tanh")
+        self.mlp = GatedMlp(dim, vision["intermediate_size"], activation, linear)
         self.input_layernorm = nn.RMSNorm(dim, eps=eps)
         self.post_attention_layernorm = nn.RMSNorm(dim, eps=eps)
         self.pre_feedforward_layernorm = nn.RMSNorm(dim, eps=eps)
@@ -107,17 +95,10 @@ class Layer(nn.Module):
         return self.self_attn.project_heads(self.input_layernorm(x), rotation)
 
     def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.post_attention_layernorm(self.self_attn(heads, patches))
         inner = self.mlp(self.pre_feedforward_layernorm(x))
         out: mx.array = x + self.post_feedforward_layernorm(inner)
         return out
-
-
-class Encoder(nn.Module):
-    def __init__(self, vision: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
 
 
 class PatchEmbedder(nn.Module):
@@ -145,9 +126,9 @@ class Gemma4Tower(LayeredTower):
     """Implements `tower.Tower`."""
 
     patch_weight = "patch_embedder.input_proj.weight"
+    stack_path = "encoder.layers"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's."""
         super().__init__()
         vision = config["vision_config"]
         dim, eps = vision["hidden_size"], vision.get("rms_norm_eps", 1e-6)
@@ -155,15 +136,11 @@ class Gemma4Tower(LayeredTower):
         rope = vision.get("rope_parameters") or {}
         self._base = float(rope.get("rope_theta") or ROPE_BASE)
         self.patch_embedder = PatchEmbedder(vision, rules.patch_size)
-        self.encoder = Encoder(vision)
+        self.encoder = Stack([Layer(vision) for _ in range(vision["num_hidden_layers"])])
         self._standardized = bool(vision.get("standardize"))
         if self._standardized:
             self.std_bias, self.std_scale = mx.zeros(dim), mx.zeros(dim)
         self.projector = Projector(dim, config["text_config"]["hidden_size"], eps)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.encoder.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
         rows, columns = grid_of(pixels, self._rules)
@@ -191,7 +168,6 @@ class Gemma4UnifiedTower(LayeredTower):
     patch_weight = "patch_dense.weight"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's."""
         super().__init__()
         vision, size = config["vision_config"], rules.token_size
         dim, eps = vision["mm_embed_dim"], vision.get("rms_norm_eps", 1e-6)

@@ -59,7 +59,6 @@ class Gemma3Layout(MarkedLayout):
         return name_layout("gemma3", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:  # noqa: ARG002
-        """Raises `ValueError`."""
         rows = self.tile // self.patches.token_size
         if rows**2 > bound_tokens(detail, max_tokens):
             raise ValueError(NO_ROOM)

@@ -9,19 +9,25 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.vision.bounded_attention import axial_angles, rotation_of
-from trouper.engine.vision.layers import GatedMlp, LayeredTower, PatchEmbedding
+from trouper.engine.vision.layers import (
+    GatedMlp,
+    LayeredTower,
+    PatchEmbedding,
+    PreNormBlock,
+    unbiased,
+)
 from trouper.engine.vision.learned_positions import cubic_weights, positions_of
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import framed_patches_of, grid_of
 from trouper.engine.vision.qwen_tower import Attention
-from trouper.engine.vision.tower import Heads, Rotation, Weights
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.engine.vision.tower import Rotation, Weights
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-5
 DOWNSAMPLE = "downsample.weight"
 
 
-class Block(nn.Module):
+class Block(PreNormBlock):
     def __init__(self, vision: Mapping[str, Any]) -> None:
         super().__init__()
         dim, eps = vision["hidden_size"], vision.get("rms_norm_eps", NORM_EPS)
@@ -29,22 +35,13 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.RMSNorm(dim, eps=eps), nn.RMSNorm(dim, eps=eps)
         self.attn = Attention(dim, vision["num_heads"], input_bias=bias, bias=False)
         activation = vision.get("hidden_act", "silu")
-        self.mlp = GatedMlp(dim, vision["out_hidden_size"], activation, bias=False)
-
-    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
-        return self.attn.project_heads(self.norm1(x), rotation)
-
-    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
-        x = x[patches] + self.attn(heads, patches)
-        out: mx.array = x + self.mlp(self.norm2(x))
-        return out
+        self.mlp = GatedMlp(dim, vision["out_hidden_size"], activation, unbiased)
 
 
 class Merger(GatedMlp):
     def __init__(self, vision: Mapping[str, Any]) -> None:
         dim, activation = vision["out_hidden_size"], vision.get("hidden_act", "silu")
-        super().__init__(dim, vision["intermediate_size"], activation, bias=False)
+        super().__init__(dim, vision["intermediate_size"], activation, unbiased)
         self.proj = nn.Linear(dim, dim, bias=False)
         self.post_projection_norm = nn.LayerNorm(dim)
 
@@ -64,26 +61,19 @@ class GlmTower(LayeredTower):
     patch_weight = "patch_embed.proj.weight"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's."""
         super().__init__()
         vision = config["vision_config"]
         dim, eps = vision["hidden_size"], vision.get("rms_norm_eps", NORM_EPS)
         self._rules, self._half_head = rules, dim // vision["num_heads"] // 2
         self._side = vision.get("image_size", 336) // rules.patch_size
         self._merged = dim * rules.merge_size**2
-        self.patch_embed = PatchEmbedding(
-            CHANNELS * rules.temporal_patch_size * rules.patch_size**2, dim
-        )
+        self.patch_embed = PatchEmbedding(rules.patch_values, dim)
         self.post_conv_layernorm = nn.RMSNorm(dim, eps=eps)
         self.embeddings = Embeddings(self._side, dim)
         self.blocks = [Block(vision) for _ in range(vision["depth"])]
         self.post_layernorm = nn.RMSNorm(dim, eps=eps)
         self.downsample = nn.Linear(self._merged, vision["out_hidden_size"])
         self.merger = Merger(vision)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.blocks
 
     def sanitize(self, weights: Weights) -> Weights:
         """The convolution over the patches of a token becomes a matrix, from PyTorch's order of

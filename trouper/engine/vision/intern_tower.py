@@ -11,11 +11,17 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.grouped_attention import GroupedHeads, Lengths, attend_in_groups
-from trouper.engine.vision.layers import LayeredTower, Mlp, join_heads, split_heads
+from trouper.engine.vision.layers import (
+    HeadProjections,
+    LayeredTower,
+    Mlp,
+    join_heads,
+    split_heads,
+)
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of, views_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Weights
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-6
 FUSED = ".qkv."
@@ -56,21 +62,17 @@ class Embeddings(nn.Module):
         self.position_embeddings = mx.zeros((1, 1 + side**2, dim))
 
 
-class Attention(nn.Module):
+class Attention(HeadProjections):
     def __init__(self, vision: Mapping[str, Any]) -> None:
-        super().__init__()
         dim, eps = vision["hidden_size"], vision.get("layer_norm_eps", NORM_EPS)
         bias = vision.get("attention_bias", vision.get("qkv_bias", False))
-        self._heads = vision["num_attention_heads"]
-        self.q_proj = nn.Linear(dim, dim, bias=bias)
-        self.k_proj = nn.Linear(dim, dim, bias=bias)
-        self.v_proj = nn.Linear(dim, dim, bias=bias)
+        super().__init__(dim, vision["num_attention_heads"], bias=bias)
         self.projection_layer = nn.Linear(dim, dim)
         if vision.get("use_qk_norm", vision.get("qk_normalization", False)):
             self.q_norm = nn.RMSNorm(dim, eps=eps)
             self.k_norm = nn.RMSNorm(dim, eps=eps)
 
-    def project_heads(self, x: mx.array) -> Heads:
+    def heads_of(self, x: mx.array) -> Heads:
         queries, keys = self.q_proj(x), self.k_proj(x)
         if "q_norm" in self:  # Over all heads.
             queries, keys = self.q_norm(queries), self.k_norm(keys)
@@ -94,10 +96,9 @@ class Layer(nn.Module):
         self.lambda_2 = mx.ones((dim,))
 
     def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
-        return GroupedHeads(*self.attention.project_heads(self.layernorm_before(x)), groups)
+        return GroupedHeads(*self.attention.heads_of(self.layernorm_before(x)), groups)
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         attended = join_heads(attend_in_groups(heads, patches))
         x = x[patches] + self.lambda_1 * self.attention.projection_layer(attended)
         out: mx.array = x + self.lambda_2 * self.mlp(self.layernorm_after(x))
@@ -121,10 +122,11 @@ class InternTower(LayeredTower):
     """Implements `tower.Tower`. Behind the patches of each tile is one more, the tile's class."""
 
     patch_weight = "embeddings.patch_embeddings.projection.weight"
+    stack_path = "layers"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
-        """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
-        last, or with a norm behind it."""
+        """Raises `ValueError` for features of another layer than the last, or with a norm behind
+        it."""
         super().__init__()
         vision = config["vision_config"]
         if config.get("vision_feature_layer", config.get("select_layer", -1)) != -1:
@@ -133,15 +135,11 @@ class InternTower(LayeredTower):
             raise ValueError("its encoder has a norm behind the last layer (use_mean_pooling)")
         dim, self._side = vision["hidden_size"], tile // rules.patch_size
         self._rules, self._tile = rules, tile
-        self.embeddings = Embeddings(CHANNELS * rules.patch_size**2, self._side, dim)
+        self.embeddings = Embeddings(rules.patch_values, self._side, dim)
         self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
         merged, text_dim = dim * rules.merge_size**2, config["text_config"]["hidden_size"]
         activation = config.get("projector_hidden_act", "gelu")
         self.projector = Projector(merged, text_dim, activation)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Lengths]:
         """The second: patches of each tile and of the overview."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from trouper.engine.vision.tower import ACTIVATIONS, Weights
+from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation, Weights
+
+unbiased = partial(nn.Linear, bias=False)
 
 
 class LayeredTower(nn.Module):
@@ -15,10 +20,14 @@ class LayeredTower(nn.Module):
 
     embedding_scale = 1.0
 
+    stack_path = "blocks"
+    """Of the layers, each with `project_heads`. Called with x (patches, dim), heads and a slice, a
+    layer computes some patches."""
+
     @property
     def stack(self) -> list[Any]:
-        """The layers, each with `project_heads`, and called with some patches."""
-        raise NotImplementedError
+        layers: list[Any] = attrgetter(self.stack_path)(self)
+        return layers
 
     @property
     def num_layers(self) -> int:
@@ -41,6 +50,12 @@ class LayeredTower(nn.Module):
     def sanitize(self, weights: Weights) -> Weights:
         """Weights by our names, in the forms of this class."""
         return weights
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = layers
 
 
 class PatchEmbedding(nn.Module):
@@ -68,15 +83,48 @@ class Mlp(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    def __init__(self, dim: int, inner: int, activation: str, *, bias: bool) -> None:
+    def __init__(
+        self, dim: int, inner: int, activation: str, linear: Callable[[int, int], nn.Module]
+    ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(dim, inner, bias=bias)
-        self.up_proj = nn.Linear(dim, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, dim, bias=bias)
+        self.gate_proj, self.up_proj = linear(dim, inner), linear(dim, inner)
+        self.down_proj = linear(inner, dim)
         self._activation = ACTIVATIONS[activation]
 
     def __call__(self, x: mx.array) -> mx.array:
         out: mx.array = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class HeadProjections(nn.Module):
+    """Queries, keys and values by a matrix each."""
+
+    def __init__(self, dim: int, heads: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self._heads = heads
+        self.q_proj = nn.Linear(dim, dim, bias=bias)
+        self.k_proj = nn.Linear(dim, dim, bias=bias)
+        self.v_proj = nn.Linear(dim, dim, bias=bias)
+
+    def heads_of(self, x: mx.array) -> Heads:
+        """`x`: (patches, dim)."""
+        queries, keys, values = (
+            split_heads(project(x), self._heads)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return queries, keys, values
+
+
+class PreNormBlock(nn.Module):
+    """A layer of the parts `norm1`, `attn`, `norm2` and `mlp`."""
+
+    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
+        heads: Heads = self.attn.project_heads(self.norm1(x), rotation)
+        return heads
+
+    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
+        x = x[patches] + self.attn(heads, patches)
+        out: mx.array = x + self.mlp(self.norm2(x))
         return out
 
 

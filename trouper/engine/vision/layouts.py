@@ -8,8 +8,8 @@ Rules: Qwen-VL's `smart_resize` (transformers/models/qwen2_vl/image_processing_q
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from trouper.engine.vision.patch_rules import (
     bound_tokens,
     count_of,
     fit_grid,
+    largest_shape,
     name_layout,
     read_rules,
     token_of,
@@ -67,7 +68,6 @@ class QwenLayout(PatchLayout):
         return name_layout("qwen-vl", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         if max(size.height, size.width) > MAX_RATIO * min(size.height, size.width):
             raise ValueError(f"one side is more than {MAX_RATIO} times as long as the other")
         side, tokens = self.patches.token_size, bound_tokens(detail, max_tokens)
@@ -141,17 +141,8 @@ class PixtralLayout(PatchLayout):
         return name_layout("pixtral", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
-        # The number of tokens never falls as the edge grows.
-        edge = bisect_right(
-            range(1, self.longest_edge + 1),
-            tokens,
-            key=lambda edge: self.num_tokens(self._resize(size, edge)),
-        )
-        if not edge:
-            raise ValueError(NO_ROOM)
-        return self._resize(size, edge)
+        return largest_shape(self, partial(self._resize, size), self.longest_edge, tokens)
 
     def _resize(self, size: ImageSize, edge: int) -> ImageShape:
         """Shrink to the edge, and fill up to whole tokens."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from trouper.engine.vision.bounded_attention import axial_angles, rotate_pairs, rotation_of
 from trouper.engine.vision.grouped_attention import GroupedHeads, Places, attend_in_groups
-from trouper.engine.vision.layers import LayeredTower, Mlp, join_heads, split_heads
+from trouper.engine.vision.layers import HeadProjections, LayeredTower, Mlp, Stack, join_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of, views_of
 from trouper.engine.vision.tower import Heads, Rotation
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-5
 
@@ -26,20 +26,13 @@ class PatchEmbedding(nn.Module):
         self.linear = nn.Linear(inputs, dim, bias=False)
 
 
-class Attention(nn.Module):
+class Attention(HeadProjections):
     def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.q_proj = nn.Linear(dim, dim)
-        self.k_proj = nn.Linear(dim, dim)
-        self.v_proj = nn.Linear(dim, dim)
+        super().__init__(dim, heads)
         self.o_proj = nn.Linear(dim, dim)
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
-        queries, keys, values = (
-            split_heads(project(x), self._heads)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        queries, keys, values = self.heads_of(x)
         return rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation), values
 
 
@@ -53,16 +46,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.LayerNorm(dim, eps=NORM_EPS)
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.self_attn.o_proj(join_heads(attend_in_groups(heads, patches)))
         out: mx.array = x + self.mlp(self.post_attention_layernorm(x))
         return out
-
-
-class Layers(nn.Module):
-    def __init__(self, vision: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
 
 
 class AdapterMlp(nn.Module):
@@ -92,27 +78,23 @@ class LlamaTower(LayeredTower):
     """Implements `tower.Tower`. Behind the patches of each tile is one more, the tile's class."""
 
     patch_weight = "patch_embedding.linear.weight"
+    stack_path = "model.layers"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
-        """`config`: the checkpoint's."""
         super().__init__()
         vision = config["vision_config"]
         dim, self._side = vision["hidden_size"], tile // rules.patch_size
         self._rules, self._tile = rules, tile
         self._half_head = dim // vision["num_attention_heads"] // 2
-        self.patch_embedding = PatchEmbedding(CHANNELS * rules.patch_size**2, dim)
+        self.patch_embedding = PatchEmbedding(rules.patch_values, dim)
         self.class_embedding = mx.zeros((dim,))
         self.positional_embedding_vlm = mx.zeros((self._side**2 + 1, dim))
         self.layernorm_pre = nn.LayerNorm(dim, eps=NORM_EPS)
         self.layernorm_post = nn.LayerNorm(dim, eps=NORM_EPS)
-        self.model = Layers(vision)
+        self.model = Stack([Layer(vision) for _ in range(vision["num_hidden_layers"])])
         self.vision_adapter = Adapter(vision)
         text_dim = config["text_config"]["hidden_size"]
         self.projector = Projector(vision["vision_output_dim"], text_dim)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.model.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Places]:
         views = views_of(pixels, self._tile, self._rules)

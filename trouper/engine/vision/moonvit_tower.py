@@ -16,7 +16,7 @@ from trouper.engine.vision.learned_positions import cubic_weights, positions_of
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-5
 
@@ -60,7 +60,6 @@ class Block(nn.Module):
         return rotate_pairs(queries, *rotation), rotate_pairs(keys, *rotation), values
 
     def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.wo(join_heads(attend(*heads, patches)))
         out: mx.array = x + self.mlp(self.norm1(x))
         return out
@@ -89,23 +88,18 @@ class MoonVitTower(LayeredTower):
     patch_weight = "patch_embed.proj.weight"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's."""
         super().__init__()
         vision = config["vision_config"]
         dim, heads = _read(vision, "hidden_size"), _read(vision, "num_attention_heads")
         self._rules, self._half_head = rules, dim // heads // 2
         side = vision.get("init_pos_emb_height") or vision.get("pos_emb_height", 64)
-        self.patch_embed = PositionedEmbedding(CHANNELS * rules.patch_size**2, side, dim)
+        self.patch_embed = PositionedEmbedding(rules.patch_values, side, dim)
         inner = _read(vision, "intermediate_size")
         layers = range(_read(vision, "num_hidden_layers"))
         self.blocks = [Block(dim, heads, inner) for _ in layers]
         self.final_layernorm = nn.LayerNorm(dim, eps=NORM_EPS)
         out = config["text_config"]["hidden_size"]
         self.projector = Projector(dim, rules.merge_size, out)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.blocks
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
         patches = patches_of(pixels, self._rules)

@@ -7,19 +7,19 @@ image_processing_kimi_vl.py in its checkpoint with `pad_input`.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 
 from trouper.engine.vision.patch_rules import (
     HALVES,
-    NO_ROOM,
     PatchLayout,
     bound_tokens,
     count_of,
     filter_of,
+    largest_shape,
     name_layout,
     read_rules,
     token_of,
@@ -42,17 +42,8 @@ class NavitLayout(PatchLayout):
         return name_layout("navit", self.patches)
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
-        # The number of tokens never falls as that of patches grows.
-        patches = bisect_right(
-            range(1, self.max_patches + 1),
-            tokens,
-            key=lambda patches: self.num_tokens(self._resize(size, patches)),
-        )
-        if not patches:
-            raise ValueError(NO_ROOM)
-        return self._resize(size, patches)
+        return largest_shape(self, partial(self._resize, size), self.max_patches, tokens)
 
     def _resize(self, size: ImageSize, max_patches: int) -> ImageShape:
         """Shrink to the bounds, and fill up to whole tokens."""
@@ -79,6 +70,7 @@ def navit_layout(
     if is_older and not preprocessor.get("pad_input", True):
         raise ValueError("its image processor cuts the edges of images off (pad_input)")
     vision = section(config, "vision_config")
+    layers = count_of(vision, "vt_num_hidden_layers", count_of(vision, "depth", 27))
     # K2.5's own processor has its parameters in a section, by other names.
     parameters = {**preprocessor, **section(preprocessor, "media_proc_cfg")}
     limit = count_of(parameters, "in_token_limit", 4096 if is_older else 16_384)
@@ -92,7 +84,7 @@ def navit_layout(
     )
     return NavitLayout(
         patches=rules,
-        encoder_layers=count_of(vision, "num_hidden_layers", _depth(vision)),
+        encoder_layers=count_of(vision, "num_hidden_layers", layers),
         image_token=token_of(
             config,
             ("media_placeholder_token_id", "image_token_id", "image_token_index"),
@@ -105,10 +97,6 @@ def navit_layout(
         # Kimi-VL's own processor has one filter, whatever its parameters say.
         resample=BICUBIC if is_older else filter_of(parameters, BICUBIC),
     )
-
-
-def _depth(vision: Mapping[str, Any]) -> int:
-    return count_of(vision, "vt_num_hidden_layers", count_of(vision, "depth", 27))
 
 
 def _merge_size(vision: Mapping[str, Any]) -> int:

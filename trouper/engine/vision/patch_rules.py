@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
 import attrs
 
-from trouper.protocol.media import Detail, ImageShape, ImageSize, MediaSpan
+from trouper.protocol.media import CHANNELS, Detail, ImageShape, ImageSize, MediaSpan
 
 LOW_DETAIL_TOKENS = 256
 VERSION = 1
@@ -41,6 +42,11 @@ class PatchRules:
     def token_size(self) -> int:
         """Side in pixels of the square of one embedded token."""
         return self.patch_size * self.merge_size
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a patch in all frames."""
+        return CHANNELS * self.temporal_patch_size * self.patch_size**2
 
     def count_patches(self, shape: ImageShape) -> int:
         """Of all tiles and the overview; pixels that make no whole patch are left out."""
@@ -108,6 +114,19 @@ def fit_grid(size: ImageSize, tokens: int) -> tuple[int, int]:
         return tokens // columns, columns
     rows = max(1, math.floor(math.sqrt(tokens * size.height / size.width)))
     return rows, tokens // rows
+
+
+def largest_shape(
+    layout: PatchLayout, resize: Callable[[int], ImageShape], limit: int, tokens: int
+) -> ImageShape:
+    """The last of `resize(1)` to `resize(limit)` with at most so many tokens. Their number never
+    falls. Raises `ValueError`."""
+    bound = bisect_right(
+        range(1, limit + 1), tokens, key=lambda bound: layout.num_tokens(resize(bound))
+    )
+    if not bound:
+        raise ValueError(NO_ROOM)
+    return resize(bound)
 
 
 def name_layout(family: str, rules: PatchRules) -> str:

@@ -12,30 +12,30 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, rotate, rotation_of
-from trouper.engine.vision.layers import GatedMlp, LayeredTower, join_heads, split_heads
+from trouper.engine.vision.layers import (
+    GatedMlp,
+    HeadProjections,
+    LayeredTower,
+    Stack,
+    join_heads,
+    unbiased,
+)
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import grid_of, patches_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 ROPE_BASE = 10_000.0
 NORM_EPS = 1e-5
 
 
-class Attention(nn.Module):
+class Attention(HeadProjections):
     def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q_proj = nn.Linear(dim, dim, bias=False)
-        self.k_proj = nn.Linear(dim, dim, bias=False)
-        self.v_proj = nn.Linear(dim, dim, bias=False)
+        super().__init__(dim, heads, bias=False)
         self.o_proj = nn.Linear(dim, dim, bias=False)
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
-        queries, keys, values = (
-            split_heads(project(x), self.heads)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        queries, keys, values = self.heads_of(x)
         return rotate(queries, *rotation), rotate(keys, *rotation), values
 
     def __call__(self, heads: Heads, patches: slice) -> mx.array:
@@ -51,22 +51,15 @@ class Layer(nn.Module):
         self.ffn_norm = nn.RMSNorm(dim, eps=NORM_EPS)
         self.attention = Attention(dim, vision["num_attention_heads"])
         activation = vision.get("hidden_act", "gelu")
-        self.feed_forward = GatedMlp(dim, vision["intermediate_size"], activation, bias=False)
+        self.feed_forward = GatedMlp(dim, vision["intermediate_size"], activation, unbiased)
 
     def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
         return self.attention.project_heads(self.attention_norm(x), rotation)
 
     def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.attention(heads, patches)
         out: mx.array = x + self.feed_forward(self.ffn_norm(x))
         return out
-
-
-class Transformer(nn.Module):
-    def __init__(self, vision: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
 
 
 class PatchMerger(nn.Module):
@@ -106,10 +99,10 @@ class PixtralTower(LayeredTower):
     """Implements `tower.Tower`."""
 
     patch_weight = "patch_conv.weight"
+    stack_path = "transformer.layers"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
-        last."""
+        """Raises `ValueError` for features of another layer than the last."""
         super().__init__()
         vision = config["vision_config"]
         if config.get("vision_feature_layer", -1) != -1:
@@ -119,14 +112,11 @@ class PixtralTower(LayeredTower):
         self._rules = attrs.evolve(rules, merge_size=1)
         self._head_dim = vision.get("head_dim") or dim // vision["num_attention_heads"]
         self._base = _rope_base(vision)
-        self.patch_conv = nn.Linear(CHANNELS * rules.patch_size**2, dim, bias=False)
+        self.patch_conv = nn.Linear(rules.patch_values, dim, bias=False)
         self.ln_pre = nn.RMSNorm(dim, eps=NORM_EPS)
-        self.transformer = Transformer(vision)
+        layers = range(vision["num_hidden_layers"])
+        self.transformer = Stack([Layer(vision) for _ in layers])
         self.projector = Projector(config, rules.merge_size)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.transformer.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Rotation]:
         patches = patches_of(pixels, self._rules)

@@ -24,7 +24,7 @@ from trouper.engine.vision.layers import (
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import framed_patches_of, grid_of
 from trouper.engine.vision.qwen_tower import Attention
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-6
 
@@ -38,13 +38,12 @@ class Block(nn.Module):
         self.attn = Attention(dim, vision["num_heads"])
         if windows:
             activation = vision.get("hidden_act", "silu")
-            self.mlp: nn.Module = GatedMlp(dim, vision["intermediate_size"], activation, bias=True)
+            self.mlp: nn.Module = GatedMlp(dim, vision["intermediate_size"], activation, nn.Linear)
         else:
             inner = int(dim * vision.get("mlp_ratio", 4))
             self.mlp = Mlp(dim, inner, vision.get("hidden_act", "quick_gelu"))
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.attn.proj(join_heads(attend_in_groups(heads, patches)))
         out: mx.array = x + self.mlp(self.norm2(x))
         return out
@@ -74,7 +73,6 @@ class Qwen2Tower(LayeredTower):
     patch_weight = "patch_embed.proj.weight"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's."""
         super().__init__()
         vision, windows = config["vision_config"], config["model_type"] == "qwen2_5_vl"
         dim, merged = _dim(vision), _dim(vision) * rules.merge_size**2
@@ -82,16 +80,10 @@ class Qwen2Tower(LayeredTower):
         self._half_head = dim // vision["num_heads"] // 2
         self._window = vision.get("window_size", 112) // rules.token_size if windows else 0
         self._full_layers = tuple(vision.get("fullatt_block_indexes", (7, 15, 23, 31)))
-        self.patch_embed = PatchEmbedding(
-            CHANNELS * rules.temporal_patch_size * rules.patch_size**2, dim, bias=False
-        )
+        self.patch_embed = PatchEmbedding(rules.patch_values, dim, bias=False)
         self.blocks = [Block(vision, windows=windows) for _ in range(vision["depth"])]
         out = vision["out_hidden_size"] if windows else vision["hidden_size"]
         self.merger = Merger(dim, merged, out, windows=windows)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.blocks
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Places]:
         """The groups are windows, or all patches."""

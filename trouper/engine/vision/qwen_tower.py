@@ -10,11 +10,11 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.vision.bounded_attention import attend, axial_angles, rotate, rotation_of
-from trouper.engine.vision.layers import LayeredTower, PatchEmbedding, join_heads
+from trouper.engine.vision.layers import LayeredTower, PatchEmbedding, PreNormBlock, join_heads
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import framed_patches_of, grid_of
 from trouper.engine.vision.tower import ACTIVATIONS, Heads, Rotation
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-6
 
@@ -48,7 +48,7 @@ class Mlp(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class Block(PreNormBlock):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         dim = config["hidden_size"]
@@ -57,15 +57,6 @@ class Block(nn.Module):
         self.attn = Attention(dim, config["num_heads"])
         activation = config.get("hidden_act", "gelu_pytorch_tanh")
         self.mlp = Mlp(dim, config["intermediate_size"], activation)
-
-    def project_heads(self, x: mx.array, rotation: Rotation) -> Heads:
-        return self.attn.project_heads(self.norm1(x), rotation)
-
-    def __call__(self, x: mx.array, heads: Heads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
-        x = x[patches] + self.attn(heads, patches)
-        out: mx.array = x + self.mlp(self.norm2(x))
-        return out
 
 
 class Merger(nn.Module):
@@ -97,7 +88,6 @@ class QwenTower(LayeredTower):
     patch_weight = "patch_embed.proj.weight"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules) -> None:
-        """`config`: the checkpoint's."""
         super().__init__()
         vision = config["vision_config"]
         dim = vision["hidden_size"]
@@ -106,17 +96,11 @@ class QwenTower(LayeredTower):
         positions = vision.get("num_position_embeddings", 2304)
         self._side = int(positions**0.5)
         self._deepstack = _deepstack_layers(config)
-        self.patch_embed = PatchEmbedding(
-            CHANNELS * rules.temporal_patch_size * rules.patch_size**2, dim
-        )
+        self.patch_embed = PatchEmbedding(rules.patch_values, dim)
         self.pos_embed = nn.Embedding(positions, dim)
         self.blocks = [Block(vision) for _ in range(vision["depth"])]
         self.merger = Merger(vision, norm_after=False)
         self.deepstack_merger_list = [Merger(vision, norm_after=True) for _ in self._deepstack]
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.blocks
 
     @property
     def num_deepstack(self) -> int:

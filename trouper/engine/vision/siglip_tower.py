@@ -11,12 +11,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.vision.grouped_attention import GroupedHeads, Lengths, attend_in_groups
-from trouper.engine.vision.layers import LayeredTower, Mlp, join_heads, split_heads
+from trouper.engine.vision.layers import HeadProjections, LayeredTower, Mlp, join_heads
 from trouper.engine.vision.learned_positions import linear_weights, positions_of
 from trouper.engine.vision.patch_rules import PatchRules
 from trouper.engine.vision.patches import channel_last, grid_of, patches_of, views_of
 from trouper.engine.vision.tower import ACTIVATIONS
-from trouper.protocol.media import CHANNELS, Pixels
+from trouper.protocol.media import Pixels
 
 NORM_EPS = 1e-6
 IDEFICS_DEFAULTS = {
@@ -35,21 +35,10 @@ class Embeddings(nn.Module):
         self.position_embedding = nn.Embedding(side**2, dim)
 
 
-class Attention(nn.Module):
+class Attention(HeadProjections):
     def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self._heads = heads
-        self.q_proj = nn.Linear(dim, dim)
-        self.k_proj = nn.Linear(dim, dim)
-        self.v_proj = nn.Linear(dim, dim)
+        super().__init__(dim, heads)
         self.out_proj = nn.Linear(dim, dim)
-
-    def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
-        queries, keys, values = (
-            split_heads(project(x), self._heads)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return GroupedHeads(queries, keys, values, groups)
 
     def __call__(self, heads: GroupedHeads, patches: slice) -> mx.array:
         out: mx.array = self.out_proj(join_heads(attend_in_groups(heads, patches)))
@@ -67,10 +56,9 @@ class Layer(nn.Module):
         self.mlp = Mlp(dim, vision["intermediate_size"], activation)
 
     def project_heads(self, x: mx.array, groups: Lengths) -> GroupedHeads:
-        return self.self_attn.project_heads(self.layer_norm1(x), groups)
+        return GroupedHeads(*self.self_attn.heads_of(self.layer_norm1(x)), groups)
 
     def __call__(self, x: mx.array, heads: GroupedHeads, patches: slice) -> mx.array:
-        """Compute the layer for some patches of x (patches, dim)."""
         x = x[patches] + self.self_attn(heads, patches)
         out: mx.array = x + self.mlp(self.layer_norm2(x))
         return out
@@ -141,10 +129,10 @@ class SiglipTower(LayeredTower):
     """Implements `tower.Tower`. Patches attend to those of their tile."""
 
     patch_weight = "embeddings.patch_embedding.weight"
+    stack_path = "layers"
 
     def __init__(self, config: Mapping[str, Any], rules: PatchRules, tile: int) -> None:
-        """`config`: the checkpoint's. Raises `ValueError` for features of another layer than the
-        last."""
+        """Raises `ValueError` for features of another layer than the last."""
         super().__init__()
         projector, vision = PROJECTORS[config["model_type"]], config["vision_config"]
         if projector is IdeficsProjector:
@@ -157,14 +145,10 @@ class SiglipTower(LayeredTower):
         self._side = tile // rules.patch_size
         if self._is_lfm:
             self._side = int(vision.get("num_patches", 256) ** 0.5)
-        self.embeddings = Embeddings(CHANNELS * rules.patch_size**2, self._side, dim)
+        self.embeddings = Embeddings(rules.patch_values, self._side, dim)
         self.layers = [Layer(vision) for _ in range(vision["num_hidden_layers"])]
         self.post_layernorm = nn.LayerNorm(dim, eps=vision.get("layer_norm_eps", NORM_EPS))
         self.projector = projector(config, dim, rules.merge_size)
-
-    @property
-    def stack(self) -> list[Any]:
-        return self.layers
 
     def embed(self, pixels: Pixels) -> tuple[mx.array, Lengths]:
         """The second: patches of each tile and of the overview."""

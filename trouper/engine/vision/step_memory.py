@@ -8,7 +8,7 @@ from typing import Any
 from trouper.engine.vision.bounded_attention import MAX_SCORE_BYTES
 from trouper.engine.vision.layouts import Layout
 from trouper.engine.vision.siglip_tower import IDEFICS_DEFAULTS
-from trouper.protocol.media import CHANNELS, ImageSize
+from trouper.protocol.media import ImageSize
 
 FLOAT32 = 4
 LARGEST = tuple(ImageSize(16_384, height, "png") for height in (16_384, 12_288, 6554))
@@ -31,7 +31,7 @@ def encoder_step_bytes(
     rules = layout.patches
     patches = max(rules.count_patches(layout.shape(size, "high", max_tokens)) for size in LARGEST)
     piece_patches = min(patches, layout.piece_patches or patches)
-    inputs = CHANNELS * rules.patch_size**2 * rules.temporal_patch_size
+    inputs = rules.patch_values
     if not layout.encoder_layers:
         return FLOAT32 * UNIFIED_COPIES * patches * inputs
     dim, inner_dim = _dims(vision)

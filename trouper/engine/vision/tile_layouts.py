@@ -90,7 +90,6 @@ class IdeficsLayout(Tiles):
     newlines: Tokens
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
         if self.splits:
             for edge in range(self.longest_edge, self.tile, -self.tile):
@@ -208,7 +207,6 @@ class LfmLayout(Tiles):
     row_tokens: tuple[Tokens, ...]
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
         if self._is_large(size):
             overview = self._resize(size, self.max_tokens)
@@ -350,7 +348,6 @@ class LlamaLayout(Tiles):
     """Behind each tile but a row's last one, and behind each row."""
 
     def shape(self, size: ImageSize, detail: Detail, max_tokens: int) -> ImageShape:
-        """Raises `ValueError`."""
         tokens = bound_tokens(detail, max_tokens)
         for maximum in range(self.max_tiles, 0, -1):
             shape = self._fit(size, maximum)

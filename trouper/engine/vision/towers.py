@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import infer_quant_config
 
+from trouper.engine.products.linear_layers import pack_as_stored
 from trouper.engine.vision import intern_tower
 from trouper.engine.vision.gemma4_tower import Gemma4Tower, Gemma4UnifiedTower
 from trouper.engine.vision.gemma_layouts import Gemma3Layout
@@ -100,7 +100,7 @@ def load_tower(directory: Path, config: Mapping[str, Any], layout: Layout) -> An
     unused = DERIVED if config["vision_config"].get("use_clipped_linears") else UNCLIPPED
     weights = _flat_patches(_weights(directory, names, unused), tower.patch_weight, layout)
     weights = tower.sanitize(weights)
-    _quantize(tower, weights)
+    pack_as_stored(tower, weights)
     _require_all(tower, weights)
     tower.load_weights(list(weights.items()))
     tower.eval()
@@ -115,7 +115,8 @@ def _empty(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Renamin
 
 
 def make_tower(config: Mapping[str, Any], layout: Layout) -> tuple[AnyTower, Renamings]:
-    """An encoder without weights, and names of them. Raises KeyError and TypeError."""
+    """An encoder without weights, and names of them. `config`: the checkpoint's. Raises KeyError
+    and TypeError."""
     kind, rules = str(config["model_type"]), layout.patches
     if isinstance(layout, Gemma3Layout | IdeficsLayout | LfmLayout):
         return SiglipTower(config, rules, layout.tile), SIGLIP_NAMES
@@ -155,17 +156,6 @@ def _flat_patches(weights: Weights, name: str, layout: Layout) -> Weights:
     if weight.shape[-1] == CHANNELS and weight.shape[-2] == layout.patches.patch_size:
         weight = weight.moveaxis(-1, 1)
     return weights | {name: weight.reshape(weight.shape[0], -1)}
-
-
-def _quantize(tower: nn.Module, weights: Weights) -> None:
-    """Most conversions leave encoders unquantized; layers with scales are quantized."""
-
-    def packed(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
-            return False
-        return infer_quant_config(path, module, weights)
-
-    nn.quantize(tower, class_predicate=packed)
 
 
 def _require_all(tower: nn.Module, weights: Weights) -> None:
