@@ -253,8 +253,9 @@ class Core:
         self._commit.unusable(self._images.hear(decoded))
 
     def drop_aborted(self, now: float) -> None:
-        """Drop aborted requests within one step: queued, prefilling or decoding (D4). A suspect
-        stays, as in the queue."""
+        """Drop aborted requests within one step: queued, prefilling or decoding (D4)."""
+        # A suspect is tried to its end: else a client that leaves early could crash the engine
+        # again and again.
         self._now = now
         aborted = self._queue.remove_aborted()
         for sequence in aborted:
