@@ -293,6 +293,18 @@ def test_kv_of_wrong_drafts_is_taken_back() -> None:
             np.testing.assert_allclose(drafted, target, atol=1e-3)
 
 
+def test_a_row_says_what_was_cut_from_its_draft() -> None:
+    """As where a grammar allows the end of a turn and nothing more: the token that the next draft
+    begins with has been drafted."""
+    model = model_of("llama")
+    engine = StepEngine(model, VOCABULARY, draft_model=model)
+    drafts = engine.proposals.drafts
+    engine.proposals.drafts = lambda *sizes: {row: [] for row in drafts(*sizes)}  # type: ignore[method-assign]
+    [request] = requests_of((9,))
+    rows = Driver(engine, allow=lambda _: 3, propose=lambda _: "draft_model").play([request])
+    assert rows[0].tokens == plain_answers(model, [request])[0]
+
+
 def test_a_prefill_is_ready_when_the_targets_pass_is() -> None:
     """It is known by the last array, which must not be one that the pass left alone: the time of a
     chunk is measured by it."""

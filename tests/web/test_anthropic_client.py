@@ -120,6 +120,7 @@ ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
     ("abcdefg", {"stop_sequences": ["x", "de"]}, [text("abc")], "stop_sequence"),
     ("<think>\nhm\nhm</think>\n\nYes", {}, [thinking("hm\nhm"), text("Yes")], "end_turn"),
     ("<think></think>\n\nYes", {}, [text("Yes")], "end_turn"),
+    ("<think> hm\n</think>Yes", {}, [thinking(" hm"), text("Yes")], "end_turn"),
     ("<think>for ever", {"max_tokens": 12}, [thinking("for e")], "max_tokens"),
     ("<think>a</think>\n<think>b</think>", {}, [thinking("a\nb")], "end_turn"),
     (" \n", {}, [text(" \n")], "end_turn"),

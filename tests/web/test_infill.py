@@ -151,13 +151,16 @@ class TestInfill:
         body = {**GAP, "temperature": 0, "n_predict": 5}
         async with serving(FakeEngine(tokenizer=Infilling())) as served:
             _, whole = await ask(served, body, "/infill")
-            _, _, data = await exchange(served, post("/infill", {**body, "stream": True}))
+            text = whole["content"]
+            held = {"stop": text[1:2] + "~"}  # Text waits for what follows it.
+            _, _, data = await exchange(served, post("/infill", {**body, **held, "stream": True}))
         events = [
             json.loads(line.removeprefix(b"data: "))
             for line in data.splitlines()
             if line.startswith(b"data: ")
         ]
-        assert "".join(event["content"] for event in events) == whole["content"]
+        assert "".join(event["content"] for event in events) == text
+        assert sum(len(event["tokens"]) for event in events[:-1]) == events[-1]["tokens_predicted"]
         assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
         assert events[-1] == whole | {"content": "", "tokens_cached": events[-1]["tokens_cached"]}
 

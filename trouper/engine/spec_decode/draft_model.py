@@ -66,7 +66,7 @@ class DraftModel:
             if row not in self._tokens:
                 continue
             if (ahead := self._ahead.pop(row, None)) is not None:
-                pairs = zip(ahead, more, strict=False)
+                pairs = zip(ahead, more[:-1], strict=False)  # The last one begins the next draft.
                 kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 self._rows.lengths[row] = len(self._tokens[row]) + kept
             self._tokens[row] += more

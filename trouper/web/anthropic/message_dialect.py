@@ -95,7 +95,7 @@ class Blocks:
             return self._delta(text)
         events = self._close()
         if kind == "thinking":
-            text = text.lstrip()
+            text = text.lstrip("\n")
             return [*events, *self._begin(kind, text)] if text else events
         self._held.append(text)
         if not text.strip():

@@ -112,7 +112,7 @@ class InfillDialect:
         return b""
 
     def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:
-        if not delta.text or self._silent:
+        if self._silent or not (delta.text or delta.tokens):
             return b""
         return _event({"index": 0, "content": delta.text, "tokens": delta.tokens, "stop": False})
 
