@@ -78,8 +78,8 @@ PICTURES = """\
 ## Pictures
 
 `just agents-images` lets each client look at a PNG file: by its tool for reading files, and in its
-first prompt. A cell says how the picture was in the request; the engine got the pixels of that file
-each time. "No picture": the client sent a text instead, or has no such way in the terminal.
+first prompt. A cell says how the picture was in the request. "No picture": the client sent a text
+instead, or has no such way in the terminal.
 
 In a first prompt a picture is named by `@picture.png` (Claude Code, Qwen Code, pi), `--image`
 (Codex), `--file` (opencode, Kilo Code), `--attachment` (Copilot CLI) or its name alone (aider).

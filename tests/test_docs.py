@@ -22,7 +22,7 @@ LAB = ROOT / "packages" / "trouper-lab" / "trouper_lab"
 BASES = (ROOT, PACKAGE, LAB.parent, *(path for path in PACKAGE.iterdir() if path.is_dir()))
 TOP = {"trouper", *(path.name for path in PACKAGE.iterdir() if path.is_dir())}
 ACTORS = DOCS / "actors.md"
-MAX_WORDS = 60_000
+MAX_WORDS = 56_000
 MAX_WORDS_OF_A_PAGE = 2500
 """Bars of tables count as words."""
 

@@ -155,14 +155,12 @@ def _code(name: str) -> str:
 TEXT = """# Architectures
 
 How rows of each architecture share the engine. `just zoo` makes this page: it builds a tiny random model of every config in `tests/zoo`, plays
-rows of different lengths on it, and compares the log-probabilities of every next token with mlx-lm's own loop over the same tokens in the same
-pieces.
+rows of different lengths on it, and compares log-probabilities with mlx-lm's own loop over the same tokens in the same pieces.
 
 {figures}
 
 What is played: one row alone; rows of four lengths that prefill in one pass, decode together, join and leave; rows restored from blocks; drafts that
-are right, wrong and right in part; with shapes as a CPU gets them, in one bank and in several, and rounded up as other devices want them. A difference
-of {bound} in a log-probability counts as wrong; right ones differ by at most 3e-4.
+are right, wrong and right in part. A difference of {bound} in a log-probability counts as wrong; right ones differ by at most 3e-4.
 
 ## Every module
 
