@@ -217,6 +217,7 @@ async def test_neutral_and_harmless_parameters() -> None:
         "thinking_token_budget": 5,
         "modalities": ["text"],
         "context_management": [],
+        "background_options": {"completion_window": "soonest"},
     }
     async with serving(saying("x")) as served:
         for name, value in harmless.items():

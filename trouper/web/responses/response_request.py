@@ -59,6 +59,7 @@ UNSUPPORTED: Unsupported = {
     "truncation": ("disabled",),
     "service_tier": ("auto", "default"),
     "context_management": ([],),
+    "background_options": ({}, {"completion_window": "soonest"}),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     "moderation": (),
     "access_programs": (),
