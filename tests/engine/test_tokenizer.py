@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -306,13 +305,25 @@ def test_a_batch_has_the_tokens_of_each_text_and_pair(
     save: Callable[[Path, int], Path], tmp_path: Path
 ) -> None:
     save(tmp_path, 300)
-    for tokenizer in (opened := load(tmp_path), attrs.evolve(opened, lowers=True)):
+    for tokenizer in (load(tmp_path), load(tmp_path, lower_case=True)):
         pair, text = ("What barks?", "A DOG"), "the capital of france"
         empty = tokenizer.encode_pair("a", "")
         tokens = [tokenizer.encode_pair(*pair), (tokenizer.encode(text), 0), empty]
         assert tokenizer.encode_batch([pair, text, ("a", "")]) == tokens
         assert len(empty[0]) > len(tokenizer.encode("a"))
         assert (tokens[0][1] > 0) == (save is save_wordpiece), "BERT tells both texts apart"
+
+
+@pytest.mark.parametrize(("save", "end"), [(save_wordpiece, "[SEP]"), (save_unigram, "</s>")])
+def test_texts_in_lower_case_keep_special_tokens(
+    save: Callable[[Path, int], Path], end: str, tmp_path: Path
+) -> None:
+    """As sentence-transformers reads `do_lower_case`."""
+    save(tmp_path, 300)
+    plain, lower = load(tmp_path), load(tmp_path, lower_case=True)
+    assert lower.encode("A DOG") == plain.encode("a dog")
+    assert lower.encode_pair("A DOG", "BARKS") == plain.encode_pair("a dog", "barks")
+    assert lower.encode(f"A Dog{end}") == plain.encode(f"a dog{end}")
 
 
 def test_a_tokenizer_that_cuts_or_pads_is_left_to_its_wrapper(tmp_path: Path) -> None:

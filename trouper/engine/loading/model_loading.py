@@ -373,10 +373,9 @@ def _checked(
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         special_tokens_in_content=settings.special_tokens_in_content,
+        lower_case=read_sentence_files(directory).lower_case,
     )
     progress(1, 1)
-    lowers = read_sentence_files(directory).lower_case
-    hub_tokenizer = attrs.evolve(hub_tokenizer, lowers=lowers)
     output_format = hub_tokenizer.output_format
     unread = "in a format that has no parser here" if output_format.unread else NONE
     report(

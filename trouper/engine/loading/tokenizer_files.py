@@ -13,7 +13,7 @@ from jinja2 import Environment, TemplateError, meta
 from jinja2.ext import loopcontrols
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from trouper.engine.loading.message_adaptation import Message
@@ -86,6 +86,14 @@ def _agrees(opened: TokenizerWrapper, path: Path) -> bool:
     same = tokens == [*opened.encode(SAMPLE, add_special_tokens=False)]
     # A class of transformers may number added tokens anew.
     return bool(same and plain.get_vocab().items() <= opened.get_vocab().items())
+
+
+def put_into_lower_case(opened: TokenizerWrapper) -> None:
+    """Special tokens keep their case, as in sentence-transformers. Raises `AttributeError` for a
+    tokenizer without a backend."""
+    backend = inner_tokenizer(opened).backend_tokenizer
+    own = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 def _hints(directory: Path) -> dict[str, Any]:
