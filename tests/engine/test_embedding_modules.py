@@ -126,6 +126,24 @@ def test_a_dense_layer_is_applied(activation: str, pooling: str, tmp_path: Path)
     assert len(got) == OUT != len(plain)
 
 
+@pytest.mark.parametrize("out", [OUT, None])
+def test_a_dense_layer_adds_its_input(out: int | None, tmp_path: Path) -> None:
+    """Projected, where the widths differ."""
+    model = build("llama")
+    pooled = hidden_of(model).mean(0)
+    width = out or len(pooled)
+    weight, projection = drawn(width, len(pooled)), drawn(width, len(pooled), seed=1)
+    modules(tmp_path, ("2_Dense", f"{NEW}Dense"), package=NEW)
+    module(tmp_path, "1_Pooling", {"pooling_mode": "mean"})
+    weights = {"linear__weight": weight} | ({"residual__weight": projection} if out else {})
+    module(tmp_path, "2_Dense", DENSE | {"use_residual": True}, **weights)
+    expected = np.tanh(weight @ pooled) + (projection @ pooled if out else pooled)
+    got = engine_vector(model, tmp_path)
+    np.testing.assert_allclose(
+        got, expected / np.linalg.norm(expected), atol=2e-2 if TF32 else 2e-5
+    )
+
+
 def test_the_layers_of_embeddinggemma_and_a_norm(tmp_path: Path) -> None:
     """Two layers without bias; the directories may have any names."""
     model = build("llama")

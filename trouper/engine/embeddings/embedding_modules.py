@@ -123,10 +123,14 @@ def _dense(directory: Path, name: str) -> Step:
         )
     weights = _weights(directory, name, "linear.weight")
     weight, bias = weights["linear.weight"], weights.get("linear.bias")
+    projection, adds_input = weights.get("residual.weight"), config.get("use_residual") is True
 
     def step(vector: mx.array) -> mx.array:
         product = weight @ vector
-        return activation(product if bias is None else product + bias)
+        output = activation(product if bias is None else product + bias)
+        if not adds_input:
+            return output
+        return output + (vector if projection is None else projection @ vector)
 
     return step
 
