@@ -190,11 +190,14 @@ class TestFilesOfSentenceTransformers:
     def test_the_longest_text(self, tmp_path: Path) -> None:
         config = CONFIGS["xlm-roberta"]
         assert context_length(config) == 48 == config["max_position_embeddings"] - 2
-        assert context_of(tmp_path, config) == 48
+        assert context_of(tmp_path, config, "embedder") == 48
+        (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 30}')
+        assert context_of(tmp_path, config, "reranker") == 30
+        assert context_of(tmp_path, config, "generator") == 48
         (tmp_path / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 20}')
-        assert context_of(tmp_path, config) == 20
+        assert context_of(tmp_path, config, "embedder") == 20
         (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 512}')
-        assert context_of(tmp_path, config) == 48
+        assert context_of(tmp_path, config, "embedder") == 48
 
     def test_more_positions_than_the_table_has_are_no_setting(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"))

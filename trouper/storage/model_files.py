@@ -159,12 +159,13 @@ def _described(name: str, directory: Path) -> ModelFiles:
             problem = no_tokenizer(directory)
     except (ModelUnusable, OSError) as error:
         problem = str(error)
+    kind = kind_of(directory, config)
     return ModelFiles(
         name=name,
         directory=directory,
-        kind=kind_of(directory, config),
+        kind=kind,
         architecture=printable(str(config.get("model_type") or "unknown"), LONGEST_WORD),
-        context_length=context_of(directory, config),
+        context_length=context_of(directory, config, kind),
         quantization=printable(_quantization(config, tensors), LONGEST_WORD),
         stored_bytes=stored_bytes(tensors),
         float32_bytes=float32_bytes(tensors, config),

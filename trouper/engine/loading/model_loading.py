@@ -518,11 +518,13 @@ def _card(
 ) -> ModelCard:
     model = candidate.model
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
+    kind = kind_of(found.directory, found.config)
+    context = settings.context_length or context_of(found.directory, candidate.config, kind)
     return ModelCard(
         id=settings.model or bundled_model.NAME,
-        kind=kind_of(found.directory, found.config),
+        kind=kind,
         created=created_at(found.directory),
-        context_length=settings.context_length or context_of(found.directory, candidate.config),
+        context_length=context,
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,
         architecture_source=found.source.provider,
