@@ -233,6 +233,16 @@ class TestFilesOfSentenceTransformers:
         file.write_text(json.dumps({"prompts": {"query": ""}}))
         assert load_plainly(Settings(model=str(tmp_path))).card.embedding is not None
 
+    def test_modules_that_make_no_vectors_are_refused(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"), "mean")
+        save_tokenizer(tmp_path)
+        file = tmp_path / "config_sentence_transformers.json"
+        for kind, gives in (("CrossEncoder", False), ("SentenceTransformer", True)):
+            file.write_text(json.dumps({"model_type": kind}))
+            card = load_plainly(Settings(model=str(tmp_path))).card
+            assert (card.embedding is not None) is gives
+            assert (kind in card.no_embedding) is not gives
+
     def test_a_pooling_that_is_not_known(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"), "mean")
         save_tokenizer(tmp_path)

@@ -17,6 +17,8 @@ from trouper.storage.checkpoint_files import read_json
 from trouper.storage.context import context_length
 
 PROMPTS_FILE = "config_sentence_transformers.json"
+EMBEDDER = "SentenceTransformer"
+"""Class of sentence-transformers whose modules make vectors."""
 TOKENIZER_FILE = "tokenizer_config.json"
 KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LIMIT_FILES = tuple(f"sentence_{kind}_config.json" for kind in KINDS)
@@ -29,6 +31,7 @@ class SentenceFiles:
     """Name and text that precedes a text."""
     default_prompt: str | None = None
     """Name of the prompt of requests that name none."""
+    model_class: str = EMBEDDER
     max_tokens: int | None = None
     lower_case: bool = False
     """Whether texts are put into lower case first."""
@@ -50,6 +53,7 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
     return SentenceFiles(
         prompts=tuple(kept.items()),
         default_prompt=default,
+        model_class=str(named.get("model_type") or EMBEDDER),
         max_tokens=_positive(limits.get("max_seq_length")),
         lower_case=limits.get("do_lower_case") is True,
     )

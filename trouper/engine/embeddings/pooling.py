@@ -32,7 +32,7 @@ from trouper.protocol.model import EmbeddingLayout
 from trouper.protocol.plans import Pooling
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import read_json
-from trouper.storage.sentence_files import read_sentence_files
+from trouper.storage.sentence_files import EMBEDDER, PROMPTS_FILE, read_sentence_files
 
 WINDOWED = "window_size"  # Attribute of a body with windowed layers.
 NO_GENERATION = "each of its tokens attends to those behind it"
@@ -182,6 +182,8 @@ def _from_files(directory: Path, width: int, default: Pooling) -> Embedder:
                 )
             )
         files = read_sentence_files(directory)
+        if files.model_class != EMBEDDER:
+            raise NotSupported(f"{PROMPTS_FILE} says that it is a {files.model_class}")
         leaves_out = _config_of(pooling_directory).get("include_prompt") is False
         if leaves_out and any(text for _, text in files.prompts):
             raise NotSupported(f"{modules.pooling}/config.json leaves prompts out of the pooling")
