@@ -326,6 +326,35 @@ def test_texts_in_lower_case_keep_special_tokens(
     assert lower.encode(f"A Dog{end}") == plain.encode(f"a dog{end}")
 
 
+TEXT = "A  Dog bárks, [SEP]"
+
+
+def test_lower_case_in_the_config_of_a_bert_counts(tmp_path: Path) -> None:
+    """As in transformers, whatever tokenizer.json says of its normalizer."""
+    save_wordpiece(tmp_path, 300)
+    expected = load(tmp_path).encode(TEXT)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "do_lower_case": True}))
+    assert load(tmp_path).encode(TEXT) == expected
+    file.write_text(json.dumps({**config, "do_lower_case": False}))
+    assert load(tmp_path).encode(TEXT) != expected
+
+
+def test_a_vocabulary_is_enough_for_a_bert(tmp_path: Path) -> None:
+    save_wordpiece(tmp_path, 300)
+    opened = load(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelUnusable, match=r"has no tokenizer\.json"):
+        load(tmp_path)
+    in_order = sorted(opened.vocabulary, key=lambda token: opened.vocabulary[token])
+    (tmp_path / "vocab.txt").write_text("\n".join(in_order))
+    assert load(tmp_path).encode(TEXT) == opened.encode(TEXT)
+
+
 def test_a_tokenizer_that_cuts_or_pads_is_left_to_its_wrapper(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     backend = Backend.from_file(str(tmp_path / "tokenizer.json"))

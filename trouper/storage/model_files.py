@@ -39,7 +39,7 @@ EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Poolin
 CROSS_ENCODER = "ForSequenceClassification"
 # Endings of generating classes in transformers.
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 DTYPES = {
     "F64": "float64",

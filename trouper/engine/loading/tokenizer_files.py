@@ -24,6 +24,7 @@ from trouper.storage.foreign_files import require_content
 from trouper.storage.model_files import no_tokenizer
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+WORDS = "vocab.txt"
 NAMED_PARSER = "named_tool_parser"
 SAMPLE = 'The  cat\'s 12345 mats:\n\n\tnaïve café, 東京 🙂! {"a": [1, 2.50]}'
 HINTS = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
@@ -68,9 +69,17 @@ def _open_without_file(directory: Path, options: Mapping[str, Any]) -> Tokenizer
         if not is_of_library(error):
             raise
         raise ModelUnusable(no_tokenizer(directory)) from error
-    if opened.decode(opened.encode(SAMPLE, add_special_tokens=False)).strip() != SAMPLE:
+    kept = opened.decode(opened.encode(SAMPLE, add_special_tokens=False)).strip() == SAMPLE
+    if not kept and not _has_words(opened, directory / WORDS):
         raise ModelUnusable(no_tokenizer(directory))
     return opened
+
+
+def _has_words(opened: TokenizerWrapper, path: Path) -> bool:
+    """Whether all of BERT's vocabulary was read: it does not keep a text's case and blanks."""
+    return path.exists() and set(path.read_text("utf-8").split("\n")) - {""} <= {
+        *opened.get_vocab()
+    }
 
 
 def _open_file(directory: Path, options: Mapping[str, Any]) -> TokenizerWrapper:
@@ -82,10 +91,22 @@ def _agrees(opened: TokenizerWrapper, path: Path) -> bool:
     plain = Tokenizer.from_file(str(path))
     plain.no_truncation()
     plain.no_padding()
-    tokens = plain.encode(SAMPLE, add_special_tokens=False).ids
-    same = tokens == [*opened.encode(SAMPLE, add_special_tokens=False)]
+    tokens = [*opened.encode(SAMPLE, add_special_tokens=False)]
+    same = plain.encode(SAMPLE, add_special_tokens=False).ids == tokens
+    if not same and isinstance(plain.normalizer, normalizers.BertNormalizer):
+        plain.normalizer = _configured(path.with_name(CONFIG))
+        same = plain.encode(SAMPLE, add_special_tokens=False).ids == tokens
     # A class of transformers may number added tokens anew.
     return bool(same and plain.get_vocab().items() <= opened.get_vocab().items())
+
+
+def _configured(path: Path) -> normalizers.BertNormalizer:
+    config = read_json(path) if path.exists() else {}
+    return normalizers.BertNormalizer(
+        lowercase=config.get("do_lower_case", True),
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
 
 
 def put_into_lower_case(opened: TokenizerWrapper) -> None:
