@@ -13,7 +13,7 @@ import attrs
 
 from trouper.protocol.names import Kind
 from trouper.protocol.problems import ModelUnusable
-from trouper.storage.checkpoint_files import read_json
+from trouper.storage.checkpoint_files import read_json, section
 from trouper.storage.context import context_length
 
 PROMPTS_FILE = "config_sentence_transformers.json"
@@ -33,6 +33,10 @@ class SentenceFiles:
     """Name of the prompt of requests that name none."""
     model_class: str = EMBEDDER
     max_tokens: int | None = None
+    dimensions: int | None = None
+    """Of vectors, which are cut to so many."""
+    takes_texts: bool = True
+    """False: texts become messages of a chat."""
     lower_case: bool = False
     """Whether texts are put into lower case first."""
 
@@ -54,6 +58,8 @@ def read_sentence_files(directory: Path) -> SentenceFiles:
         prompts=tuple(kept.items()),
         default_prompt=default,
         model_class=str(named.get("model_type") or EMBEDDER),
+        dimensions=_positive(named.get("truncate_dim")),
+        takes_texts="text" in (section(limits, "modality_config") or {"text"}),
         max_tokens=_positive(limits.get("max_seq_length")),
         lower_case=limits.get("do_lower_case") is True,
     )

@@ -184,6 +184,10 @@ def _from_files(directory: Path, width: int, default: Pooling) -> Embedder:
         files = read_sentence_files(directory)
         if files.model_class != EMBEDDER:
             raise NotSupported(f"{PROMPTS_FILE} says that it is a {files.model_class}")
+        if not files.takes_texts:
+            raise NotSupported("modality_config makes messages of texts")
+        if files.dimensions is not None:
+            modules = modules.cut(files.dimensions)
         leaves_out = _config_of(pooling_directory).get("include_prompt") is False
         if leaves_out and any(text for _, text in files.prompts):
             raise NotSupported(f"{modules.pooling}/config.json leaves prompts out of the pooling")
