@@ -61,8 +61,9 @@ def bidirectional_encode(model: nn.Module, body: nn.Module, config: Mapping[str,
             "those behind it, as this model's must"
         )
     attention_seam.install(body)
-    reach = None
+    reach, rescale = None, False
     if hasattr(body, WINDOWED):
+        rescale = "float32" in (config.get("dtype"), config.get("torch_dtype"))
         # transformers halves the window, which is that of both sides
         # (configuration_gemma3.py, masking_utils.py).
         reach = int(config["sliding_window"]) // 2
@@ -72,11 +73,24 @@ def bidirectional_encode(model: nn.Module, body: nn.Module, config: Mapping[str,
     def forward(tokens: mx.array, _types: mx.array, mask: mx.array | None) -> mx.array:
         for convolution in convolutions:
             convolution.is_token = mask
+        inputs = _exactly_scaled(body, tokens) if rescale else None
         with attention_seam.bidirectional(reach, padding_mask(mask)):
-            hidden: mx.array = body(tokens)
+            hidden: mx.array = (
+                body(tokens) if inputs is None else body(tokens, input_embeddings=inputs)
+            )
         return hidden
 
     return lambda prompts: run_padded(prompts, forward)
+
+
+def _exactly_scaled(body: nn.Module, tokens: mx.array) -> mx.array | None:
+    """Embeddings that mlx-lm's Gemma, whose scale is rounded to bfloat16, scales as transformers
+    does in float32. None: the weights are not in float32."""
+    embeddings: mx.array = body.embed_tokens(tokens)
+    if embeddings.dtype != mx.float32:
+        return None
+    exact = sqrt(embeddings.shape[-1])
+    return embeddings * (exact / mx.array(exact, mx.bfloat16).item())
 
 
 def encoder_encode(encoder: Encoder) -> Encode:
