@@ -344,6 +344,20 @@ def test_lower_case_in_the_config_of_a_bert_counts(tmp_path: Path) -> None:
     assert load(tmp_path).encode(TEXT) != expected
 
 
+def test_the_blank_that_the_config_of_a_roberta_puts_first_counts(tmp_path: Path) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: at for at, token in enumerate(["<s>", "</s>", *letters])}
+    backend = Backend(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "RobertaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    for blank in (False, True):
+        write_json(tmp_path / "tokenizer_config.json", config | {"add_prefix_space": blank})
+        tokens = load(tmp_path).encode("a", special=False)
+        assert tokens == tuple(vocabulary[token] for token in ("Ġa" if blank else "a"))
+
+
 def test_a_vocabulary_is_enough_for_a_bert(tmp_path: Path) -> None:
     save_wordpiece(tmp_path, 300)
     opened = load(tmp_path)

@@ -13,7 +13,7 @@ from jinja2 import Environment, TemplateError, meta
 from jinja2.ext import loopcontrols
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trouper.engine.loading.message_adaptation import Message
@@ -93,20 +93,24 @@ def _agrees(opened: TokenizerWrapper, path: Path) -> bool:
     plain.no_padding()
     tokens = [*opened.encode(SAMPLE, add_special_tokens=False)]
     same = plain.encode(SAMPLE, add_special_tokens=False).ids == tokens
-    if not same and isinstance(plain.normalizer, normalizers.BertNormalizer):
-        plain.normalizer = _configured(path.with_name(CONFIG))
+    if not same:
+        _configure(plain, path.with_name(CONFIG))
         same = plain.encode(SAMPLE, add_special_tokens=False).ids == tokens
     # A class of transformers may number added tokens anew.
     return bool(same and plain.get_vocab().items() <= opened.get_vocab().items())
 
 
-def _configured(path: Path) -> normalizers.BertNormalizer:
+def _configure(plain: Tokenizer, path: Path) -> None:
+    """Apply tokenizer_config.json to parts of BERT's and RoBERTa's: transformers prefers it."""
     config = read_json(path) if path.exists() else {}
-    return normalizers.BertNormalizer(
-        lowercase=config.get("do_lower_case", True),
-        strip_accents=config.get("strip_accents"),
-        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
-    )
+    if isinstance(plain.normalizer, normalizers.BertNormalizer):
+        plain.normalizer = normalizers.BertNormalizer(
+            lowercase=config.get("do_lower_case", True),
+            strip_accents=config.get("strip_accents"),
+            handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        )
+    if isinstance(plain.pre_tokenizer, pre_tokenizers.ByteLevel):
+        plain.pre_tokenizer.add_prefix_space = config.get("add_prefix_space", False)
 
 
 def put_into_lower_case(opened: TokenizerWrapper) -> None:
