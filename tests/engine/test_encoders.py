@@ -42,7 +42,11 @@ PLAIN_TOLERANCE = 2e-2 if TF32 else 1e-5
 @pytest.mark.parametrize(
     ("name", "changed", "named"),
     [
-        ("xlm-roberta", {"position_embedding_type": "rotary"}, "position_embedding_type rotary"),
+        (
+            "xlm-roberta",
+            {"position_embedding_type": "rotary"},
+            "position_embedding_type rotary .*docs/models",
+        ),
         ("bert", {"position_embedding_type": "relative_key"}, "relative_key"),
         ("bert", {"hidden_act": "mish"}, "activation mish"),
         ("bert", {"architectures": ["BertForSequenceClassification"]}, "classifier of 2 classes"),
