@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,6 +357,20 @@ def test_the_blank_that_the_config_of_a_roberta_puts_first_counts(tmp_path: Path
         write_json(tmp_path / "tokenizer_config.json", config | {"add_prefix_space": blank})
         tokens = load(tmp_path).encode("a", special=False)
         assert tokens == tuple(vocabulary[token] for token in ("Ġa" if blank else "a"))
+
+
+def test_a_model_that_transformers_does_not_know_is_none_of_its_concern(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_wordpiece(tmp_path, 300)
+    write_json(tmp_path / "config.json", {"model_type": "new"})
+    library = logging.getLogger("transformers")
+    library.addHandler(caplog.handler)
+    try:
+        load(tmp_path)
+    finally:
+        library.removeHandler(caplog.handler)
+    assert not caplog.messages
 
 
 def test_a_vocabulary_is_enough_for_a_bert(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -39,6 +40,8 @@ OTHER_SWITCHES: Mapping[str, tuple[Any, Any]] = {
     "thinking_budget": (0, -1),
 }
 EFFORTS = {"minimal": "low", "xhigh": "max"}  # Kimi K3's names, in `thinking_effort`.
+# Tokenizers alone are opened by it: models that it does not know are no matter for a warning.
+logging.getLogger("transformers.configuration_utils").setLevel(logging.ERROR)
 GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")  # A tag of transformers' own.
 
 
