@@ -25,7 +25,7 @@ from tests.engine.encoder_references import (
     weights_of,
 )
 from tests.engine.test_encoder_references import TEXTS, engine_results
-from tests.families import save_tokenizer
+from tests.families import save, save_tokenizer
 from trouper.engine.embeddings.embedding_modules import EncoderInput
 from trouper.engine.embeddings.padded_pass import like_lengths, run_padded
 from trouper.engine.encoders import bert, encoder
@@ -250,9 +250,18 @@ class TestFilesOfSentenceTransformers:
     def test_a_pooling_that_is_not_known(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"), "mean")
         save_tokenizer(tmp_path)
-        (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "attention"}')
-        card = load_plainly(Settings(model=str(tmp_path))).card
-        assert card.embedding is None and "1_Pooling/config.json" in card.no_embedding
+        for content in ('{"pooling_mode": "attention"}', "{"):
+            (tmp_path / "1_Pooling" / "config.json").write_text(content)
+            card = load_plainly(Settings(model=str(tmp_path))).card
+            assert card.embedding is None and "1_Pooling/config.json" in card.no_embedding
+
+    def test_a_decoder_that_scores_pairs_is_refused(self, tmp_path: Path) -> None:
+        save("qwen3", tmp_path)
+        file = tmp_path / "config.json"
+        scores = {"architectures": ["Qwen3ForSequenceClassification"]}
+        file.write_text(json.dumps(json.loads(file.read_text()) | scores))
+        with pytest.raises(ModelUnusable, match=r"Qwen3ForSequenceClassification .*causal"):
+            load_plainly(Settings(model=str(tmp_path)))
 
     @pytest.mark.parametrize(
         ("name", "kind"),

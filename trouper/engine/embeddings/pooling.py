@@ -223,10 +223,9 @@ def pooling_of(directory: Path, default: Pooling = "mean") -> Pooling | None:
 
 
 def _config_of(directory: Path) -> dict[str, Any]:
-    try:
-        return read_json(directory / "config.json")
-    except ModelUnusable:
-        return {}
+    """Raises `ModelUnusable` for a file that cannot be read."""
+    path = directory / "config.json"
+    return read_json(path) if path.exists() else {}
 
 
 def _names_of(config: dict[str, Any]) -> list[str]:

@@ -357,6 +357,11 @@ def _checked(
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
+    if kind_of(directory, found.config) == "reranker" and not found.source.encodes:
+        raise ModelUnusable(
+            f"{directory} is a {found.config['architectures'][0]} with a head that is not computed",
+            "use the causal model, as Qwen3-Reranker, or a cross-encoder of docs/models.md",
+        )
     adapters = (settings.adapter_path, *adapters_of(settings.adapter).values())
     for path in filter(None, (str(directory), *adapters)):
         if others_may_write(Path(path)):
