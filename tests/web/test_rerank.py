@@ -104,8 +104,8 @@ class TestRerank:
                 if path == "/v1/rerank":
                     assert ("warnings" in answer["meta"]) is (name != "Qwen3-Reranker-0.6B")
         doubts = [line for line in caplog.messages if "is not known as" in line]
-        doubted = [True] * (name != "Qwen3-Reranker-0.6B")
-        assert ["whose question" in line for line in doubts] == [*doubted, False]
+        ours = [True] * (name != "Qwen3-Reranker-0.6B")
+        assert ["whose question" in line for line in doubts] == [*ours, False]
 
     async def test_as_text_embeddings_inference_answers(self) -> None:
         body = {"query": "barks?", "texts": ["a dog", "a spoon"], "truncate": True}

@@ -357,11 +357,7 @@ def _checked(
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
-    if kind_of(directory, found.config) == "reranker" and not found.source.encodes:
-        raise ModelUnusable(
-            f"{directory} is a {found.config['architectures'][0]} with a head that is not computed",
-            "use the causal model, as Qwen3-Reranker, or a cross-encoder of docs/models.md",
-        )
+    _require_head(found)
     adapters = (settings.adapter_path, *adapters_of(settings.adapter).values())
     for path in filter(None, (str(directory), *adapters)):
         if others_may_write(Path(path)):
@@ -391,6 +387,16 @@ def _checked(
         report(summary)
     _require_read(found, settings, report)
     return found, hub_tokenizer
+
+
+def _require_head(target: checkpoint.Checkpoint) -> None:
+    """Raises `ModelUnusable` for a decoder that scores pairs by a head."""
+    if kind_of(target.directory, target.config) == "reranker" and not target.source.encodes:
+        raise ModelUnusable(
+            f"{target.directory} is a {target.config['architectures'][0]} with a head that is not "
+            "computed",
+            "use the causal model, as Qwen3-Reranker, or a cross-encoder of docs/models.md",
+        )
 
 
 def _require_read(
