@@ -23,7 +23,8 @@ Array = NDArray[np.float32]
 Weights = dict[str, Array]
 FILE = "embedding_references.json"
 VOCABULARY = 512
-HIDDEN = 64
+HIDDEN, ODD_HIDDEN = 64, 92
+"""The root of the second is no number of bfloat16."""
 PROMPTS = [
     [5],
     [3, 17, 99, 4, 250, 8, 61, 30],
@@ -133,6 +134,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "embeddinggemma": GEMMA | {"use_bidirectional_attention": True},
     "embeddinggemma of transformers 5": renewed(GEMMA, GEMMA_ROPE)
     | {"use_bidirectional_attention": True, "layer_types": LAYER_TYPES},
+    "embeddinggemma in float32": GEMMA
+    | {"use_bidirectional_attention": True, "hidden_size": ODD_HIDDEN, "dtype": "float32"},
     "gemma3 causal": GEMMA,
     "qwen3 embedding": QWEN,
     "qwen3 embedding of transformers 5": renewed(
@@ -228,7 +231,10 @@ def save_embedder(name: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     save_file(weights_of(CONFIGS[name]), directory / "model.safetensors", metadata={"format": "pt"})
     _write(directory / "config.json", CONFIGS[name])
-    pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode": POOLINGS[name]}
+    pooling = {
+        "word_embedding_dimension": CONFIGS[name]["hidden_size"],
+        "pooling_mode": POOLINGS[name],
+    }
     _write_module(directory / "1_Pooling", pooling)
     kinds = ["Transformer", "Pooling"]
     for matrix in dense_of(name):

@@ -111,7 +111,6 @@ def test_vectors_of_every_family(name: str) -> None:
         ({"pooling_mode": ["mean", "max"]}, None),
         ({"pooling_mode": "by attention"}, None),
         ({"word_embedding_dimension": 64}, "mean"),
-        ([], "mean"),
     ],
 )
 def test_the_models_own_files_say_how_to_pool(

@@ -126,6 +126,24 @@ def test_a_dense_layer_is_applied(activation: str, pooling: str, tmp_path: Path)
     assert len(got) == OUT != len(plain)
 
 
+@pytest.mark.parametrize("out", [OUT, None])
+def test_a_dense_layer_adds_its_input(out: int | None, tmp_path: Path) -> None:
+    """Projected, where the widths differ."""
+    model = build("llama")
+    pooled = hidden_of(model).mean(0)
+    width = out or len(pooled)
+    weight, projection = drawn(width, len(pooled)), drawn(width, len(pooled), seed=1)
+    modules(tmp_path, ("2_Dense", f"{NEW}Dense"), package=NEW)
+    module(tmp_path, "1_Pooling", {"pooling_mode": "mean"})
+    weights = {"linear__weight": weight} | ({"residual__weight": projection} if out else {})
+    module(tmp_path, "2_Dense", DENSE | {"use_residual": True}, **weights)
+    expected = np.tanh(weight @ pooled) + (projection @ pooled if out else pooled)
+    got = engine_vector(model, tmp_path)
+    np.testing.assert_allclose(
+        got, expected / np.linalg.norm(expected), atol=2e-2 if TF32 else 2e-5
+    )
+
+
 def test_the_layers_of_embeddinggemma_and_a_norm(tmp_path: Path) -> None:
     """Two layers without bias; the directories may have any names."""
     model = build("llama")
@@ -207,6 +225,12 @@ FAULTS: dict[str, tuple[tuple[str, str], Json, dict[str, Array], str]] = {
         {},
         "2_Dense .* pooled vector",
     ),
+    "norm of tokens": (
+        ("2_Normalize", f"{NEW}Normalize"),
+        {"module_input_name": "token_embeddings"},
+        {},
+        "2_Normalize .* pooled vector",
+    ),
     "no weights": (("2_Dense", f"{OLD}Dense"), DENSE, {}, "2_Dense .* has no model.safetensors"),
     "other weights": (
         ("2_Dense", f"{OLD}Dense"),
@@ -240,6 +264,26 @@ def test_modules_that_are_none_are_refused(content: str, tmp_path: Path) -> None
     (tmp_path / "modules.json").write_text(content)
     found = embedder_of(build("llama"), tmp_path)
     assert found.layout is None and "modules.json" in found.reason
+
+
+def test_vectors_are_as_long_as_the_model_says(tmp_path: Path) -> None:
+    (tmp_path / "config_sentence_transformers.json").write_text('{"truncate_dim": 7}')
+    model = build("llama")
+    expected = hidden_of(model).mean(0)[:7]
+    np.testing.assert_allclose(
+        engine_vector(model, tmp_path),
+        expected / np.linalg.norm(expected),
+        atol=2e-2 if TF32 else 2e-5,
+    )
+
+
+def test_texts_that_become_messages_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "sentence_bert_config.json"
+    for modality, gives in (("message", False), ("text", True)):
+        file.write_text(json.dumps({"modality_config": {modality: {"method": "forward"}}}))
+        found = embedder_of(build("llama"), tmp_path)
+        assert (found.layout is not None) is gives
+        assert ("modality_config" in found.reason) is not gives
 
 
 def test_a_loaded_model_has_its_layers_and_one_with_unknown_ones_still_generates(

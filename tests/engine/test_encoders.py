@@ -25,7 +25,7 @@ from tests.engine.encoder_references import (
     weights_of,
 )
 from tests.engine.test_encoder_references import TEXTS, engine_results
-from tests.families import save_tokenizer
+from tests.families import save, save_tokenizer
 from trouper.engine.embeddings.embedding_modules import EncoderInput
 from trouper.engine.embeddings.padded_pass import like_lengths, run_padded
 from trouper.engine.encoders import bert, encoder
@@ -42,7 +42,11 @@ PLAIN_TOLERANCE = 2e-2 if TF32 else 1e-5
 @pytest.mark.parametrize(
     ("name", "changed", "named"),
     [
-        ("xlm-roberta", {"position_embedding_type": "rotary"}, "position_embedding_type rotary"),
+        (
+            "xlm-roberta",
+            {"position_embedding_type": "rotary"},
+            "position_embedding_type rotary .*docs/models",
+        ),
         ("bert", {"position_embedding_type": "relative_key"}, "relative_key"),
         ("bert", {"hidden_act": "mish"}, "activation mish"),
         ("bert", {"architectures": ["BertForSequenceClassification"]}, "classifier of 2 classes"),
@@ -190,11 +194,14 @@ class TestFilesOfSentenceTransformers:
     def test_the_longest_text(self, tmp_path: Path) -> None:
         config = CONFIGS["xlm-roberta"]
         assert context_length(config) == 48 == config["max_position_embeddings"] - 2
-        assert context_of(tmp_path, config) == 48
+        assert context_of(tmp_path, config, "embedder") == 48
+        (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 30}')
+        assert context_of(tmp_path, config, "reranker") == 30
+        assert context_of(tmp_path, config, "generator") == 48
         (tmp_path / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 20}')
-        assert context_of(tmp_path, config) == 20
+        assert context_of(tmp_path, config, "embedder") == 20
         (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 512}')
-        assert context_of(tmp_path, config) == 48
+        assert context_of(tmp_path, config, "embedder") == 48
 
     def test_more_positions_than_the_table_has_are_no_setting(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"))
@@ -230,12 +237,31 @@ class TestFilesOfSentenceTransformers:
         file.write_text(json.dumps({"prompts": {"query": ""}}))
         assert load_plainly(Settings(model=str(tmp_path))).card.embedding is not None
 
+    def test_modules_that_make_no_vectors_are_refused(self, tmp_path: Path) -> None:
+        save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"), "mean")
+        save_tokenizer(tmp_path)
+        file = tmp_path / "config_sentence_transformers.json"
+        for kind, gives in (("CrossEncoder", False), ("SentenceTransformer", True)):
+            file.write_text(json.dumps({"model_type": kind}))
+            card = load_plainly(Settings(model=str(tmp_path))).card
+            assert (card.embedding is not None) is gives
+            assert (kind in card.no_embedding) is not gives
+
     def test_a_pooling_that_is_not_known(self, tmp_path: Path) -> None:
         save_encoder(tmp_path, CONFIGS["bert"], weights_of("bert"), "mean")
         save_tokenizer(tmp_path)
-        (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "attention"}')
-        card = load_plainly(Settings(model=str(tmp_path))).card
-        assert card.embedding is None and "1_Pooling/config.json" in card.no_embedding
+        for content in ('{"pooling_mode": "attention"}', "{"):
+            (tmp_path / "1_Pooling" / "config.json").write_text(content)
+            card = load_plainly(Settings(model=str(tmp_path))).card
+            assert card.embedding is None and "1_Pooling/config.json" in card.no_embedding
+
+    def test_a_decoder_that_scores_pairs_is_refused(self, tmp_path: Path) -> None:
+        save("qwen3", tmp_path)
+        file = tmp_path / "config.json"
+        scores = {"architectures": ["Qwen3ForSequenceClassification"]}
+        file.write_text(json.dumps(json.loads(file.read_text()) | scores))
+        with pytest.raises(ModelUnusable, match=r"Qwen3ForSequenceClassification .*causal"):
+            load_plainly(Settings(model=str(tmp_path)))
 
     @pytest.mark.parametrize(
         ("name", "kind"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -306,13 +306,82 @@ def test_a_batch_has_the_tokens_of_each_text_and_pair(
     save: Callable[[Path, int], Path], tmp_path: Path
 ) -> None:
     save(tmp_path, 300)
-    for tokenizer in (opened := load(tmp_path), attrs.evolve(opened, lowers=True)):
+    for tokenizer in (load(tmp_path), load(tmp_path, lower_case=True)):
         pair, text = ("What barks?", "A DOG"), "the capital of france"
         empty = tokenizer.encode_pair("a", "")
         tokens = [tokenizer.encode_pair(*pair), (tokenizer.encode(text), 0), empty]
         assert tokenizer.encode_batch([pair, text, ("a", "")]) == tokens
         assert len(empty[0]) > len(tokenizer.encode("a"))
         assert (tokens[0][1] > 0) == (save is save_wordpiece), "BERT tells both texts apart"
+
+
+@pytest.mark.parametrize(("save", "end"), [(save_wordpiece, "[SEP]"), (save_unigram, "</s>")])
+def test_texts_in_lower_case_keep_special_tokens(
+    save: Callable[[Path, int], Path], end: str, tmp_path: Path
+) -> None:
+    """As sentence-transformers reads `do_lower_case`."""
+    save(tmp_path, 300)
+    plain, lower = load(tmp_path), load(tmp_path, lower_case=True)
+    assert lower.encode("A DOG") == plain.encode("a dog")
+    assert lower.encode_pair("A DOG", "BARKS") == plain.encode_pair("a dog", "barks")
+    assert lower.encode(f"A Dog{end}") == plain.encode(f"a dog{end}")
+
+
+TEXT = "A  Dog bárks, [SEP]"
+
+
+def test_lower_case_in_the_config_of_a_bert_counts(tmp_path: Path) -> None:
+    """As in transformers, whatever tokenizer.json says of its normalizer."""
+    save_wordpiece(tmp_path, 300)
+    expected = load(tmp_path).encode(TEXT)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=False)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "do_lower_case": True}))
+    assert load(tmp_path).encode(TEXT) == expected
+    file.write_text(json.dumps({**config, "do_lower_case": False}))
+    assert load(tmp_path).encode(TEXT) != expected
+
+
+def test_the_blank_that_the_config_of_a_roberta_puts_first_counts(tmp_path: Path) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: at for at, token in enumerate(["<s>", "</s>", *letters])}
+    backend = Backend(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "RobertaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
+    for blank in (False, True):
+        write_json(tmp_path / "tokenizer_config.json", config | {"add_prefix_space": blank})
+        tokens = load(tmp_path).encode("a", special=False)
+        assert tokens == tuple(vocabulary[token] for token in ("Ġa" if blank else "a"))
+
+
+def test_a_model_that_transformers_does_not_know_is_none_of_its_concern(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_wordpiece(tmp_path, 300)
+    write_json(tmp_path / "config.json", {"model_type": "new"})
+    library = logging.getLogger("transformers")
+    library.addHandler(caplog.handler)
+    try:
+        load(tmp_path)
+    finally:
+        library.removeHandler(caplog.handler)
+    assert not caplog.messages
+
+
+def test_a_vocabulary_is_enough_for_a_bert(tmp_path: Path) -> None:
+    save_wordpiece(tmp_path, 300)
+    opened = load(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ModelUnusable, match=r"has no tokenizer\.json"):
+        load(tmp_path)
+    in_order = sorted(opened.vocabulary, key=lambda token: opened.vocabulary[token])
+    (tmp_path / "vocab.txt").write_text("\n".join(in_order))
+    assert load(tmp_path).encode(TEXT) == opened.encode(TEXT)
 
 
 def test_a_tokenizer_that_cuts_or_pads_is_left_to_its_wrapper(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ EMBEDDER_FILES = ("modules.json", "config_sentence_transformers.json", "1_Poolin
 CROSS_ENCODER = "ForSequenceClassification"
 # Endings of generating classes in transformers.
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSeq2SeqLM")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 DTYPES = {
     "F64": "float64",
@@ -159,12 +159,13 @@ def _described(name: str, directory: Path) -> ModelFiles:
             problem = no_tokenizer(directory)
     except (ModelUnusable, OSError) as error:
         problem = str(error)
+    kind = kind_of(directory, config)
     return ModelFiles(
         name=name,
         directory=directory,
-        kind=kind_of(directory, config),
+        kind=kind,
         architecture=printable(str(config.get("model_type") or "unknown"), LONGEST_WORD),
-        context_length=context_of(directory, config),
+        context_length=context_of(directory, config, kind),
         quantization=printable(_quantization(config, tensors), LONGEST_WORD),
         stored_bytes=stored_bytes(tensors),
         float32_bytes=float32_bytes(tensors, config),

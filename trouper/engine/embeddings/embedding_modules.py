@@ -62,6 +62,10 @@ class EmbeddingModules:
     normalizes: bool = True
     """False for scores."""
 
+    def cut(self, dimensions: int) -> EmbeddingModules:
+        """With the first `dimensions` numbers of each vector."""
+        return attrs.evolve(self, steps=(*self.steps, lambda vector: vector[:dimensions]))
+
     def applied(self, vector: mx.array) -> mx.array:
         for step in self.steps:
             vector = step(vector)
@@ -93,6 +97,7 @@ def modules_of(directory: Path) -> EmbeddingModules:
             case "LayerNorm" if index > 1:
                 steps.append(_layer_norm(directory / path, name))
             case "Normalize" if index > 1:
+                _require_vector(_config_of(directory / path), name)
                 steps.append(normalized)
             case "Dropout":
                 continue
@@ -105,15 +110,12 @@ def normalized(vector: mx.array) -> mx.array:
     return vector / mx.maximum(mx.linalg.norm(vector), 1e-12)
 
 
-def _dense(directory: Path, name: str) -> Step:
+def _config_of(directory: Path) -> dict[str, Any]:
     config = _read(directory / "config.json")
-    config = config if isinstance(config, dict) else {}
-    function = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh")
-    activation = (
-        ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None
-    )
-    if activation is None:
-        raise NotSupported(f"{name} has the activation {function}, which is not supported here")
+    return config if isinstance(config, dict) else {}
+
+
+def _require_vector(config: Mapping[str, Any], name: str) -> None:
     if {config.get(key) for key in ("module_input_name", "module_output_name")} - {
         None,
         "sentence_embedding",
@@ -121,12 +123,27 @@ def _dense(directory: Path, name: str) -> Step:
         raise NotSupported(
             f"{name} is not applied to the pooled vector, which is not supported here"
         )
+
+
+def _dense(directory: Path, name: str) -> Step:
+    config = _config_of(directory)
+    _require_vector(config, name)
+    function = str(config.get("activation_function") or "torch.nn.modules.activation.Tanh")
+    activation = (
+        ACTIVATIONS.get(function.rpartition(".")[2]) if function.startswith("torch.nn.") else None
+    )
+    if activation is None:
+        raise NotSupported(f"{name} has the activation {function}, which is not supported here")
     weights = _weights(directory, name, "linear.weight")
     weight, bias = weights["linear.weight"], weights.get("linear.bias")
+    projection, adds_input = weights.get("residual.weight"), config.get("use_residual") is True
 
     def step(vector: mx.array) -> mx.array:
         product = weight @ vector
-        return activation(product if bias is None else product + bias)
+        output = activation(product if bias is None else product + bias)
+        if not adds_input:
+            return output
+        return output + (vector if projection is None else projection @ vector)
 
     return step
 

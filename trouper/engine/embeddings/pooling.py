@@ -32,7 +32,7 @@ from trouper.protocol.model import EmbeddingLayout
 from trouper.protocol.plans import Pooling
 from trouper.protocol.problems import ModelUnusable
 from trouper.storage.checkpoint_files import read_json
-from trouper.storage.sentence_files import read_sentence_files
+from trouper.storage.sentence_files import EMBEDDER, PROMPTS_FILE, read_sentence_files
 
 WINDOWED = "window_size"  # Attribute of a body with windowed layers.
 NO_GENERATION = "each of its tokens attends to those behind it"
@@ -61,8 +61,9 @@ def bidirectional_encode(model: nn.Module, body: nn.Module, config: Mapping[str,
             "those behind it, as this model's must"
         )
     attention_seam.install(body)
-    reach = None
+    reach, rescale = None, False
     if hasattr(body, WINDOWED):
+        rescale = "float32" in (config.get("dtype"), config.get("torch_dtype"))
         # transformers halves the window, which is that of both sides
         # (configuration_gemma3.py, masking_utils.py).
         reach = int(config["sliding_window"]) // 2
@@ -72,11 +73,24 @@ def bidirectional_encode(model: nn.Module, body: nn.Module, config: Mapping[str,
     def forward(tokens: mx.array, _types: mx.array, mask: mx.array | None) -> mx.array:
         for convolution in convolutions:
             convolution.is_token = mask
+        inputs = _exactly_scaled(body, tokens) if rescale else None
         with attention_seam.bidirectional(reach, padding_mask(mask)):
-            hidden: mx.array = body(tokens)
+            hidden: mx.array = (
+                body(tokens) if inputs is None else body(tokens, input_embeddings=inputs)
+            )
         return hidden
 
     return lambda prompts: run_padded(prompts, forward)
+
+
+def _exactly_scaled(body: nn.Module, tokens: mx.array) -> mx.array | None:
+    """Embeddings that mlx-lm's Gemma, whose scale is rounded to bfloat16, scales as transformers
+    does in float32. None: the weights are not in float32."""
+    embeddings: mx.array = body.embed_tokens(tokens)
+    if embeddings.dtype != mx.float32:
+        return None
+    exact = sqrt(embeddings.shape[-1])
+    return embeddings * (exact / mx.array(exact, mx.bfloat16).item())
 
 
 def encoder_encode(encoder: Encoder) -> Encode:
@@ -182,6 +196,12 @@ def _from_files(directory: Path, width: int, default: Pooling) -> Embedder:
                 )
             )
         files = read_sentence_files(directory)
+        if files.model_class != EMBEDDER:
+            raise NotSupported(f"{PROMPTS_FILE} says that it is a {files.model_class}")
+        if not files.takes_texts:
+            raise NotSupported("modality_config makes messages of texts")
+        if files.dimensions is not None:
+            modules = modules.cut(files.dimensions)
         leaves_out = _config_of(pooling_directory).get("include_prompt") is False
         if leaves_out and any(text for _, text in files.prompts):
             raise NotSupported(f"{modules.pooling}/config.json leaves prompts out of the pooling")
@@ -203,10 +223,9 @@ def pooling_of(directory: Path, default: Pooling = "mean") -> Pooling | None:
 
 
 def _config_of(directory: Path) -> dict[str, Any]:
-    try:
-        return read_json(directory / "config.json")
-    except ModelUnusable:
-        return {}
+    """Raises `ModelUnusable` for a file that cannot be read."""
+    path = directory / "config.json"
+    return read_json(path) if path.exists() else {}
 
 
 def _names_of(config: dict[str, Any]) -> list[str]:

@@ -78,7 +78,10 @@ def require(config: Mapping[str, Any], computed: Mapping[str, tuple[Any, ...]]) 
     """Raises `ModelUnusable` for a key with a value that is not `computed`."""
     for key, values in computed.items():
         if key in config and config[key] not in values:
-            raise ModelUnusable(f"{key} {config[key]} is not computed for this architecture")
+            raise ModelUnusable(
+                f"{key} {config[key]} is not computed for this architecture",
+                "docs/models.md has the embedders and rerankers that are",
+            )
 
 
 def padding_mask(mask: mx.array | None) -> mx.array | None:

@@ -357,6 +357,7 @@ def _checked(
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
+    _require_head(found)
     adapters = (settings.adapter_path, *adapters_of(settings.adapter).values())
     for path in filter(None, (str(directory), *adapters)):
         if others_may_write(Path(path)):
@@ -373,10 +374,9 @@ def _checked(
         tool_parser=settings.tool_parser,
         reasoning_parser=settings.reasoning_parser,
         special_tokens_in_content=settings.special_tokens_in_content,
+        lower_case=read_sentence_files(directory).lower_case,
     )
     progress(1, 1)
-    lowers = read_sentence_files(directory).lower_case
-    hub_tokenizer = attrs.evolve(hub_tokenizer, lowers=lowers)
     output_format = hub_tokenizer.output_format
     unread = "in a format that has no parser here" if output_format.unread else NONE
     report(
@@ -387,6 +387,16 @@ def _checked(
         report(summary)
     _require_read(found, settings, report)
     return found, hub_tokenizer
+
+
+def _require_head(target: checkpoint.Checkpoint) -> None:
+    """Raises `ModelUnusable` for a decoder that scores pairs by a head."""
+    if kind_of(target.directory, target.config) == "reranker" and not target.source.encodes:
+        raise ModelUnusable(
+            f"{target.directory} is a {target.config['architectures'][0]} with a head that is not "
+            "computed",
+            "use the causal model, as Qwen3-Reranker, or a cross-encoder of docs/models.md",
+        )
 
 
 def _require_read(
@@ -519,11 +529,13 @@ def _card(
 ) -> ModelCard:
     model = candidate.model
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
+    kind = kind_of(found.directory, found.config)
+    context = settings.context_length or context_of(found.directory, candidate.config, kind)
     return ModelCard(
         id=settings.model or bundled_model.NAME,
-        kind=kind_of(found.directory, found.config),
+        kind=kind,
         created=created_at(found.directory),
-        context_length=settings.context_length or context_of(found.directory, candidate.config),
+        context_length=context,
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,
         architecture_source=found.source.provider,

@@ -29,6 +29,7 @@ from trouper.engine.loading.tokenizer_files import (
     apply_template,
     inner_tokenizer,
     open_tokenizer,
+    put_into_lower_case,
 )
 from trouper.engine.loading.tokenizer_trial import LONGEST_BYTES, try_tokenizer
 from trouper.engine.platform.error_text import is_of_library, line_of
@@ -86,8 +87,6 @@ class HubTokenizer:
     output_format: OutputFormat = attrs.field(factory=OutputFormat)
     controls: ControlTokens | None = None
     """None: special tokens in the texts of messages stay special tokens."""
-    lowers: bool = False
-    """Whether texts are put into lower case first."""
     image_text: tuple[str, str] = ("", "")
     """The template's marker of an image, and what the family's processor makes of it."""
 
@@ -120,7 +119,6 @@ class HubTokenizer:
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         if BREAK in text and self.controls is not None:
             return self._encode_parts(text, self.controls)
-        text = text.lower() if self.lowers else text
         with _panics_refused():
             if self._fast is None:
                 return tuple(self._wrapped.encode(text, add_special_tokens=special))
@@ -130,15 +128,13 @@ class HubTokenizer:
         return tuple(ids)
 
     def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
-        if self.lowers:
-            first, second = first.lower(), second.lower()
         with _panics_refused():
             # As lists: a single pair with an empty second text would be encoded as one text.
             encoded = inner_tokenizer(self._wrapped)([first], [second], return_token_type_ids=True)
         return tuple(encoded["input_ids"][0]), _second_at(encoded["token_type_ids"][0])
 
     def encode_batch(self, texts: Sequence[str | tuple[str, str]]) -> list[PairTokens]:
-        if self._fast is None or self.lowers or any(BREAK in text for text in texts):
+        if self._fast is None or any(BREAK in text for text in texts):
             return [
                 (self.encode(text), 0) if isinstance(text, str) else self.encode_pair(*text)
                 for text in texts
@@ -339,10 +335,14 @@ def load(
     tool_parser: str = AUTO,
     reasoning_parser: str = AUTO,
     special_tokens_in_content: bool = False,
+    lower_case: bool = False,
 ) -> HubTokenizer:
-    """`configs` may name further end tokens. Raises `ModelUnusable`."""
+    """`configs` may name further end tokens. `lower_case`: texts are put into lower case first.
+    Raises `ModelUnusable`."""
     try:
         wrapped = wrapped_tokenizer(directory)
+        if lower_case:
+            put_into_lower_case(wrapped)
         has_template = bool(wrapped.has_chat_template)
         render = partial(_rendered, wrapped)
         sees = any("vision_config" in config for config in configs)

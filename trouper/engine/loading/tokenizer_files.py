@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,7 +14,7 @@ from jinja2 import Environment, TemplateError, meta
 from jinja2.ext import loopcontrols
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trouper.engine.loading.message_adaptation import Message
@@ -24,6 +25,7 @@ from trouper.storage.foreign_files import require_content
 from trouper.storage.model_files import no_tokenizer
 
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+WORDS = "vocab.txt"
 NAMED_PARSER = "named_tool_parser"
 SAMPLE = 'The  cat\'s 12345 mats:\n\n\tnaïve café, 東京 🙂! {"a": [1, 2.50]}'
 HINTS = {"chat_template_type": "chat_templates", "tool_parser_type": "tool_parsers"}
@@ -38,6 +40,8 @@ OTHER_SWITCHES: Mapping[str, tuple[Any, Any]] = {
     "thinking_budget": (0, -1),
 }
 EFFORTS = {"minimal": "low", "xhigh": "max"}  # Kimi K3's names, in `thinking_effort`.
+# Tokenizers alone are opened by it: models that it does not know are no matter for a warning.
+logging.getLogger("transformers.configuration_utils").setLevel(logging.ERROR)
 GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")  # A tag of transformers' own.
 
 
@@ -68,9 +72,17 @@ def _open_without_file(directory: Path, options: Mapping[str, Any]) -> Tokenizer
         if not is_of_library(error):
             raise
         raise ModelUnusable(no_tokenizer(directory)) from error
-    if opened.decode(opened.encode(SAMPLE, add_special_tokens=False)).strip() != SAMPLE:
+    kept = opened.decode(opened.encode(SAMPLE, add_special_tokens=False)).strip() == SAMPLE
+    if not kept and not _has_words(opened, directory / WORDS):
         raise ModelUnusable(no_tokenizer(directory))
     return opened
+
+
+def _has_words(opened: TokenizerWrapper, path: Path) -> bool:
+    """Whether all of BERT's vocabulary was read: it does not keep a text's case and blanks."""
+    return path.exists() and set(path.read_text("utf-8").split("\n")) - {""} <= {
+        *opened.get_vocab()
+    }
 
 
 def _open_file(directory: Path, options: Mapping[str, Any]) -> TokenizerWrapper:
@@ -82,10 +94,34 @@ def _agrees(opened: TokenizerWrapper, path: Path) -> bool:
     plain = Tokenizer.from_file(str(path))
     plain.no_truncation()
     plain.no_padding()
-    tokens = plain.encode(SAMPLE, add_special_tokens=False).ids
-    same = tokens == [*opened.encode(SAMPLE, add_special_tokens=False)]
+    tokens = [*opened.encode(SAMPLE, add_special_tokens=False)]
+    same = plain.encode(SAMPLE, add_special_tokens=False).ids == tokens
+    if not same:
+        _configure(plain, path.with_name(CONFIG))
+        same = plain.encode(SAMPLE, add_special_tokens=False).ids == tokens
     # A class of transformers may number added tokens anew.
     return bool(same and plain.get_vocab().items() <= opened.get_vocab().items())
+
+
+def _configure(plain: Tokenizer, path: Path) -> None:
+    """Apply tokenizer_config.json to parts of BERT's and RoBERTa's: transformers prefers it."""
+    config = read_json(path) if path.exists() else {}
+    if isinstance(plain.normalizer, normalizers.BertNormalizer):
+        plain.normalizer = normalizers.BertNormalizer(
+            lowercase=config.get("do_lower_case", True),
+            strip_accents=config.get("strip_accents"),
+            handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        )
+    if isinstance(plain.pre_tokenizer, pre_tokenizers.ByteLevel):
+        plain.pre_tokenizer.add_prefix_space = config.get("add_prefix_space", False)
+
+
+def put_into_lower_case(opened: TokenizerWrapper) -> None:
+    """Special tokens keep their case, as in sentence-transformers. Raises `AttributeError` for a
+    tokenizer without a backend."""
+    backend = inner_tokenizer(opened).backend_tokenizer
+    own = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
 
 
 def _hints(directory: Path) -> dict[str, Any]:

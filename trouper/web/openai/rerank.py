@@ -55,6 +55,8 @@ SYSTEM = (
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 """Qwen3-Reranker's wording."""
 ANSWERS = ("yes", "no")
+QUESTIONED = "qwen3-reranker"
+"""In the names of models that were trained for the question."""
 
 
 class Document(Body, frozen=True):
@@ -250,11 +252,14 @@ def rerank_body(
 
 
 def doubt_of(card: ModelCard, name: str) -> str:
-    """Why scores may say little, or "". Nothing but their names tells generative rerankers from
-    other models."""
-    if card.scores or "rerank" in card.id.lower():
+    """Why scores may say little, or "". Other generative rerankers answer other questions, and
+    nothing but their names tells them apart."""
+    if card.scores or QUESTIONED in card.id.lower():
         return ""
-    return f"{name} is not known as a reranker: its scores may say little"
+    return (
+        f"{name} is not known as a Qwen3-Reranker, whose question it is asked: its scores may say "
+        "little"
+    )
 
 
 def ranked(scores: Sequence[PairScore]) -> list[int]:
