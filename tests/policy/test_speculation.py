@@ -429,6 +429,21 @@ def test_a_wrong_draft_model_is_parked_within_50_steps() -> None:
     assert fresh["draft_model"].acceptance.rate < 0.6
 
 
+def test_a_wrong_drafter_rests_across_answers() -> None:
+    """Each answer's row tried it again, four times in 300 steps: each time a drafter that reads
+    taps has to read what came meanwhile."""
+    batch = Simulated.with_model(device(0, 0.02), [(0, 0, 0)], 0.1)
+    for _ in range(30):
+        batch.rows[0].records = batch.policy.records(["ngram", "draft_model"])
+        batch.run(100)
+    assert batch.drafting < 25
+    before, batch.rows[0].model_right = batch.passes, 0.9
+    for _ in range(14):
+        batch.rows[0].records = batch.policy.records(["ngram", "draft_model"])
+        batch.run(100)
+    assert batch.passes - before > 300, "it is right now"
+
+
 def test_drafts_after_a_rest_have_one_token_until_one_is_right() -> None:
     """A wrong drafter costs a fiftieth at most, also where verification costs much."""
     batch = Simulated.with_model(device(0, 0.25), [(0, 0, 0)], 0.25)

@@ -30,6 +30,8 @@ IDLE_STEPS = 16
 """Steps until n-grams without a draft or repetition end; also the first rest."""
 MAX_CAUTION = 16
 """Largest factor of the match, or of the rest, after rejected drafts."""
+NEW_ROW = 4
+"""Factor of the rest that a new row continues: its drafter has to read the whole prompt first."""
 
 
 @attrs.define(eq=False)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import attrs
 
-from trouper.actors.scheduling.draft_estimates import Acceptance, Costs, Record
+from trouper.actors.scheduling.draft_estimates import NEW_ROW, Acceptance, Costs, Record
 from trouper.protocol.health import ProposerStats, SpeculationStats
 from trouper.protocol.plans import Plan, ProposerName, RowId, Stepped
 
@@ -75,6 +75,8 @@ class Speculation:
         self._costs = Costs()
         self._acceptance: defaultdict[ProposerName, Acceptance] = defaultdict(Acceptance)
         """Average of all rows, with which new rows begin."""
+        self._rests: dict[ProposerName, tuple[int, int]] = {}
+        """Step of the last draft, and `Record.rest_steps` of its row, which a new row continues."""
         self._step = 0
         self._unwatched = WATCH_EVERY
         self._repeating = False
@@ -82,12 +84,17 @@ class Speculation:
         self.stats = stats
 
     def records(self, names: Iterable[ProposerName]) -> dict[ProposerName, Record]:
-        return {
-            name: Record(
+        records = dict[ProposerName, Record]()
+        for name in names:
+            record = Record(
                 name, self._min_match, self._acceptance[name].scaled(), drafted_at=self._step
             )
-            for name in names
-        }
+            if record.resting and name in self._rests:
+                # Otherwise each answer would try a wrong drafter again.
+                record.drafted_at, rest_steps = self._rests[name]
+                record.rest_steps = NEW_ROW * rest_steps
+            records[name] = record
+        return records
 
     def allow(self, rows: Sequence[Drafter]) -> Allowed:
         if not any(row.records for row in rows):
@@ -187,6 +194,7 @@ class Speculation:
             tokens, accepted = drafted.get(row, (0, 0))
             record.learn(tokens, accepted, self._step)
             if tokens:
+                self._rests[record.name] = self._step, record.rest_steps
                 before = counts.get(record.name, (0, 0))
                 counts[record.name] = before[0] + accepted, before[1] + (accepted < tokens)
         for name, (accepted, rejected) in counts.items():
