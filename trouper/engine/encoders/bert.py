@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.engine.encoders.encoder import (
+    Dense,
     Encoder,
     Weights,
     activation,
@@ -25,7 +26,9 @@ from trouper.engine.encoders.encoder import (
     heads_of,
     is_cross_encoder,
     padding_mask,
+    renamed,
     require,
+    split,
     without,
 )
 
@@ -172,12 +175,6 @@ class Attention(nn.Module):
         return self.output(self["self"](x, mask), x)
 
 
-class Dense(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(inputs, outputs)
-
-
 class Layer(nn.Module):
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
@@ -263,14 +260,5 @@ class Model(Encoder):
         return self.classifier(first)
 
     def sanitize(self, weights: Weights) -> Weights:
-        named = Weights()
-        for stored_name, weight in without(weights, PREFIXES, self._unused).items():
-            name = stored_name
-            for pattern, replacement in OTHER_NAMES:
-                name = pattern.sub(replacement, name)
-            if JOINED in name:
-                for part, third in zip(MATRICES, mx.split(weight, 3), strict=True):
-                    named[name.replace(JOINED, f".attention.self.{part}.")] = third
-            else:
-                named[name] = weight
-        return named
+        named = renamed(without(weights, PREFIXES, self._unused), OTHER_NAMES)
+        return split(named, JOINED, [f".attention.self.{name}." for name in MATRICES])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -140,6 +141,35 @@ def _attend_in_pieces(
         for start in range(0, tokens, size)
     ]
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
+
+
+class Dense(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inputs, outputs)
+
+
+def renamed(weights: Weights, other_names: Iterable[tuple[re.Pattern[str], str]]) -> Weights:
+    """`other_names`: others' names, and what each becomes."""
+    named = Weights()
+    for stored_name, weight in weights.items():
+        name = stored_name
+        for pattern, replacement in other_names:
+            name = pattern.sub(replacement, name)
+        named[name] = weight
+    return named
+
+
+def split(weights: Weights, joined: str, names: Sequence[str]) -> Weights:
+    """Split what has `joined` in the name into equal rows of `names`."""
+    separate = Weights()
+    for name, weight in weights.items():
+        if joined not in name:
+            separate[name] = weight
+            continue
+        for own, rows in zip(names, mx.split(weight, len(names)), strict=True):
+            separate[name.replace(joined, own)] = rows
+    return separate
 
 
 def without(weights: Weights, prefixes: Iterable[str], unused: tuple[str, ...]) -> Weights:

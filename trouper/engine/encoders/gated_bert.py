@@ -16,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.encoders.encoder import (
+    Dense,
     Encoder,
     Weights,
     activation,
@@ -23,7 +24,9 @@ from trouper.engine.encoders.encoder import (
     heads_of,
     is_cross_encoder,
     padding_mask,
+    renamed,
     require,
+    split,
     without,
 )
 from trouper.protocol.problems import ModelUnusable
@@ -119,7 +122,7 @@ class ModelArgs:
 def _rope(config: Mapping[str, Any], dim: int) -> tuple[float, float]:
     """Base of the frequencies, and scale of positions. Raises `ModelUnusable` for a scaling that is
     not computed."""
-    # mlx-lm's loader puts transformers' `rope_parameters` under the older name, too.
+    # transformers 5 writes `rope_parameters`, and the theta into it.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     default = 160_000.0 if config["model_type"] in GTE else 1000.0
     named = config.get("rotary_emb_base", config.get("rope_theta", default))
@@ -198,12 +201,6 @@ class Layers(nn.Module):
         self.layers = [Layer(args) for _ in range(args.layers)]
 
 
-class Pooler(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(width, width)
-
-
 class Model(Encoder):
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
@@ -212,7 +209,7 @@ class Model(Encoder):
         self.encoder = Layers(args)
         self.vocabulary, self.scores = args.vocabulary, args.scores
         if args.scores:
-            self.pooler = Pooler(args.width)
+            self.pooler = Dense(args.width, args.width)
             self.classifier = nn.Linear(args.width, 1)
 
     def __call__(self, tokens: mx.array, types: mx.array, mask: mx.array | None) -> mx.array:
@@ -226,17 +223,9 @@ class Model(Encoder):
         return self.classifier(mx.tanh(self.pooler.dense(hidden[0])))
 
     def sanitize(self, weights: Weights) -> Weights:
-        named = Weights()
         unused = UNUSED if self.scores else (*UNUSED, *HEADS)
-        for stored_name, weight in without(weights, PREFIXES, unused).items():
-            name = stored_name
-            for pattern, replacement in OTHER_NAMES:
-                name = pattern.sub(replacement, name)
-            if UP_AND_GATE in name:
-                for part, half in zip((".fc11.", ".fc12."), mx.split(weight, 2), strict=True):
-                    named[name.replace(UP_AND_GATE, part)] = half
-            else:
-                named[name] = weight
+        named = renamed(without(weights, PREFIXES, unused), OTHER_NAMES)
+        named = split(named, UP_AND_GATE, (".fc11.", ".fc12."))
         first = SEPARATE[0]
         for name in [each for each in named if first in each]:
             separate = [named.pop(name.replace(first, part)) for part in SEPARATE]

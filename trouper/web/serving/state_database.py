@@ -137,8 +137,9 @@ class StateDatabase:
         """Reason why the directory is unusable, if any."""
         self._opening, self._looking = trio.Lock(), trio.CapacityLimiter(1)
         self._jobs = SimpleQueue[_Job[Any] | None]()
-        self._ended: trio.Event | None = None
-        """Set when the last thread has released the directory."""
+        self._ended = trio.Event()
+        """Set while no thread has the directory."""
+        self._ended.set()
         self._first: _Job[None] | None = None
         """Ends when the thread has opened the database."""
         self._lock_fd = -1
@@ -160,8 +161,7 @@ class StateDatabase:
 
     async def _start(self) -> None:
         if self._first is None:
-            if self._ended is not None:
-                await self._ended.wait()
+            await self._ended.wait()
             self._first = self._start_thread()
         opened = self.opened  # `close` has another one.
         try:
@@ -202,7 +202,7 @@ class StateDatabase:
 
     async def close(self) -> None:
         """Finish waiting jobs and release the directory, also amid opening."""
-        if self._first is not None and self._ended is not None:
+        if self._first is not None:
             self.opened, self._first = trio.Event(), None
             self._jobs.put(None)
             with trio.move_on_after(CLOSE_S, shield=True):
